@@ -40,7 +40,6 @@ from builder.layers.blobs import CHUNK, MANIFEST_TYPE
 from builder.layers.oci import Layer
 from builder.layers.splice import Entry
 from builder.layers.store import Store
-from builder.matrix.cells import CUDA
 from builder.matrix.project import Project
 from builder.matrix.tags import CELL_LABEL
 from builder.plan import plan
@@ -140,7 +139,7 @@ class Bench:
         fetcher = Fetcher(host.read_host().index, self.store / "downloads")
         for locked in (each for each in image.wheels if each.name in ("torch", "nvidia-cudnn-cu12")):
             path = fetcher.fetch(locked)
-            place = wheel.CUDA if locked.component == CUDA else wheel.environment(image.cell.python)
+            place = wheel.environment(image.cell.python)
             alone, layer, known = (
                 f"{locked.name}: {what}" for what in ("inflate and SHA-256 alone", "wheel to layer", "to a known layer")
             )

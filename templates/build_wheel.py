@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 INPUTS, WORK = Path("/mnt/build"), Path("/tmp/build")
-CUDA = Path("/opt/nvidia/nvidia")
+CUDA = Path("/opt/venv/lib/python/site-packages/nvidia")
 RESULT = WORK / "result.tar"
 TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that zip can store
 CHECK_S = 5

@@ -135,7 +135,7 @@ class Assembler(ImageProvider):
         self._compilers = plan.systems(work.project)
         for image in images:
             try:
-                self._files[image.id] = stored_layers.read_component_files(root, image, environment(image.cell.python))
+                self._files[image.id] = stored_layers.read_component_files(root, image)
             except BuilderError as error:
                 self._unreadable[image.id] = error
             except OSError as error:

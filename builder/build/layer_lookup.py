@@ -18,7 +18,7 @@ from builder.common.reference import ImageRef, staged_repository
 from builder.common.tasks import RetryPolicy
 from builder.index.host import Host
 from builder.index.wheels import LockedWheel
-from builder.layers import images, os_layer, stored_layers, wheel
+from builder.layers import images, os_layer, stored_layers
 from builder.layers.blobs import Descriptor, wheel_file
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
@@ -170,9 +170,7 @@ class KnownImages:
             if layer.kind == "os":
                 stack.append(system)
             elif layer.kind == "files" and not layer.compiled:
-                read = stored_layers.read_component_files(
-                    self.project.root, image, wheel.environment(image.cell.python)
-                )
+                read = stored_layers.read_component_files(self.project.root, image)
                 stack.append(
                     stored_layers.store_layer(
                         self.store, layer, stored_layers.component_file_entries(read, system.folders)

@@ -71,7 +71,7 @@ class Wheel(LockedWheel):
 
     @property
     def is_cuda(self) -> bool:
-        """Whether it is installed in /opt/nvidia, for all Pythons."""
+        """Whether it is installed for all Pythons."""
         return is_cuda_wheel(self.file)
 
 

@@ -109,7 +109,6 @@ def config(
         "Env": [f"{name}={value}" for name, value in settings.env.items()],
         "Entrypoint": list(settings.entrypoint),
         "Cmd": list(settings.command),
-        "Shell": list(settings.shell),
         "WorkingDir": settings.workdir,
         "Labels": {**settings.labels, **labels},
     }

@@ -18,9 +18,7 @@ from builder.layers.estargz import TocEntry
 from builder.layers.oci import Layer
 from builder.layers.splice import Entry, SpliceError
 from builder.layers.store import Store
-from builder.layers.wheel import InstallScheme
 from builder.layers.wheel_zip import OverlapError, WheelError
-from builder.matrix.cells import CUDA
 from builder.plan import settings
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
@@ -88,7 +86,7 @@ def wheel_entries(
     """
     with ExitStack() as stack:
         files = [(name, stack.enter_context(path.open("rb", buffering=CHUNK))) for name, path in wheels]
-        entries = wheel.layer_entries(files, wheel.environment(python) if python else wheel.CUDA, warn)
+        entries = wheel.layer_entries(files, wheel.environment(python), warn)
         yield from splice.prefetched_first(entries, prefetch)
 
 
@@ -149,10 +147,10 @@ def check_paths(
     ]
 
 
-# ---- plain files of an image's components, and the link to the CUDA libraries
+# ---- plain files of an image's components
 
 
-def read_component_files(root: Path, image: PlannedImage, place: InstallScheme) -> dict[str, Entry]:
+def read_component_files(root: Path, image: PlannedImage) -> dict[str, Entry]:
     """The files by path. A file of a later component overrides one of an earlier component."""
     files: dict[str, Entry] = {}
     for component in image.file_components:
@@ -169,10 +167,6 @@ def read_component_files(root: Path, image: PlannedImage, place: InstallScheme) 
             raise BuildError(f"templates/ has a file for /{path}, but /{above} is a link or file of another component")
     constraints = settings.CONSTRAINTS.lstrip("/")
     files[constraints] = Entry(path=constraints, mode=wheel.FILE_MODE, content=image.constraints.encode())
-    if image.of_component(CUDA):
-        link, metadata = f"{place.site}/{place.link}", f"{place.site}/{place.link}.pth"
-        files[link] = Entry(path=link, mode=0o777, link=f"/{wheel.CUDA.site}/{place.link}")
-        files[metadata] = Entry(path=metadata, mode=wheel.FILE_MODE, content=f"/{wheel.CUDA.site}\n".encode())
     return files
 
 

@@ -30,6 +30,7 @@ from builder.layers.splice import Entry, SpliceError, Zipped
 from builder.layers.wheel_zip import OverlapError, WheelError, read_items, zipped
 
 FILE_MODE, PROGRAM_MODE, FOLDER_MODE = 0o644, 0o755, 0o755
+ENVIRONMENT, ENVIRONMENT_FOLDER_MODE = "opt/venv", 0o775  # group 0, of the image's user, installs and removes packages
 MAX_METADATA = 64 << 20  # bytes of a text that is read into memory; the longest known RECORD (torch) has 2 MB
 # The text that uv writes, including its lines for Windows: both methods of building must give the same files.
 _SCRIPT = """\
@@ -46,40 +47,32 @@ if __name__ == "__main__":
 """
 
 
-# Users install their own packages here, over those of the image; members of group 0 can write these folders.
-# Each package of the image has a second record here, of links, which an installer removes when it replaces the package:
-# docs/decisions/0015-packages-over-the-image.md.
-OVERLAY = "opt/venv/user"
-RECORDS = f"{OVERLAY}/lib/python/site-packages"
-
-
 @dataclass(frozen=True, kw_only=True)
 class InstallScheme:
-    """Folders that wheels are installed to, as paths without a leading slash; `python` is the interpreter of scripts.
+    """Folders of an environment, as paths without a leading slash; `python` is the interpreter of scripts.
 
-    `link` is a name in `site` that no wheel may use: it is a link.
+    `version` of Python, such as 3.11, is empty for wheels that do not depend on it.
     """
 
     prefix: str
     site: str
     headers: str
-    python: str = "/opt/venv/bin/python"
-    version: str = ""
-    link: str = ""
-
-
-# As with `--target`: independent of any Python.
-CUDA = InstallScheme(prefix="opt/nvidia", site="opt/nvidia", headers="opt/nvidia/include")
+    python: str
+    version: str
 
 
 def environment(python: str) -> InstallScheme:
-    """The virtual environment in /opt/venv for a Python version such as 3.11."""
+    """The virtual environment in /opt/venv for a Python version such as 3.11, or for every Python.
+
+    In the operating system's layer, lib/python3.11 is a link to lib/python, so CUDA's layers are the same for every
+    Python: docs/decisions/0034-one-plain-environment.md.
+    """
     return InstallScheme(
-        prefix="opt/venv",
-        site=f"opt/venv/lib/python{python}/site-packages",
-        headers=f"opt/venv/include/site/python{python}",
+        prefix=ENVIRONMENT,
+        site=f"{ENVIRONMENT}/lib/python/site-packages",
+        headers=f"{ENVIRONMENT}/include/site/python{python}",
+        python=f"/{ENVIRONMENT}/bin/python",
         version=python,
-        link="nvidia",
     )
 
 
@@ -141,9 +134,8 @@ def new_folders(path: str, folders: set[str]) -> Iterator[Entry]:
         name = name.rpartition("/")[0]
     for name in reversed(missing):
         folders.add(name)
-        mode = 0o775 if f"{name}/".startswith(f"{RECORDS}/") else FOLDER_MODE
-        if name in (OVERLAY, f"{OVERLAY}/lib", f"{OVERLAY}/lib/python"):
-            mode = 0o1775
+        is_in_environment = f"{name}/".startswith(f"{ENVIRONMENT}/")
+        mode = ENVIRONMENT_FOLDER_MODE if is_in_environment else FOLDER_MODE
         yield Entry(path=name, mode=mode)
 
 
@@ -151,16 +143,12 @@ def install(name: str, file: BinaryIO, place: InstallScheme) -> Iterator[Entry]:
     """Entries of one wheel in the order of its zip, then those that an installer adds. Raises WheelError."""
     try:
         wheel = _WheelInstaller(name, file, place)
-        written: dict[str, None] = {}
+        written: set[str] = set()
         for entry in wheel.entries():
             if entry.path in written:  # which of the two files is installed would depend on the installer
                 raise WheelError(f"{name}: two files are installed as /{entry.path}")
-            written[entry.path] = None
+            written.add(entry.path)
             yield entry
-        info = f"{place.site}/{wheel.info}/"
-        for path in written:
-            if path.startswith(info) and "/" not in path[len(info) :]:
-                yield Entry(path=f"{RECORDS}/{wheel.info}/{path[len(info) :]}", mode=0o777, link=f"/{path}")
     except WheelError:
         raise
     except SpliceError as error:
@@ -281,13 +269,7 @@ class _WheelInstaller:
             if scheme not in folders:
                 raise WheelError(f"{self._name}: {path} has unknown scheme {scheme!r}")
             folder = folders[scheme]
-        target = f"{folder}/{inside}"
-        if f"{target}/".startswith(f"{OVERLAY}/"):
-            raise WheelError(f"{self._name}: {path} would be in /{OVERLAY}, which is for packages of users")
-        link = f"{place.site}/{place.link}"
-        if place.link and f"{target}/".startswith(f"{link}/"):
-            raise WheelError(f"{self._name}: {path} would be below /{link}, which is a link to the shared libraries")
-        return target, scheme == "scripts"
+        return f"{folder}/{inside}", scheme == "scripts"
 
     def _relative(self, target: str) -> str:
         """A path as in RECORD: relative to the parent folder of .dist-info."""

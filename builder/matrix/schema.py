@@ -314,13 +314,17 @@ class FrameworkVersion(StrictModel):
 
 
 class Framework(StrictModel):
-    """`package_on` overrides `package` by CUDA major; `cpu_image` overrides `image` on the cpu."""
+    """`package_on` overrides `package` by CUDA major; `cpu_image` overrides `image` on the cpu.
+
+    `pinned` are the packages that the framework requires in exactly one version, besides those of CUDA.
+    """
 
     short: Short
     image: ImageName
     cpu_image: ImageName | None = None
     package: Distribution
     package_on: dict[CudaMajor, Distribution] = {}
+    pinned: list[Distribution] = []
     versions: dict[Line, FrameworkVersion] = Field(min_length=1)
 
     def package_for(self, cuda: str) -> str:

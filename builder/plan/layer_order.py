@@ -24,7 +24,7 @@ from builder.matrix.cells import CUDA, Cell
 
 # Raise it with every change of the bytes that `estargz`, `splice`, `wheel` or `wheel_zip` of builder.layers write, also
 # by a new version of libdeflate (`deflate` in locks/builder.txt).
-LAYER_FORMAT = 5
+LAYER_FORMAT = 6
 MTIME = 946684800  # 2000-01-01, of every file: constant, and after 1980, the earliest that zip can store
 LARGE = 25_000_000  # bytes of a wheel with a layer of its own; docs/decisions/0014-layers-by-a-local-rule.md
 MOST = 125  # the most layers that Docker's overlay2 can stack
@@ -110,7 +110,7 @@ def stack(
         *lowest,
         os,
         *_wheel_layers(above, cell.python, compiler, prefetch, cuda_name=cell.variant, name=cell.variant),
-        PlannedLayer(kind="files", name="files", component="base", inputs=files, python=cell.python),
+        PlannedLayer(kind="files", name="files", component="base", inputs=files),
     )
     if len(layers) > MOST:
         raise MatrixError(f"{cell.id} would have {len(layers)} layers; the limit of Docker is {MOST}")
@@ -126,7 +126,7 @@ def _wheel_layers(
     cuda_name: str,
     name: str,
 ) -> list[PlannedLayer]:
-    """Layers of CUDA wheels, in /opt/nvidia for every Python, then of Python wheels, then of the bytecode of these."""
+    """Layers of CUDA wheels, the same for every Python, then of Python wheels, then of the bytecode of these."""
     # In a fixed order, whatever that of the lock: images on the same CUDA share the layers below the first difference.
     of_cuda = [wheel for wheel in wheels if wheel.is_cuda]
     of_cuda.sort(key=lambda wheel: (any(part in wheel.name for part in _NOT_FOR_ALL), wheel.name))
@@ -175,7 +175,7 @@ def _wheel_layers(
 
 
 def wheels_key(python: str, wheels: Sequence[Wheel], prefetch: tuple[str, ...] = ()) -> str:
-    """The `inputs` of a layer of wheels; `python` is empty for wheels in /opt/nvidia.
+    """The `inputs` of a layer of wheels; `python` is empty for CUDA wheels.
 
     File name and size are part of it, although the hash determines them, so that a cached layer never hides a lock
     with a wrong one.

@@ -42,7 +42,6 @@ OS_INPUTS = (
     *BOOTSTRAP_INPUTS,
     f"{STEPS}/os.sh",
     PACKAGES_SCRIPT,
-    f"{STEPS}/image_environment.py",
     "templates/host/env.sh",
 )
 UV_LOCK = "locks/uv.txt"
@@ -370,10 +369,10 @@ class _Planner:
         path = self._root / name
         return digests_of_tree(self._root, path) if path.exists() else {}
 
-    def _files_digest(self, python: str, components: tuple[str, ...], constraints: str) -> str:
+    def _files_digest(self, components: tuple[str, ...], constraints: str) -> str:
         """The digest of the inputs of a layer with the files of components."""
         files = {name: self._tree(f"templates/{name}/files") for name in components}
-        return digest_of_data([layer_order.LAYER_FORMAT, "prefetched", python, files, constraints])
+        return digest_of_data([layer_order.LAYER_FORMAT, "prefetched", files, constraints])
 
     def _contents_of(self, components: tuple[str, ...]) -> frozenset[tuple[str, str]]:
         """The paths and digests of the files of components in an image; a later component may replace a file."""
@@ -396,7 +395,7 @@ class _Planner:
             group.layers,
             locked.wheels,
             os=system.layer,
-            files=self._files(cell.python, with_files, group.constraints),
+            files=self._files(with_files, group.constraints),
             compiler=system.compiler,
             prefetch=self._prefetch,
         )
@@ -484,12 +483,13 @@ def _constraints(matrix: Matrix, cell: Cell, locked: Locked) -> str:
     """The constraints file that keeps pip and uv from replacing the framework and its CUDA. The same for a group.
 
     A framework is several packages: jaxlib and jax-cuda12-plugin belong to jax, and packages that depend on exactly
-    this release are in the line's own `packages`. The constraints of the line follow.
+    this release are in the line's own `packages`. With them come those that the framework pins, and the constraints of
+    the line.
     """
     framework = matrix.frameworks[cell.framework]
     line = framework.versions[cell.line]
     package = required_name(framework.package_for(cell.cuda))
-    own = {package, *(required_name(text) for text in line.packages)}
+    own = {package, *(required_name(text) for text in line.packages), *framework.pinned}
     foundation = {CUDA, *cells.foundation(matrix, cell)}
     pinned = sorted(
         (wheel.name, wheel.version)

@@ -25,9 +25,9 @@ from builder.matrix.tags import (
     SUPPORT_LABEL,
 )
 
-# Without /opt/venv/user/bin: `docker exec -u root` has this path too, and must not find programs of users.
-PATH = "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-SHELL_SETTINGS = "/etc/shell-path.sh"
+# The image's own `apt-get` and others in /usr/local precede programs that users install. Programs in ~/.local/bin are
+# those of `uv tool install` and of users who cannot write to /opt/venv.
+PATH = "/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin:/home/user/.local/bin"
 ENTRYPOINT = ("/usr/bin/tini", "-g", "--", "/usr/local/bin/start")
 CONSTRAINTS = "/etc/pip/constraints.txt"
 _ENV = {
@@ -37,18 +37,11 @@ _ENV = {
     "HOME": "/home/user",
     "USER": "user",
     "LOGNAME": "user",
-    # For packages that users install. templates/steps/image_environment.py adds it, except for root.
-    "PYTHONUSERBASE": "/opt/venv/user",
-    "PYTHONNOUSERSITE": "1",
-    "UV_TOOL_BIN_DIR": "/opt/venv/user/bin",
     # For every pip and uv in the container, also in environments that users create, and for those in which packages are
-    # built: a project that needs torch to build was built with another torch. templates/steps/image_environment.py sets
-    # PIP_BUILD_CONSTRAINT, since pip refuses it together with --no-build-isolation.
+    # built: a project that needs torch to build was built with another torch.
     "PIP_CONSTRAINT": CONSTRAINTS,
     "UV_CONSTRAINT": CONSTRAINTS,
     "UV_BUILD_CONSTRAINT": CONSTRAINTS,
-    # For `bash -c` and RUN: PATH and HOME by user, as interactive and login shells set them.
-    "BASH_ENV": SHELL_SETTINGS,
 }
 _FIXED = _ENV.keys() - {"LANG"}  # matrix.yaml may not set these: programs of the image depend on them
 
@@ -75,7 +68,6 @@ class Settings:
     labels: Mapping[str, str]
     health: Health | None = None
     entrypoint: tuple[str, ...] = ENTRYPOINT
-    shell: tuple[str, ...] = ("/bin/bash", "-c")  # of RUN in derived images
     user: str = "1000:0"
     workdir: str = "/workspace"
     arch: Arch = AMD64

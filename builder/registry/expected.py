@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from builder.common.errors import VerifyError
 from builder.common.files import digest_of_bytes, short_digest
-from builder.layers import oci, os_layer, splice, stored_layers, wheel
+from builder.layers import oci, os_layer, splice, stored_layers
 from builder.layers.blobs import CONFIG_TYPE, Descriptor
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
@@ -71,9 +71,7 @@ def of_known(root: Path, known: KnownLayers, image: PlannedImage) -> PlannedDige
 
 
 def _files(root: Path, image: PlannedImage) -> Layer:
-    entries = stored_layers.component_file_entries(
-        stored_layers.read_component_files(root, image, wheel.environment(image.cell.python)), ()
-    )
+    entries = stored_layers.component_file_entries(stored_layers.read_component_files(root, image), ())
     with Path(os.devnull).open("wb") as discarded:
         return splice.write_layer(entries, discarded)
 

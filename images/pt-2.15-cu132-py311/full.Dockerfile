@@ -50,31 +50,25 @@ RUN --mount=type=bind,source=templates/host,target=/mnt/host --mount=type=bind,s
 
 COPY templates/base/files/ /
 COPY templates/pytorch/files/ /
-COPY templates/tools/files/ /
 COPY templates/tensorboard/files/ /
 COPY templates/science/files/ /
 COPY templates/jupyter/files/ /
 COPY templates/ssh/files/ /
 COPY images/pt-2.15-cu132-py311/constraints.txt /etc/pip/constraints.txt
 
-ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
+ENV PATH="/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin:/home/user/.local/bin" \
     LANG="C.UTF-8" \
     HOME="/home/user" \
     USER="user" \
     LOGNAME="user" \
-    PYTHONUSERBASE="/opt/venv/user" \
-    PYTHONNOUSERSITE="1" \
-    UV_TOOL_BIN_DIR="/opt/venv/user/bin" \
     PIP_CONSTRAINT="/etc/pip/constraints.txt" \
     UV_CONSTRAINT="/etc/pip/constraints.txt" \
     UV_BUILD_CONSTRAINT="/etc/pip/constraints.txt" \
-    BASH_ENV="/etc/shell-path.sh" \
     NVIDIA_VISIBLE_DEVICES="all" \
     NVIDIA_DRIVER_CAPABILITIES="compute,utility" \
     NVIDIA_REQUIRE_CUDA="driver>=580.65.06" \
     JAX_SKIP_CUDA_CONSTRAINTS_CHECK="1"
 
-SHELL ["/bin/bash", "-c"]
 USER 1000:0
 WORKDIR /workspace
 EXPOSE 8888

@@ -39,28 +39,22 @@ RUN --mount=type=bind,source=templates/host,target=/mnt/host --mount=type=bind,s
 COPY templates/base/files/ /
 COPY templates/tensorflow/files/ /
 COPY templates/cuda11/files/ /
-COPY templates/tools/files/ /
 COPY templates/ssh/files/ /
 COPY images/tf-2.9-cu118-py39/constraints.txt /etc/pip/constraints.txt
 
-ENV PATH="/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
+ENV PATH="/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin:/home/user/.local/bin" \
     LANG="C.UTF-8" \
     HOME="/home/user" \
     USER="user" \
     LOGNAME="user" \
-    PYTHONUSERBASE="/opt/venv/user" \
-    PYTHONNOUSERSITE="1" \
-    UV_TOOL_BIN_DIR="/opt/venv/user/bin" \
     PIP_CONSTRAINT="/etc/pip/constraints.txt" \
     UV_CONSTRAINT="/etc/pip/constraints.txt" \
     UV_BUILD_CONSTRAINT="/etc/pip/constraints.txt" \
-    BASH_ENV="/etc/shell-path.sh" \
     NVIDIA_VISIBLE_DEVICES="all" \
     NVIDIA_DRIVER_CAPABILITIES="compute,utility" \
     NVIDIA_REQUIRE_CUDA="driver>=450.80.02" \
     TF_FORCE_GPU_ALLOW_GROWTH="true"
 
-SHELL ["/bin/bash", "-c"]
 USER 1000:0
 WORKDIR /workspace
 EXPOSE 22

@@ -23,6 +23,7 @@ from types import CodeType
 
 UNCHECKED_HASH = b"\x01\0\0\0"  # PEP 552
 TESTS = {"test", "tests"}  # names of folders
+SHARED = ("nvidia",)  # layers of CUDA's libraries are the same for every Python; their modules are empty
 
 
 def compile_one(path: str) -> str:
@@ -90,10 +91,11 @@ def main() -> int:
         environ = {**os.environ, "PYTHONHASHSEED": "0", "COMPILE_SITE": sysconfig.get_path("purelib")}
         os.execve(sys.executable, [sys.executable, "-S", "-B", *sys.argv], environ)
     site = Path(os.environ["COMPILE_SITE"])
-    # rglob does not follow the link `nvidia` to /opt/nvidia, which several Pythons share.
-    sources = [
-        path for path in site.rglob("*.py") if path.is_file() and TESTS.isdisjoint(path.relative_to(site).parts[:-1])
-    ]
+    sources = []
+    for source in site.rglob("*.py"):
+        folders = source.relative_to(site).parts[:-1]
+        if source.is_file() and TESTS.isdisjoint(folders) and folders[:1] != SHARED:
+            sources.append(source)
     missing = [str(path) for path in sources if not Path(importlib.util.cache_from_source(str(path))).exists()]
     if sys.version_info < (3, 11):
         compiled = compile_separately(sorted(missing))
@@ -103,7 +105,8 @@ def main() -> int:
     if len(sys.argv) > 1:
         with zipfile.ZipFile(sys.argv[1], "w") as archive:
             for path in compiled:
-                item = zipfile.ZipInfo(path.lstrip("/"))  # with a constant time, in 1980
+                # lib/python3.11 is a link to lib/python. The time is constant, in 1980.
+                item = zipfile.ZipInfo(os.path.realpath(path).lstrip("/"))
                 item.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(item, Path(path).read_bytes(), compresslevel=3)
     print(f"compiled {len(compiled)} of {len(missing)} modules")

@@ -59,30 +59,32 @@ install -d -o 1000 -g 0 -m 1777 /home/user/.cache # a new volume there gets this
 sed -i '/^# set PATH/,$d' /home/user/.profile # it would put ~/.local/bin first, if that exists
 sed -i -E '/extrausers/! s/^(passwd|group):.*/& extrausers/' /etc/nsswitch.conf
 
-# The image's packages, and over them those that people install: see image_environment.py.
+# An ordinary virtual environment, in which group 0 installs and removes packages. lib/python3.11 is a link, so CUDA's
+# layers are the same for every Python.
+version=$("$python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
+install -d /opt/venv/lib/python
+ln -s python "/opt/venv/lib/$version"
 "$python" -m venv --without-pip --system-site-packages /opt/venv
-install -d -o 0 -g 0 -m 1775 /opt/venv/user /opt/venv/user/lib /opt/venv/user/lib/python
-install -d -o 0 -g 0 -m 0775 /opt/venv/user/bin /opt/venv/user/lib/python/site-packages
-touch /opt/venv/user/bin/.keep # pip removes a folder as a whole if all of its files belong to the package
-cp /opt/venv/pyvenv.cfg /opt/venv/user/pyvenv.cfg
-ln -s /opt/venv /.venv # where uv looks for an environment, whatever the folder it runs in
-install -d /usr/local/lib/image-python
-install -m 0644 /mnt/steps/image_environment.py /usr/local/lib/image-python/
-"$python" -m compileall -q --invalidation-mode unchecked-hash /usr/local/lib/image-python
-site=$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+find /opt/venv -type d -exec chmod 0775 {} +
+# A path file of Debian's Python. Environments with --system-site-packages have the image's packages too; not for root,
+# whose programs of Debian must not run what users install. The second line is for pip's isolated builds: one that needs
+# torch was built with the newest. PIP_BUILD_CONSTRAINT cannot always be set, since pip refuses it with
+# --no-build-isolation; pip sets the variable of the condition while it installs what an isolated build needs.
+site=/opt/venv/lib/$version/site-packages
 base=$("$python" -c 'import site; print(site.getsitepackages()[0])')
-version=${site#/opt/venv/lib/}
-ln -s python "/opt/venv/user/lib/${version%/*}" # CUDA's layers, which are of no Python's version, have a path without
 install -d "$base"
-echo 'import sys; sys.path.append("/usr/local/lib/image-python"); import image_environment; sys.path.pop(); image_environment.enter(sitedir, known_paths)' \
-    >"$site/00-image.pth"
-echo "import site; '$site' in known_paths or site.addsitedir('$site', known_paths)" >"$base/image.pth"
+cat >"$base/image.pth" <<END
+import os, site; os.getuid() == 0 or '$site' in known_paths or site.addsitedir('$site', known_paths)
+import os; '_PIP_IN_BUILD_IGNORE_CONSTRAINTS' in os.environ and os.environ.setdefault('PIP_BUILD_CONSTRAINT', os.environ.get('PIP_CONSTRAINT', ''))
+END
+# Programs that the image runs as root use this Python. uv's build of Python is elsewhere.
+[ -e /usr/bin/python3 ] || ln -s "$python" /usr/bin/python3
 # Jupyter reads its files below the environment that it runs in, which is people's, and here.
 install -d /usr/local/etc /usr/local/share
 ln -s /opt/venv/etc/jupyter /usr/local/etc/jupyter
 ln -s /opt/venv/share/jupyter /usr/local/share/jupyter
 
-# Interactive shells; root's do not get the settings of the image's user. The first line also serves shells that sshd
-# starts for a command, for which Debian's bash reads this file.
+# Interactive shells. The first line also serves shells that sshd starts for a command, for which Debian's bash reads
+# this file.
 sed -i '1i [ ! -r /etc/session.sh ] || . /etc/session.sh' /etc/bash.bashrc
 echo '. /etc/profile.d/10-venv.sh' >>/etc/bash.bashrc

@@ -4,7 +4,7 @@
 # that folder.
 #
 #   wheels.sh         into /opt/venv, with their bytecode; what is installed already stays as it is
-#   wheels.sh cuda    CUDA's libraries into /opt/nvidia, once for all of Python
+#   wheels.sh cuda    CUDA's libraries, whose modules are empty and get no bytecode
 set -eu
 # shellcheck source=/dev/null
 . /mnt/host/env.sh
@@ -14,37 +14,19 @@ export NETRC=/mnt/netrc
 install_wheels() {
     UV_CACHE_DIR=/mnt/uv-cache UV_LINK_MODE=copy /mnt/uv/bin/uv pip install --no-progress --no-config --no-deps --no-build \
         --require-hashes --requirement /mnt/wheels.txt --python "$python" ${index:+--default-index "$index"} \
-        ${UV_FIND_LINKS:+--no-index} "$@"
+        ${UV_FIND_LINKS:+--no-index}
 }
-if [ "${1-}" = cuda ]; then
-    install_wheels --target /opt/nvidia
-    rm -f /opt/nvidia/.lock
-    # Python finds the libraries through a link, and their metadata through a .pth file.
-    site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    ln -sfn /opt/nvidia/nvidia "$site/nvidia"
-    echo /opt/nvidia > "$site/nvidia.pth"
-    target=/opt/nvidia
-else
-    target=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    install_wheels
-    rm -f /opt/venv/.lock
-    "$python" -B /mnt/steps/compile.py
-fi
-"$python" -B /mnt/steps/overlaps.py "$target"
+install_wheels
+rm -f /opt/venv/.lock
+[ "${1-}" = cuda ] || "$python" -B /mnt/steps/compile.py
+site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+"$python" -B /mnt/steps/overlaps.py "$site"
+find /opt/venv -type d ! -perm 0775 -exec chmod 0775 {} + # group 0 installs and removes packages
 if [ -n "${UV_FIND_LINKS-}" ]; then
     # uv notes the time of a wheel from a folder.
-    for note in "$target"/*.dist-info/uv_cache.json; do
+    for note in "$site"/*.dist-info/uv_cache.json; do
         [ -e "$note" ] || continue
         sed -i '/\.dist-info\/uv_cache\.json,/d' "${note%/*}/RECORD"
         rm "$note"
     done
 fi
-# Beside each package's record a second one, which an installer removes when it replaces the package: see
-# docs/decisions/0015-packages-over-the-image.md.
-for record in "$target"/*.dist-info; do
-    links=/opt/venv/user/lib/python/site-packages/${record##*/}
-    if [ ! -e "$links" ]; then
-        mkdir -m 0775 "$links"
-        find "$record" -maxdepth 1 -type f -exec ln -s -t "$links" {} +
-    fi
-done

@@ -34,10 +34,14 @@ def test_starts_in_workspace(host: Host) -> None:
     assert host.check_output("pwd") == "/workspace"
 
 
-def test_cannot_write_to_the_installation(host: Host) -> None:
-    writable = host.check_output("find /opt /usr /etc -xdev -writable -not -type l 2>/dev/null || true").splitlines()
-    # pip installs there for the container's user.
-    assert [path for path in writable if path != "/opt/venv/user" and not path.startswith("/opt/venv/user/")] == []
+def test_files_of_the_installation_cannot_be_changed(host: Host) -> None:
+    """Group 0 writes to the folders of the environment, and so replaces files there, and to no others."""
+    kinds = "\\( -type d -printf 'folder %p\\n' -o -printf 'file %p\\n' \\)"
+    found = host.check_output(
+        f"find /opt /usr /etc -xdev -writable -not -type l {kinds} 2>/dev/null || true"
+    ).splitlines()
+    assert "folder /opt/venv/lib/python/site-packages" in found
+    assert [line for line in found if not f"{line}/".startswith("folder /opt/venv/")] == []
 
 
 def test_process_1_is_tini(host: Host) -> None:
@@ -352,48 +356,43 @@ def test_another_user_cannot_replace_the_state_of_services(shell: Callable[..., 
             container.fails(command, user="1234:0")
 
 
+# What the image itself runs as root reads none of these files of a user.
 EVIL = r"""
-for folder in /opt/venv/user/lib/python*/site-packages ~/.local/lib/$(basename /opt/venv/lib/python3*)/site-packages; do
+for folder in /opt/venv/lib/python/site-packages ~/.local/lib/$(basename /opt/venv/lib/python3*)/site-packages; do
     mkdir -p $folder
-    for file in evil.pth sitecustomize.py usercustomize.py; do
+    for file in evil.pth sitecustomize.py usercustomize.py ctypes.py workstation.py; do
         echo 'import os; os.system("echo evil >&2")' >$folder/$file
     done
 done
 mkdir -p ~/.local/bin ~/.config/pip
-for name in python python3 pip git ip jq lsof; do
-    for folder in ~/.local/bin /opt/venv/user/bin; do
-        printf '#!/bin/sh\necho evil\n' >$folder/$name && chmod +x $folder/$name || true
+for folder in ~/.local/bin /opt/venv/bin; do
+    for name in python python3 git ip lsof start check-services apt-get dpkg sh; do
+        rm -f $folder/$name && printf '#!/bin/sh\necho evil\n' >$folder/$name && chmod +x $folder/$name
     done
 done
 printf '[alias]\n st = !echo evil\n[core]\n fsmonitor = "echo evil >&2; false"\n' >~/.gitconfig
-printf '[global]\npython = /opt/venv/user/bin/python3\n' >~/.config/pip/pip.conf
 echo 'echo evil' | tee -a ~/.bashrc ~/.profile ~/.bash_profile >/dev/null
-python -c pass
+/opt/venv/bin/python
 """
-AS_ROOT = [
-    ["python", "-c", "print(6 * 7)"],
-    ["python3", "-c", "print(6 * 7)"],
-    ["pip", "--version"],
-    ["python", "-m", "pip", "list"],
-    ["git", "st"],
-    ["sh", "-c", "cd /tmp && git init own && cd own && git status"],
-    ["sh", "-c", "ip address; jq --version; lsof -v; true"],
-    ["bash", "-c", "pip --version; ip address; jq --version; lsof -v; git st; true"],
-    ["bash", "-ic", "pip --version; git st; echo $HISTFILE; cd /tmp/own && git status"],
-    ["bash", "-lc", "pip --version; ip address; lsof -v; git st; cd /tmp/own && git status"],
-    ["check-services"],
-]
+# Without a list of packages, so that it needs no network. The hook runs as those of packages do.
+APT = (
+    "apt-get update -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts=/dev/null "
+    "-o 'APT::Update::Pre-Invoke::=python3 -c print; git st; sh -c true; echo $HOME'"
+)
+AS_ROOT = [["check-services"], ["start", "--help"], ["/bin/bash", "-c", APT], ["apt-get", "-s", "install", "tini"]]
 
 
-def test_root_runs_nothing_that_the_user_can_write(shell: Callable[..., Any]) -> None:
-    """`docker exec -u root`, in a container whose user has planted programs, settings and .pth files."""
-    container = shell()
-    assert "evil" in container.run(EVIL), "the user's own Python reads them"
-    outputs = {" ".join(command): container.result(command, user="root")[1] for command in AS_ROOT}
-    assert [command for command, text in outputs.items() if "evil" in text] == [], outputs
-    assert outputs["python -c print(6 * 7)"] == "42\n"
-    history = "bash -ic pip --version; git st; echo $HISTFILE; cd /tmp/own && git status"
-    assert "/root/.bash_history" in outputs[history]
+def test_the_image_runs_nothing_as_root_that_the_user_can_write(shell: Callable[..., Any]) -> None:
+    """At the start, for the health check, and in apt. `docker exec -u root C python` is the user's environment."""
+    container = shell(user="root", environment={"NB_UID": "1234"})
+    assert "evil" in container.run(EVIL, user="1234:0"), "the user's own Python is replaced"
+    outputs = [container.result(command, user="root") for command in AS_ROOT]
+    assert "evil" not in str(outputs), outputs
+    assert "NAME=VALUE" in outputs[1][1]
+    assert "/root\n" in outputs[2][1]
+    container.container.restart(timeout=5)
+    logs = container.container.logs().decode()
+    assert "evil" not in logs, logs
 
 
 # Prints what happens in the folders that the user can write, until /tmp/done exists. If root reads such a folder, and
@@ -403,10 +402,7 @@ import ctypes, os, time
 IN_OPEN, IN_MODIFY, IN_DELETE, IN_CREATE, IN_NONBLOCK = 0x20, 0x2, 0x200, 0x100, 0o4000
 libc = ctypes.CDLL(None)
 watching = libc.inotify_init1(IN_NONBLOCK)
-top = "/opt/venv/user/lib/python/site-packages/"
-os.mkdir(top + "gone-1.0.dist-info")  # the record of a package that root removed
-os.symlink("/nonexistent", top + "gone-1.0.dist-info/METADATA")
-for folder in (top, top + "gone-1.0.dist-info", "/opt/venv/user/bin", "/home/user"):
+for folder in ("/opt/venv/lib/python/site-packages", "/opt/venv/bin", "/home/user"):
     assert libc.inotify_add_watch(watching, folder.encode(), IN_OPEN | IN_MODIFY | IN_DELETE | IN_CREATE) >= 0
 open("/tmp/watching", "w").close()
 while not os.path.exists("/tmp/done"):
@@ -419,30 +415,23 @@ except BlockingIOError:
 
 
 @pytest.mark.thorough
-def test_root_opens_no_folder_that_users_can_write(shell: Callable[..., Any]) -> None:
-    """Root's Python deleted stale records when it ended, and so did the health check: users chose what it deleted."""
+def test_the_image_opens_no_folder_as_root_that_users_can_write(shell: Callable[..., Any]) -> None:
+    """The health check deleted stale records when it ended: users chose what it deleted."""
     container = shell(user="root", environment={"NB_UID": "1234"})
     watch = ["sh", "-c", 'python -c "$0" >/tmp/events; touch /tmp/ended', WATCH]
     container.container.exec_run(watch, user="1234:0", detach=True)
-    container.run(["sh", "-c", "until [ -e /tmp/watching ]; do sleep 0.1; done"], user="1234:0")
-    for command in (
-        ["python", "-c", "pass"],
-        ["pip", "--version"],
-        ["check-services"],
-        ["bash", "-c", "python -c pass"],
-    ):
+    container.run(["/bin/sh", "-c", "until [ -e /tmp/watching ]; do sleep 0.1; done"], user="1234:0")
+    for command in AS_ROOT:
         container.result(command, user="root")
-    container.run(["touch", "/tmp/done"], user="1234:0")
-    container.run(["sh", "-c", "until [ -e /tmp/ended ]; do sleep 0.1; done"], user="1234:0")
+    container.run(["/bin/sh", "-c", "touch /tmp/done; until [ -e /tmp/ended ]; do sleep 0.1; done"], user="1234:0")
     assert container.run(["cat", "/tmp/events"]) == "nothing happened"
 
 
 def test_scripts_keep_the_variables_and_the_path_that_they_are_given(shell: Callable[..., Any]) -> None:
-    """Every bash reads the file that BASH_ENV names."""
     container = shell(environment={"folder": "/data", "PATH": "/my/tools:/usr/bin:/bin"})
-    output = container.run(["bash", "-c", "echo $folder $PATH"])
-    assert output == "/data /my/tools:/usr/bin:/bin:/opt/venv/user/bin:/home/user/.local/bin"
-    assert container.run(["bash", "-c", "echo $folder $PATH"], user="root") == "/data /my/tools:/usr/bin:/bin"
+    for user in ("1000:0", "root"):
+        output = container.run(["bash", "-c", "echo $folder $PATH"], user=user)
+        assert output == "/data /my/tools:/usr/bin:/bin"
 
 
 @pytest.mark.thorough
@@ -542,8 +531,8 @@ def test_start_notebook_without_jupyter_names_the_variant(once: Callable[..., An
     assert once(["start-singleuser.py"])[0] == 78
 
 
-def test_users_see_what_root_installs_and_removes_in_a_derived_image(shell: Callable[..., Any]) -> None:
-    """`USER root` and `RUN pip install`: the user's record of a package is deleted with the package."""
+def test_users_see_what_root_removes_in_a_derived_image(shell: Callable[..., Any]) -> None:
+    """`USER root` and `RUN pip uninstall`."""
     container = shell()
     version = "import importlib.metadata as m; print([d.version for d in m.distributions(name='nvidia-ml-py')])"
     assert container.run(["python", "-c", version]) != "[]"

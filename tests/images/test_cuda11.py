@@ -41,7 +41,7 @@ def test_the_libraries_that_cudnn_opens_are_found(host: Host) -> None:
 
 
 def test_links_point_to_opt_nvidia(host: Host) -> None:
-    links = host.check_output("find /usr/lib/x86_64-linux-gnu -lname '/opt/nvidia/*'").split()
+    links = host.check_output("find /usr/lib/x86_64-linux-gnu -lname '/opt/venv/*'").split()
     assert len(links) >= len(SONAMES)
-    broken = host.check_output("find /usr/lib/x86_64-linux-gnu -xtype l -lname '/opt/nvidia/*'")
+    broken = host.check_output("find /usr/lib/x86_64-linux-gnu -xtype l -lname '/opt/venv/*'")
     assert broken == ""

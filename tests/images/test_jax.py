@@ -78,7 +78,7 @@ print(json.dumps([path for path in paths if cuda.match(path.rsplit("/", 1)[1])])
 """
     libraries = python(code)
     assert len(libraries) >= 6
-    assert [path for path in libraries if not path.startswith("/opt/nvidia/nvidia/")] == []
+    assert [path for path in libraries if not path.startswith("/opt/venv/lib/python/site-packages/nvidia/")] == []
 
 
 def test_works_without_a_gpu(python: Callable[[str], Any]) -> None:

@@ -106,7 +106,7 @@ def test_cudnn_and_nccl_are_the_locked_ones(subject: Any, answer: Answer) -> Non
 def test_cuda_libraries_come_from_opt_nvidia(subject: Any, answer: Answer) -> None:
     libraries = answer("libraries")
     assert not libraries if subject.cell["cuda"] == "cpu" else len(libraries) >= 10
-    assert [path for path in libraries if not path.startswith("/opt/nvidia/nvidia/")] == []
+    assert [path for path in libraries if not path.startswith("/opt/venv/lib/python/site-packages/nvidia/")] == []
 
 
 @pytest.mark.emulated

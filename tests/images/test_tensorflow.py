@@ -147,7 +147,11 @@ def test_the_cuda_libraries_are_on_its_search_path(subject: Any, answer: Answer)
         return
     libraries = answer("libraries")
     assert libraries.keys() == OPENS.keys()
-    assert {name: path for name, path in libraries.items() if not path.startswith("/opt/nvidia/nvidia/")} == {}
+    assert {
+        name: path
+        for name, path in libraries.items()
+        if not path.startswith("/opt/venv/lib/python/site-packages/nvidia/")
+    } == {}
 
 
 def test_works_without_a_gpu(answer: Answer) -> None:

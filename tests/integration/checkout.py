@@ -64,7 +64,7 @@ variants:
 TESTS = {
     "cuda": """\
 def test_library(host):
-    assert host.file("/opt/nvidia/nvidia/cuda_runtime/lib/libcudart.so.12").is_file
+    assert host.file("/opt/venv/lib/python/site-packages/nvidia/cuda_runtime/lib/libcudart.so.12").is_file
 """,
     "tiny": """\
 def test_command(host, subject):

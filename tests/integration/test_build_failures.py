@@ -113,7 +113,7 @@ def test_two_wheels_with_different_files_for_one_path(fresh: Checkout, index: In
     fresh.edit("matrix.yaml", f"packages: [tinyextra=={fresh.release}]", "packages: [tinyextra, tinyone, tinytwo]")
     fresh.builder("lock")
     fresh.builder("render")
-    path = "/opt/venv/lib/python3.11/site-packages/shared.py"
+    path = "/opt/venv/lib/python/site-packages/shared.py"
     output = fresh.builder("build", EXTRA)
     both = "tinyone-1.0-py3-none-any.whl and tinytwo-1.0-py3-none-any.whl"
     assert f"{both} have different files for {path}; the later wheel's are used" in output

@@ -44,10 +44,14 @@ def _ids(checkout: Checkout) -> dict[str, str]:
 @SUFFIXES
 def test_every_path_is_the_same(both: Mapping[str, Mapping[str, str]], suffix: str) -> None:
     assembled, built = (tree(both[method][suffix]) for method in ("assemble", "dockerfile"))
-    for path in ("opt/venv/bin/tinyframe", "opt/nvidia/nvidia/cuda_runtime/lib/libcudart.so.12", "usr/bin/tini"):
+    for path in (
+        "opt/venv/bin/tinyframe",
+        "opt/venv/lib/python/site-packages/nvidia/cuda_runtime/lib/libcudart.so.12",
+        "usr/bin/tini",
+    ):
         assert path in assembled
     assert any(path.endswith("tinyframe/__pycache__/__init__.cpython-311.pyc") for path in assembled)
-    assert ("opt/venv/lib/python3.11/site-packages/tinyextra/__init__.py" in assembled) == bool(suffix)
+    assert ("opt/venv/lib/python/site-packages/tinyextra/__init__.py" in assembled) == bool(suffix)
     assert {path: text for path, text in differences(assembled, built).items() if path not in MAY_DIFFER} == {}
 
 

@@ -10,7 +10,6 @@ import csv
 import hashlib
 import io
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -244,7 +243,6 @@ def spliced(wheels: Sequence[Path], python: str) -> Tree:
         with tarfile.open(blob) as tar:
             tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)  # Python 3.11.2 has no `filter=`
             tar.extractall(root)
-        shutil.rmtree(root / wheel.OVERLAY)  # the second records, which no installer writes
         return tree(root / target.prefix)
 
 

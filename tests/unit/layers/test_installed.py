@@ -24,7 +24,7 @@ Package: gone
 Status: deinstall ok config-files
 Version: 1
 """
-SITE = "opt/venv/lib/python3.11/site-packages"
+SITE = "opt/venv/lib/python/site-packages"
 BASH = ("deb", "bash", "5.2.15-2+b8")
 
 
@@ -60,7 +60,7 @@ def test_debian_and_python_packages() -> None:
     wheels = layer(
         {
             f"{SITE}/Some_Package-1.0.dist-info/METADATA": metadata("Some.Package", "1.0.0"),
-            "opt/nvidia/nvidia_cublas_cu12-12.8.4.1.dist-info/METADATA": metadata("nvidia-cublas-cu12", "12.8.4.1"),
+            f"{SITE}/nvidia_cublas_cu12-12.8.4.1.dist-info/METADATA": metadata("nvidia-cublas-cu12", "12.8.4.1"),
             # Neither of these is an installed package.
             f"{SITE}/setuptools/_vendor/wheel-0.45.dist-info/METADATA": metadata("wheel", "0.45"),
             f"{SITE}/linked-1.dist-info/METADATA": "../elsewhere",

@@ -47,7 +47,7 @@ def test_a_configuration_byte_for_byte() -> None:
     assert config == (
         b'{"architecture":"amd64","os":"linux","created":"2026-01-02T03:04:05Z","config":{"User":"1000:0",'
         b'"Env":["B=2","A=1"],"Entrypoint":["/usr/bin/tini","-g","--","/usr/local/bin/start"],"Cmd":["bash"],'
-        b'"Shell":["/bin/bash","-c"],"WorkingDir":"/workspace",'
+        b'"WorkingDir":"/workspace",'
         b'"Labels":{"z":"1","a":"2","base":"debian"}},'
         b'"rootfs":{"type":"layers","diff_ids":["sha256:diff1","sha256:diff2"]},"history":['
         b'{"created":"2026-01-02T03:04:05Z","created_by":"wheels format='

@@ -317,7 +317,7 @@ def test_a_layer_is_these_bytes() -> None:
         Entry(path="opt/nothing", mode=0o644, content=zipped(b"\3\0", b"")),
     ]
     layer = write(entries)[1]
-    assert layer_order.LAYER_FORMAT == 5
+    assert layer_order.LAYER_FORMAT == 6
     assert layer.digest == "sha256:5c7ba78b3333b4f9b39608b78a59cf687935a3e7bbec2dbf9bf1a3f533519457"
     assert layer.diff_id == "sha256:92af8fd1198aee3c0cc08fd15eba597ba32e4abfd317c399f2144ede61c1f5cc"
     assert layer.size == 1931

@@ -101,7 +101,7 @@ def test_cuda_of_a_variant_is_above_the_operating_system() -> None:
         ("lab", ""),
         ("lab", "3.11"),
         ("lab bytecode", "3.11"),
-        ("files", "3.11"),
+        ("files", ""),
     ]
 
 

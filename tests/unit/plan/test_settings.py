@@ -49,18 +49,14 @@ def test_variables_that_every_image_sets(edit: Edit, old: str, new: str, message
 def test_a_plain_image(tiny: Project) -> None:
     assert of(tiny, PLAIN) == Settings(
         env={
-            "PATH": "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "PATH": "/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin:/home/user/.local/bin",
             "LANG": "C.UTF-8",
             "HOME": "/home/user",
             "USER": "user",
             "LOGNAME": "user",
-            "PYTHONUSERBASE": "/opt/venv/user",
-            "PYTHONNOUSERSITE": "1",
-            "UV_TOOL_BIN_DIR": "/opt/venv/user/bin",
             "PIP_CONSTRAINT": "/etc/pip/constraints.txt",
             "UV_CONSTRAINT": "/etc/pip/constraints.txt",
             "UV_BUILD_CONSTRAINT": "/etc/pip/constraints.txt",
-            "BASH_ENV": "/etc/shell-path.sh",
             "NVIDIA_VISIBLE_DEVICES": "all",
             "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
             "NVIDIA_REQUIRE_CUDA": "driver>=525.60.13",
@@ -69,7 +65,6 @@ def test_a_plain_image(tiny: Project) -> None:
         command=("bash",),
         health=None,
         entrypoint=("/usr/bin/tini", "-g", "--", "/usr/local/bin/start"),
-        shell=("/bin/bash", "-c"),
         user="1000:0",
         workdir="/workspace",
         labels={

@@ -62,7 +62,7 @@ class Layer:
 
 def of_wheels(*packed: test_wheel.Wheel, python: str = "3.11", prefetch: Sequence[str] = ()) -> Layer:
     """The layer that is built from these wheels."""
-    place = wheel.environment(python) if python else wheel.CUDA
+    place = wheel.environment(python)
     out = io.BytesIO()
     entries = wheel.layer_entries([each.open() for each in packed], place, lambda _: None)
     written = splice.write_layer(splice.prefetched_first(entries, prefetch), out)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,37 +39,62 @@ class Driver:
     error: str = ""
 
 
-def read() -> Driver:
-    """The driver and its GPUs, from NVML. A missing driver is no error."""
+class _NvmlError(Exception):
+    """A function of NVML failed; the text is NVML's own."""
+
+
+class _Memory(ctypes.Structure):
+    """nvmlMemory_t; sizes in bytes."""
+
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+def read(library: str = "libnvidia-ml.so.1") -> Driver:
+    """The driver and its GPUs, from NVML. A missing driver is no error.
+
+    Not with pynvml: this may run as root, and users can replace every package. Source: "NVML API Reference Guide".
+    """
     try:
-        import pynvml  # noqa: PLC0415  takes 40 ms, which images without CUDA save
-    except ImportError as error:  # a derived image without pynvml must still start
-        return Driver(error=str(error))
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError_LibraryNotFound:
+        nvml = ctypes.CDLL(library)
+    except OSError:
         return Driver()
-    except pynvml.NVMLError as error:
-        return Driver(error=str(error))
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        version = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+        _call(nvml, "nvmlInit_v2")
+        count, cuda = ctypes.c_uint(), ctypes.c_int()
+        _call(nvml, "nvmlDeviceGetCount_v2", ctypes.byref(count))
+        _call(nvml, "nvmlSystemGetCudaDriverVersion_v2", ctypes.byref(cuda))
         return Driver(
-            version=_text(pynvml.nvmlSystemGetDriverVersion()),
-            cuda=f"{version // 1000}.{version % 1000 // 10}",
-            gpus=tuple(
-                Gpu(
-                    _text(pynvml.nvmlDeviceGetName(handle)),
-                    _text(pynvml.nvmlDeviceGetUUID(handle)),
-                    _memory(pynvml, handle),
-                )
-                for handle in handles
-            ),
+            version=_text(nvml, "nvmlSystemGetDriverVersion"),
+            cuda=f"{cuda.value // 1000}.{cuda.value % 1000 // 10}",
+            gpus=tuple(_gpu(nvml, index) for index in range(count.value)),
         )
-    except pynvml.NVMLError as error:
+    except _NvmlError as error:
         return Driver(error=str(error))
-    finally:
-        pynvml.nvmlShutdown()
+
+
+def _gpu(nvml: ctypes.CDLL, index: int) -> Gpu:
+    handle, memory = ctypes.c_void_p(), _Memory()
+    _call(nvml, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
+    with suppress(_NvmlError):  # GPUs that share the memory of the machine have none of their own
+        _call(nvml, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+    return Gpu(_text(nvml, "nvmlDeviceGetName", handle), _text(nvml, "nvmlDeviceGetUUID", handle), memory.total)
+
+
+def _text(nvml: ctypes.CDLL, function: str, *arguments: ctypes.c_void_p) -> str:
+    text = ctypes.create_string_buffer(96)  # NVML_DEVICE_UUID_V2_BUFFER_SIZE and ..._NAME_V2_BUFFER_SIZE
+    _call(nvml, function, *arguments, text, ctypes.c_uint(len(text)))
+    return text.value.decode("utf-8", "replace")
+
+
+def _call(nvml: ctypes.CDLL, function: str, *arguments: Any) -> None:
+    """Calls a function of NVML. Raises _NvmlError."""
+    try:
+        status = getattr(nvml, function)(*arguments)
+    except AttributeError as error:  # of an older driver
+        raise _NvmlError(f"the driver has no {function}") from error
+    if status:
+        nvml.nvmlErrorString.restype = ctypes.c_char_p
+        raise _NvmlError(nvml.nvmlErrorString(status).decode())
 
 
 def visible(gpus: tuple[Gpu, ...], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
@@ -140,14 +167,3 @@ def _no_gpu_warning(driver: Driver, environ: Mapping[str, str]) -> str:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"[0-9]+", version))
-
-
-def _memory(nvml: Any, handle: Any) -> int:
-    try:
-        return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except nvml.NVMLError:
-        return 0
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

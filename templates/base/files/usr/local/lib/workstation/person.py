@@ -14,7 +14,6 @@ NAME = "user"
 UID = 1000
 HOME = Path("/home/user")
 WORKSPACE = Path("/workspace")
-OVERLAY = "/opt/venv/user"  # where users install packages: templates/steps/image_environment.py
 NAMES = Path("/var/lib/extrausers")  # passwd and group of libnss-extrausers, which ignores ids below 500
 _NO_GROUP = _UNMAPPED = 65534  # Debian's nogroup; in a user namespace, every user without an id there
 
@@ -64,7 +63,7 @@ def become(user: int, group: int, *, chown_home: bool = False) -> None:
 
 
 def set_up(environ: MutableMapping[str, str], fallback: Path) -> list[str]:
-    """Sets a writable home, a user name and a writable place for packages in `environ`; returns warnings."""
+    """Sets a writable home and a user name in `environ`; returns warnings."""
     uid = os.getuid()
     home = Path("/root") if uid == 0 else HOME
     current = environ.get("HOME", "/")
@@ -75,20 +74,10 @@ def set_up(environ: MutableMapping[str, str], fallback: Path) -> list[str]:
     for variable in ("USER", "LOGNAME"):
         if environ.get(variable, NAME) == NAME:
             environ[variable] = name
-    path = [
-        part for part in environ.get("PATH", os.defpath).split(":") if uid or not part.startswith((OVERLAY, str(HOME)))
-    ]
-    local = Path(environ["HOME"], ".local")
-    # A home of the host (Apptainer) can contain packages for another Python.
-    is_ours = environ["HOME"] in (str(HOME), str(fallback / "home"))
-    if uid and is_ours and not os.access(environ.get("PYTHONUSERBASE", "/"), os.W_OK):
-        local.mkdir(exist_ok=True)
-        environ["PYTHONUSERBASE"] = str(local)
-        environ["UV_TOOL_BIN_DIR"] = str(local / "bin")
-    for folder in (f"{OVERLAY}/bin", str(local / "bin")) if uid else ():
-        if folder not in path:
-            path.append(folder)
-    environ["PATH"] = ":".join(path)
+    programs = f"{environ['HOME']}/.local/bin"  # where Python installs what this user cannot install in /opt/venv
+    path = environ.get("PATH", os.defpath).split(":")
+    if uid and programs not in path:
+        environ["PATH"] = ":".join([*path, programs])
     return warnings
 
 
