@@ -269,7 +269,11 @@ class _WheelInstaller:
             if scheme not in folders:
                 raise WheelError(f"{self._name}: {path} has unknown scheme {scheme!r}")
             folder = folders[scheme]
-        return f"{folder}/{inside}", scheme == "scripts"
+        target = f"{folder}/{inside}"
+        linked = f"{place.prefix}/lib/python{place.version}/"
+        if target.startswith(linked):
+            target = f"{place.prefix}/lib/python/{target[len(linked) :]}"
+        return target, scheme == "scripts"
 
     def _relative(self, target: str) -> str:
         """A path as in RECORD: relative to the parent folder of .dist-info."""

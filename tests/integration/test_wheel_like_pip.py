@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from builder.layers import splice, wheel
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-SITE = f"lib/python{PYTHON}/site-packages"
+SITE = "lib/python/site-packages"
 TIMEOUT_S = 120
 PLACEHOLDERS = [b"#!python\nprint(1)\n", b"#!pythonw\nx = 1\n", b"#!python3 -E\r\nx = 1\r\n", b"#!python"]
 OTHER_SCRIPTS = [b"#!/bin/sh\necho\n", b"\x7fELF\0\1\2", b"", b"print(1)\n", b"\n#!python\n"]
@@ -128,7 +128,7 @@ def projects(draw: st.DrawFn, number: int) -> Project:
     roots = [
         f"w{number}_", f"namespace_/w{number}_", f"{data}/purelib/u{number}_", f"{data}/platlib/l{number}_",
         f"{data}/headers/", f"{data}/data/share/w{number}_", f"{data}/data/w{number}_", f"{data}/data/bin/d{number}_",
-        f"{data}/data/{SITE}/s{number}_",
+        f"{data}/data/lib/python{PYTHON}/site-packages/s{number}_",
     ]  # fmt: skip
     files: dict[str, File] = {}
     for root in draw(st.lists(st.sampled_from(roots), max_size=8)):
@@ -228,6 +228,8 @@ def _environ() -> dict[str, str]:
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     root = tmp_path_factory.mktemp("venv")
+    (root / "lib/python").mkdir(parents=True)
+    (root / f"lib/python{PYTHON}").symlink_to("python")  # as in images
     subprocess.run([sys.executable, "-m", "venv", str(root)], timeout=TIMEOUT_S, check=True, umask=0o022)
     return Environment(root=root, clean=tree(root))
 
@@ -243,7 +245,10 @@ def spliced(wheels: Sequence[Path], python: str) -> Tree:
         with tarfile.open(blob) as tar:
             tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)  # Python 3.11.2 has no `filter=`
             tar.extractall(root)
-        return tree(root / target.prefix)
+        nodes = tree(root / target.prefix)
+        assert {node.mode for node in nodes.values() if node.content is None} == {0o775}
+        # No installer makes folders that group 0 can write.
+        return {path: node if node.content is not None else replace(node, mode=0o755) for path, node in nodes.items()}
 
 
 # ---- comparison

@@ -382,7 +382,7 @@ def test_one_path_twice_is_refused(path: str) -> None:
         {f"{DATA}/platlib/a/b": b"", f"{DATA}/purelib/a/b": b""},
         {f"{DATA}/scripts/a": b"", f"{DATA}/data/bin/a": b""},
         {f"{DATA}/purelib/{INFO}/INSTALLER": b""},
-        {f"{DATA}/data/lib/python/site-packages/{INFO}/RECORD": b""},
+        {f"{DATA}/data/lib/python3.11/site-packages/{INFO}/RECORD": b""},
     ],
 )
 def test_two_files_with_one_installed_path(files: dict[str, bytes]) -> None:
