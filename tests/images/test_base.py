@@ -539,3 +539,39 @@ def test_users_see_what_root_removes_in_a_derived_image(shell: Callable[..., Any
     container.run(["pip", "uninstall", "--yes", "nvidia-ml-py"], user="root")
     assert container.run(["python", "-c", version]) == "[]"
     assert "nvidia-ml-py" not in container.run("pip list 2>/dev/null; uv pip list 2>/dev/null || true")
+
+
+# ---- the health check, in containers without services
+
+
+@pytest.mark.parametrize("user", ["", "root", "1234:1234"])
+def test_a_container_with_another_entrypoint_is_healthy(start: Callable[..., Container], user: str) -> None:
+    """Dev containers override the entrypoint."""
+    container = start(["infinity"], entrypoint=["sleep"], user=user)
+    result = container.exec_run(["check-services"])
+    assert (result.exit_code, result.output) == (0, b"")
+
+
+@pytest.mark.parametrize("options", [{}, {"init": True}, {"pid_mode": "host"}, {"user": "1234:1234"}], ids=str)
+def test_a_container_that_lost_its_state_is_unhealthy(shell: Callable[..., Any], options: dict[str, Any]) -> None:
+    container = shell(**options)
+    container.run(["check-services"])
+    container.run("rm -r /run/workstation/of-$(id -u)")
+    for user in ("", "root"):
+        assert "its state was deleted" in container.fails(["check-services"], user=user)
+
+
+@pytest.mark.thorough
+def test_a_container_is_unhealthy_until_its_hooks_have_run(
+    start: Callable[..., Container], until: Callable[..., None]
+) -> None:
+    container = start(["tail", "-f", "/dev/null"])
+    container.stop(timeout=1)
+    put(container, "/etc/start.d", {"wait.sh": "until [ -e /tmp/go ]; do sleep 0.1; done"})
+    container.start()
+    until(lambda: runs(container, "sleep"), seconds=60, what="the hook")
+    result = container.exec_run(["check-services"])
+    assert result.exit_code == 1
+    assert b"has not started" in result.output
+    assert container.exec_run(["touch", "/tmp/go"]).exit_code == 0
+    until(lambda: container.exec_run(["check-services"]).exit_code == 0, seconds=60, what="the command")

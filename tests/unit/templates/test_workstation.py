@@ -16,6 +16,7 @@ from builder.plan import settings
 from templates.base.files.usr.local.lib.workstation import (
     foreign,
     gpus,
+    health,
     hooks,
     launch,
     person,
@@ -440,8 +441,8 @@ def test_root_looks_for_services_as_their_owner(tmp_path: Path, monkeypatch: pyt
 
 def test_checks_end_before_the_timeout_of_the_engine() -> None:
     """Two services are checked one after the other."""
-    health = settings.Health(command=("check-services",))
-    assert health.timeout > 2 * services.CHECK_S
+    check = settings.Health(command=("check-services",))
+    assert check.timeout > 2 * services.CHECK_S
     for name in ("jupyter", "ssh"):
         check = ROOT / f"templates/{name}/files/etc/services.d/{name}/check"
         [limit] = [line for line in check.read_text().splitlines() if line.startswith("LIMIT_S = ")]
@@ -454,3 +455,19 @@ def test_a_service_with_an_invalid_configuration_is_not_retried(tmp_path: Path) 
     messages: list[str] = []
     assert services._ended(service, messages.append) == 78
     assert messages == ["error: jupyter ended with status 78: its configuration is wrong"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (settings.ENTRYPOINT, True),
+        (("/sbin/docker-init", "--", *settings.ENTRYPOINT, "python", "train.py"), True),
+        (("/bin/sh", "-c", "echo Container started; exec /usr/local/bin/start"), False),
+    ],
+)
+def test_the_launcher_is_found_among_the_processes(tmp_path: Path, arguments: tuple[str, ...], expected: bool) -> None:
+    for number, words in {"1": ("/sbin/init",), "self": settings.ENTRYPOINT, "4321": arguments}.items():
+        (tmp_path / number).mkdir()
+        (tmp_path / number / "cmdline").write_bytes("".join(f"{word}\0" for word in words).encode())
+    (tmp_path / "99").mkdir()  # a process that has just ended
+    assert health.has_launcher(tmp_path) is expected

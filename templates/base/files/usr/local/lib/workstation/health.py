@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from . import services, state
 
+LAUNCHER = b"/usr/local/bin/start"
+
 
 def main() -> int:
-    """Returns 0 if all services answer or the container runs a command, else 1; prints which do not answer."""
+    """Returns 0 if all services answer or the container runs only a command, else 1; prints which do not answer."""
     home = state.find()
     if home is None:
-        print("this container was not started by the launcher of its image", file=sys.stderr)
+        # Dev containers and `docker run --entrypoint` start something else, and no service.
+        if not has_launcher():
+            return 0
+        print("the launcher has not started the services yet, or its state was deleted", file=sys.stderr)
         return 1
     owner = home.name.rpartition("-")[2]  # from the name: the folder may have been replaced since `find`
     if os.getuid() == 0 and owner != "0":
@@ -29,3 +35,17 @@ def main() -> int:
     if failed:
         print(f"no answer from {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def has_launcher(processes: Path = Path("/proc")) -> bool:
+    """Whether a process has the launcher in its arguments: tini has, in each container that the launcher started.
+
+    It need not be process 1: `--init` and `--pid=host` put other programs there.
+    """
+    for arguments in processes.glob("[0-9]*/cmdline"):
+        try:
+            if LAUNCHER in arguments.read_bytes().split(b"\0"):
+                return True
+        except OSError:  # it has ended
+            continue
+    return False
