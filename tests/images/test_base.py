@@ -575,3 +575,33 @@ def test_a_container_is_unhealthy_until_its_hooks_have_run(
     assert b"has not started" in result.output
     assert container.exec_run(["touch", "/tmp/go"]).exit_code == 0
     until(lambda: container.exec_run(["check-services"]).exit_code == 0, seconds=60, what="the command")
+
+
+# ---- the groups of the user
+
+
+@pytest.mark.parametrize(
+    ("user", "gid", "group_0"),
+    [
+        ("", "0", True),
+        ("user", "1000", True),
+        ("1000", "1000", True),
+        ("1234", "0", True),
+        ("1000:1000", "1000", False),
+    ],
+)
+def test_whoever_is_in_group_0_can_install(shell: Callable[..., Any], user: str, gid: str, group_0: bool) -> None:
+    """Docker and Kubernetes take other groups from /etc/group only if they are given no group."""
+    container = shell(user=user)
+    assert container.run(["id", "-g"]) == gid
+    assert ("0" in container.run(["id", "-G"]).split()) is group_0
+    site = "$(python -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')"
+    assert (container.result(f"touch {site}/new")[0] == 0) is group_0
+
+
+def test_the_primary_group_of_the_user_can_be_renumbered(host: Host) -> None:
+    """Dev containers replace the number of this group by that of the user's group on the host."""
+    assert host.user("user").gid == 1000
+    assert host.check_output("id -gn user") == "user"
+    assert host.check_output("id -Gn user") == "user root"
+    assert host.group("root").gid == 0
