@@ -117,6 +117,7 @@ def of_image(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) ->
         f"{LABEL}.components": " ".join(components),
         # Dev containers (containers.dev, "Image Metadata") give the user of this name the uid of the user on the host.
         # They do not change the number in `user`, so a mounted folder of another uid would not be writable.
+        # No `hostRequirements`: devcontainer.json could not take them back, to choose one GPU with --gpus=device=1.
         "devcontainer.metadata": '[{"remoteUser":"user"}]',
     }
     # If several components have a command or a health check, the last one counts: those of the variant are last.
