@@ -583,6 +583,12 @@ def test_text_of_a_report() -> None:
     assert text.endswith("ok: 2 ranks got every sum right")
 
 
+def test_text_of_one_rank_has_no_rates() -> None:
+    """It printed 11039 GB/s, of data that went nowhere."""
+    text = show.text(report_of(result(0), hellos=[hello(0)]))
+    assert "1 MiB          1.000 ms  -     -\n" in text
+
+
 def test_text_of_a_failure_has_logs_and_ends_with_the_verdict() -> None:
     stuck = result(1, state="stuck", stage="connecting", log="some line")
     lines = show.text(report_of(result(0), stuck)).splitlines()

@@ -57,10 +57,12 @@ class Job:
         local = int(os.environ.get("LOCAL_RANK", "0"))
         self.launched = "RANK" in os.environ  # by torchrun; otherwise this is the only process
         self.device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
-        if self.device.type == "cuda":
+        is_gpu = self.device.type == "cuda"
+        if is_gpu:
             torch.cuda.set_device(self.device)
         if self.launched:
-            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+            # With `device_id`, barrier() need not guess this process's GPU, and warn about it. A CPU has none.
+            dist.init_process_group("nccl" if is_gpu else "gloo", device_id=self.device if is_gpu else None)
 
     def log(self, text: str) -> None:
         if self.rank == 0:

@@ -45,9 +45,9 @@ def _computed(report: Report) -> list[str]:
     if report["bandwidth"]:
         bandwidth = [("all-reduce of", "time", "data", "bus bandwidth")]
         for row in report["bandwidth"]:
-            bandwidth.append(
-                (size(row["bytes"]), f"{row['seconds'] * 1000:.3f} ms", rate(row["algorithm"]), rate(row["bus"]))
-            )
+            # One rank sends nothing: its time says nothing about a link.
+            rates = [rate(row[name]) if report["world"] > 1 else "-" for name in ("algorithm", "bus")]
+            bandwidth.append((size(row["bytes"]), f"{row['seconds'] * 1000:.3f} ms", *rates))
         lines += [*_table(bandwidth), ""]
     return lines
 
