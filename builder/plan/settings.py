@@ -28,7 +28,8 @@ from builder.matrix.tags import (
 # The image's own `apt-get` and others in /usr/local precede programs that users install. Programs in ~/.local/bin are
 # those of `uv tool install` and of users who cannot write to /opt/venv.
 PATH = "/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin:/home/user/.local/bin"
-ENTRYPOINT = ("/usr/bin/tini", "-g", "--", "/usr/local/bin/start")
+# -s: reap orphans also where tini is not process 1 (`--init`, `--pid=host`), instead of a warning that it cannot.
+ENTRYPOINT = ("/usr/bin/tini", "-s", "-g", "--", "/usr/local/bin/start")
 CONSTRAINTS = "/etc/pip/constraints.txt"
 _ENV = {
     "PATH": PATH,

@@ -605,3 +605,18 @@ def test_the_primary_group_of_the_user_can_be_renumbered(host: Host) -> None:
     assert host.check_output("id -gn user") == "user"
     assert host.check_output("id -Gn user") == "user root"
     assert host.group("root").gid == 0
+
+
+# ---- other processes 1
+
+
+@pytest.mark.parametrize("options", [{"init": True}, {"pid_mode": "host"}], ids=str)
+def test_tini_is_silent_below_another_process_1(once: Callable[..., Any], options: dict[str, Any]) -> None:
+    """It printed three lines of warnings that it cannot reap."""
+    assert once(["true"], environment={"START_QUIET": "1"}, **options) == (0, "", "")
+
+
+@pytest.mark.parametrize("options", [{"init": True}, {"pid_mode": "host"}], ids=str)
+def test_orphans_become_children_of_tini(once: Callable[..., Any], options: dict[str, Any]) -> None:
+    orphan = "sleep 0.5; cat /proc/$(cut -d ' ' -f 4 /proc/$$/stat)/comm"
+    assert once(["sh", "-c", '(sh -c "$0" &); sleep 2', orphan], **options)[:2] == (0, "tini\n")

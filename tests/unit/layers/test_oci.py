@@ -46,7 +46,7 @@ def test_a_configuration_byte_for_byte() -> None:
     config = oci.config(PLAIN, LAYERS, HISTORY, created="2026-01-02T03:04:05Z", labels={"base": "debian"})
     assert config == (
         b'{"architecture":"amd64","os":"linux","created":"2026-01-02T03:04:05Z","config":{"User":"1000:0",'
-        b'"Env":["B=2","A=1"],"Entrypoint":["/usr/bin/tini","-g","--","/usr/local/bin/start"],"Cmd":["bash"],'
+        b'"Env":["B=2","A=1"],"Entrypoint":["/usr/bin/tini","-s","-g","--","/usr/local/bin/start"],"Cmd":["bash"],'
         b'"WorkingDir":"/workspace",'
         b'"Labels":{"z":"1","a":"2","base":"debian"}},'
         b'"rootfs":{"type":"layers","diff_ids":["sha256:diff1","sha256:diff2"]},"history":['

@@ -64,7 +64,7 @@ def test_a_plain_image(tiny: Project) -> None:
         ports=(),
         command=("bash",),
         health=None,
-        entrypoint=("/usr/bin/tini", "-g", "--", "/usr/local/bin/start"),
+        entrypoint=("/usr/bin/tini", "-s", "-g", "--", "/usr/local/bin/start"),
         user="1000:0",
         workdir="/workspace",
         labels={

@@ -66,7 +66,7 @@ WORKDIR /workspace
 EXPOSE 8888
 HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --start-interval=1s --retries=3 \
     CMD ["check-jupyter"]
-ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/usr/local/bin/start"]
+ENTRYPOINT ["/usr/bin/tini", "-s", "-g", "--", "/usr/local/bin/start"]
 CMD ["start-jupyter"]
 
 LABEL org.opencontainers.image.title="em-1.10-cu1210-py311-jupyter" \
