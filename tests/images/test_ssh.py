@@ -296,6 +296,17 @@ def test_the_log_has_logins_and_no_health_checks(
     assert b"Connection closed by 127.0.0.1" not in server.logs()
 
 
+def test_a_terminal_causes_no_line_about_login_records(
+    server: Container, until: Callable[..., None], client: tuple[Host, str]
+) -> None:
+    before = server.logs().count(b"Accepted publickey")
+    assert over_ssh(client, server, "tty", options="-tt").rc == 0
+    # sshd writes that line before it starts the terminal, and this one after it.
+    until(lambda: server.logs().count(b"Accepted publickey") > before, seconds=10, what="the login in the log")
+    until(lambda: b"Disconnected from user" in server.logs(), seconds=10, what="the end of the session in the log")
+    assert b"login records" not in server.logs()
+
+
 def test_a_volume_keeps_the_host_keys(
     start: Callable[..., Container], until: Callable[..., None], client: tuple[Host, str], new_volume: Callable[[], str]
 ) -> None:
