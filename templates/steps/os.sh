@@ -43,7 +43,7 @@ if [ -e /etc/gitconfig ] && [ "$(grep -c '^\[' /etc/gitconfig)" = 1 ]; then
 fi
 rm -rf /var/log/apt /var/log/dpkg.log /var/log/alternatives.log /var/cache/ldconfig/aux-cache /var/lib/dpkg/status-old
 
-# A primary group that dev containers can renumber; group 0, in which containers run, owns all files: see decision 34.
+# A primary group that dev containers can renumber; group 0, in which containers run, owns all files: see decision 35.
 useradd --no-log-init --uid 1000 --user-group --groups root --create-home --home-dir /home/user --shell /bin/bash user
 chgrp -R 0 /home/user
 sed -i -E "s/^([^:]*:[^:]*:)[0-9]+/\\1$((epoch / 86400))/" /etc/shadow # the day of the last change, also of packages' users
