@@ -487,7 +487,8 @@ def test_a_stopped_server_is_unhealthy(start: Callable[..., Container], until: C
 def test_without_a_login_other_hosts_are_refused(start: Callable[..., Container], until: Callable[..., None]) -> None:
     """DNS rebinding: the name of evil.example points at this server, so a page of it has the origin of the server."""
     open_to_all = {"JUPYTER_TOKEN": "", "JUPYTER_ALLOW_NO_LOGIN": "1", "JUPYTER_ALLOWED_HOSTS": "GPU1,gpu1.example.org"}
-    container = start(ports=[8888], environment=open_to_all)
+    arguments = ["--ServerApp.allow_remote_access=True", "--ServerApp.allow_origin=*"]  # change nothing
+    container = start(["start-notebook.py", *arguments], ports=[8888], environment=open_to_all)
     until(lambda: ready(container), seconds=START_S, what="the server")
     address = f"http://127.0.0.1:{published(container)}/api/kernels"
 
@@ -501,6 +502,8 @@ def test_without_a_login_other_hosts_are_refused(start: Callable[..., Container]
         "10.0.0.7": 403,
     }
     assert {status(host) for host in ("localhost", "127.0.0.1:8888", "gpu1:8888", "gpu1.example.org")} == {200}
+    answer = requests.get(address, headers={"Host": "localhost", "Origin": "http://evil.example"}, timeout=30)
+    assert "Access-Control-Allow-Origin" not in answer.headers
 
 
 def test_a_token_is_in_no_log(start: Callable[..., Container], until: Callable[..., None]) -> None:
@@ -513,24 +516,109 @@ def test_a_token_is_in_no_log(start: Callable[..., Container], until: Callable[.
     assert "chosen-by-me" not in container.logs().decode()
 
 
-OPENED = "mkdir -p ~/.jupyter && echo 'c.IdentityProvider.token = \"\"' >~/.jupyter/jupyter_server_config.py"
+# ---- the login, which only JUPYTER_ALLOW_NO_LOGIN=1 with an empty JUPYTER_TOKEN turns off
+
+OPENED = "c.IdentityProvider.token = ''"
+PROVIDER = """
+from jupyter_server.auth.identity import IdentityProvider, User
+class Open(IdentityProvider):
+    def get_user(self, handler):
+        return User("anyone")
+"""
+LAB = "/usr/local/lib/jupyter-lab"
 
 
 @pytest.mark.parametrize(
-    ("command", "message"),
+    "command",
     [
-        (["start-notebook.py", "--ServerApp.token="], "set the login with JUPYTER_TOKEN"),
-        (["sh", "-c", f"{OPENED} && exec start services"], "sets no token and no password"),
+        ["start-notebook.py", "--ServerApp.token="],
+        ["sh", "-c", f'echo "{OPENED}" >/tmp/mine.py && exec start start-notebook.py --config=/tmp/mine.py'],
+        ["jupyter", "lab", "--IdentityProvider.token="],
     ],
 )
-def test_the_login_is_off_only_with_its_variable(once: Callable[..., Any], command: list[str], message: str) -> None:
+def test_a_server_without_a_login_does_not_start(once: Callable[..., Any], command: list[str]) -> None:
     status, _, err = once(command)
     assert status == 78
-    assert message in err
+    assert err.count("the server answers without a login") == 1, err
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("command", [["jupyter", "lab"], ["start.sh", "jupyter", "lab"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "{lab} --PasswordIdentityProvider.token=",
+        "{lab} --ServerApp.token= --ServerApp.password=",
+        "{lab} --config /tmp/login/mine.py",
+        "{lab} --ServerApp.config_file=/tmp/login/mine.py",
+        "{lab} --ServerApp.jpserver_extensions='{{}}' --IdentityProvider.token=",
+        "PYTHONPATH=/tmp/login {lab} --ServerApp.identity_provider_class=provider.Open",
+        "JUPYTER_CONFIG_DIR=/tmp/login {lab}",
+        "JUPYTER_CONFIG_PATH=/tmp/login {lab}",
+        "JUPYTER_NO_CONFIG=1 {lab} --IdentityProvider.token=",
+        "JUPYTER_TOKEN= JUPYTER_TOKEN_FILE=/dev/null {lab}",
+        "JUPYTER_TOKEN=x JUPYTER_ALLOW_NO_LOGIN=1 {lab} --IdentityProvider.token=",
+    ],
+)
+def test_no_setting_turns_off_the_login(shell: Callable[..., Any], command: str) -> None:
+    files = f'mkdir -p /tmp/login; echo "{OPENED}" | tee /tmp/login/mine.py >/tmp/login/jupyter_server_config.py; '
+    files += f"echo '{PROVIDER}' >/tmp/login/provider.py; "
+    status, text = shell().result(f"{files} {command.format(lab='timeout 60 ' + LAB)}")
+    assert status == 78, text
+    assert "the server answers without a login" in text
+
+
+def test_settings_of_extensions_need_a_login(start: Callable[..., Container], until: Callable[..., None]) -> None:
+    container = start(["start-notebook.py", "--ServerApp.allow_unauthenticated_access=True"], ports=[8888])
+    until(lambda: ready(container), seconds=START_S, what="the server")
+    address = f"ws://127.0.0.1:{published(container)}/nvdashboard/cpu_resource"
+    with pytest.raises(websocket.WebSocketException, match="/login"):
+        websocket.create_connection(address, timeout=30)
+
+
+def test_a_configuration_file_adds_to_the_settings_of_the_image(
+    start: Callable[..., Container], until: Callable[..., None]
+) -> None:
+    """Jupyter itself then reads no other file: the server had another address and token than the log said."""
+    command = "echo 'c.ServerApp.quit_button = False' >/tmp/x.py && exec start start-notebook.py --config=/tmp/x.py"
+    environment = {"JUPYTER_BASE_URL": "/team/gpu", "JUPYTER_TOKEN": "chosen-by-me"}
+    container = start(["sh", "-c", command], ports=[8888], environment=environment)
+    until(lambda: ready(container), seconds=START_S, what="the server")
+    assert "http://127.0.0.1:8888/team/gpu/lab   (log in with JUPYTER_TOKEN)" in container.logs().decode()
+    address = f"http://127.0.0.1:{published(container)}/team/gpu"
+    assert requests.get(f"{address}/api/contents", timeout=30).status_code == 403
+    page = requests.get(f"{address}/lab?token=chosen-by-me", timeout=30).text
+    assert '"quitButton": false' in page
+
+
+def test_a_configuration_file_that_does_not_exist_is_an_error(once: Callable[..., Any]) -> None:
+    status, _, err = once(["start-notebook.py", "--config=/nowhere.py"])
+    assert status == 78
+    assert "error: --config=/nowhere.py: no such file" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "note"),
+    [
+        (["--IdentityProvider.token=of-mine"], {}, "log in as your configuration sets"),
+        ([], {"JUPYTER_TOKEN": "", "JUPYTER_ALLOW_NO_LOGIN": "1"}, "no login"),
+    ],
+)
+def test_the_log_says_how_to_log_in(
+    start: Callable[..., Container],
+    until: Callable[..., None],
+    arguments: list[str],
+    environment: dict[str, str],
+    note: str,
+) -> None:
+    container = start(["start-notebook.py", *arguments], environment=environment)
+    until(lambda: ready(container), seconds=START_S, what="the server")
+    log = container.logs().decode()
+    assert f"http://127.0.0.1:8888/lab   ({note})\n" in log
+    assert "of-mine" not in log
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("command", [["jupyter", "lab"], ["start.sh", "jupyter-lab"]])
 def test_jupyter_lab_as_command(
     start: Callable[..., Container], until: Callable[..., None], command: list[str]
 ) -> None:
@@ -576,6 +664,13 @@ def test_is_healthy_soon_after_it_answers(start: Callable[..., Container], until
     until(lambda: ready(container), seconds=START_S, what="the server")
     limit = 9 if has_start_interval else START_S
     until(lambda: health(container) == "healthy", seconds=limit, what="the health check")
+
+
+def test_the_help_is_printed_once(once: Callable[..., Any]) -> None:
+    status, out, err = once(["start-notebook.py", "--help"])
+    assert status == 0
+    assert "--ServerApp" in out
+    assert "restart" not in err
 
 
 def test_the_server_does_not_compile_a_grammar(host: Host) -> None:

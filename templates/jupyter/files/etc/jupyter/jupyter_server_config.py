@@ -60,5 +60,3 @@ c.ServerProxy.servers = {
     file.stem: json.loads(file.read_text()) for file in sorted(Path("/etc/jupyter/proxied.d").glob("*.json"))
 }
 c.ServerProxy.host_allowlist = []  # no proxy to other machines
-sys.path.append("/usr/local/lib")
-c.ServerApp.jpserver_extensions = {"workstation_jupyter": True}

@@ -1,39 +1,121 @@
-"""An extension of the Jupyter server: checks that need the server's complete configuration, or a request."""
+"""The image's Jupyter server. It checks its own login before it listens, whatever configured it.
+
+`jupyter-lab` and `jupyterhub-singleuser` run it. None of this is in the configuration in /etc/jupyter, which arguments,
+variables and files of the user can replace.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+import socket
 import sys
 import uuid
+from pathlib import Path
 from typing import Any
 
-from jupyter_server.base.handlers import JupyterHandler
-from jupyter_server_proxy.handlers import ProxyHandler
-from tornado.web import HTTPError
+# jsonschema uses rfc3987_syntax, if it can be imported, to check IRIs, which Jupyter's schemas do not have. Its import
+# compiles a grammar, which takes longer than the rest of the start.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # its import fails
+
+from jupyter_core.application import JupyterApp  # noqa: E402
+from jupyter_server.base.handlers import JupyterHandler  # noqa: E402
+from jupyter_server.serverapp import ServerApp  # noqa: E402
+from jupyter_server_proxy.handlers import ProxyHandler  # noqa: E402
+from tornado.httpserver import HTTPServer  # noqa: E402
+from tornado.iostream import IOStream  # noqa: E402
+from tornado.web import HTTPError  # noqa: E402
 
 CONFIG = 78  # EX_CONFIG of sysexits.h
+LIMIT_S = 60
+REFUSED = {302, 401, 403}  # 302: to the login page
 SERVER = uuid.uuid4().hex  # of this process, in the requests that it proxies
 HOPS = "CDN-Loop"  # RFC 8586: a proxy adds its name and refuses requests that have it
 
 
-def _jupyter_server_extension_points() -> list[dict[str, str]]:
-    return [{"module": "workstation_jupyter"}]
+class Server(ServerApp):  # type: ignore[misc]  # Jupyter has no types here
+    """A Jupyter server that listens only if it has a login, or if the user asked for none."""
+
+    def load_config_file(self, suppress_errors: bool = True) -> None:
+        """Reads the usual files, then that of `--config`. Jupyter reads only the latter: without /etc/jupyter."""
+        named = os.path.splitext(os.path.abspath(self.config_file))[0] if self.config_file else ""
+        if named and not any(os.path.exists(named + suffix) for suffix in (".py", ".json")):
+            _refuse(self, f"--config={self.config_file}: no such file")
+        for file in dict.fromkeys(("jupyter_config", "jupyter_server_config", self.config_file_name)):
+            super(JupyterApp, self).load_config_file(file, path=self.config_file_paths)
+        if named:
+            super(JupyterApp, self).load_config_file(named)
+
+    def init_httpserver(self) -> None:
+        """The last step before the server listens: all files, arguments and extensions have had their effect."""
+        self._has_login = require_login(self)
+        # Kernels inherit this: `%tensorboard` then shows TensorBoard through this server.
+        os.environ.setdefault("TENSORBOARD_PROXY_URL", f"{self.base_url}proxy/%PORT%/")
+        super().init_httpserver()
+
+    def server_info(self) -> dict[str, Any]:
+        """The contents of the file that `check` and `ready` of the service read."""
+        return {**super().server_info(), "login": self._has_login}
 
 
-def _load_jupyter_server_extension(server: Any) -> None:
-    """Ends a server without a login, unless JUPYTER_ALLOW_NO_LOGIN is set."""
-    ProxyHandler.prepare = _prepare_proxied
-    # Kernels inherit this: `%tensorboard` then shows TensorBoard through this server.
-    os.environ.setdefault("TENSORBOARD_PROXY_URL", f"{server.base_url}proxy/%PORT%/")
-    if server.identity_provider.auth_enabled:
-        return
-    if os.environ.get("JUPYTER_ALLOW_NO_LOGIN") != "1":
-        server.log.critical(
-            "The configuration sets no token and no password, so anyone could log in. Remove `token` from it, or set "
-            "JUPYTER_ALLOW_NO_LOGIN=1 and an empty JUPYTER_TOKEN if only you can reach the port."
+def require_login(server: Any) -> bool:
+    """Whether the server has a login. Ends one without, unless JUPYTER_ALLOW_NO_LOGIN=1 and JUPYTER_TOKEN is empty.
+
+    Asks the server itself, so it does not matter which of the many settings took the login away.
+    """
+    settings = server.web_app.settings
+    settings["allow_unauthenticated_access"] = False  # what extensions serve, unless a handler explicitly allows it
+    if server.io_loop.run_sync(lambda: _status_without_login(server), timeout=LIMIT_S) in REFUSED:
+        return True
+    if not login_is_off(os.environ):
+        _refuse(
+            server,
+            "the server answers without a login, so anyone could use it. Remove the setting that turns the login off "
+            "(such as an empty `token`, or `identity_provider_class`) from its arguments and configuration files, or "
+            "set JUPYTER_ALLOW_NO_LOGIN=1 and an empty JUPYTER_TOKEN if only you can reach the port",
         )
-        sys.exit(CONFIG)
-    server.web_app.settings["allow_remote_access"] = False  # only localhost and JUPYTER_ALLOWED_HOSTS
+    # Web pages that someone visits may reach this server, even under a name of their own (DNS rebinding): so it answers
+    # to localhost and JUPYTER_ALLOWED_HOSTS only, and only to its own pages.
+    settings.update(
+        allow_remote_access=False, local_hostnames=hosts(os.environ), allow_origin="", allow_origin_pat="",
+        disable_check_xsrf=False,
+    )  # fmt: skip
+    return False
+
+
+def login_is_off(environ: Any) -> bool:
+    """Whether the user asked for no login, with both variables. `prepare` of the service writes the token to a file."""
+    if environ.get("JUPYTER_ALLOW_NO_LOGIN") != "1":
+        return False
+    file = Path(environ.get("STATE_DIR", "/nowhere"), "jupyter-token")
+    return (file.read_text() if file.exists() else environ.get("JUPYTER_TOKEN")) == ""
+
+
+def hosts(environ: Any) -> list[str]:
+    """The host names that a server without a login answers to."""
+    return ["localhost", *(name.lower() for name in environ.get("JUPYTER_ALLOWED_HOSTS", "").split(",") if name)]
+
+
+async def _status_without_login(server: Any) -> int:
+    """The status of the answer to a request without a token or cookie, over a pair of sockets: no one else can ask."""
+    ours, theirs = (IOStream(end) for end in socket.socketpair())
+    logging.disable(logging.CRITICAL)  # a refusal would be in the log at each start
+    try:
+        HTTPServer(server.web_app).handle_stream(theirs, ("127.0.0.1", 0))
+        # Jupyter's check of the host, which would hide that of the login, admits all addresses of the loopback.
+        request = (
+            f"GET {server.base_url}api/contents?content=0 HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+        )
+        await ours.write(request.encode())
+        return int((await ours.read_until(b"\r\n")).split()[1])
+    finally:
+        logging.disable(logging.NOTSET)
+        ours.close()
+
+
+def _refuse(server: Any, message: str) -> None:
+    server.log.critical(f"error: {message}")
+    sys.exit(CONFIG)
 
 
 async def _prepare_proxied(handler: Any, *_: Any, **__: Any) -> None:
@@ -53,3 +135,6 @@ async def _prepare_proxied(handler: Any, *_: Any, **__: Any) -> None:
     if SERVER in handler.request.headers.get(HOPS, ""):
         raise HTTPError(403, "this address leads back to this server: use the port of another program")
     handler.request.headers.add(HOPS, SERVER)  # the proxy copies the headers
+
+
+ProxyHandler.prepare = _prepare_proxied

@@ -1,11 +1,10 @@
-"""Commands and variables of Jupyter Docker Stacks: the commands work; each variable without effect causes a warning.
+"""Commands and variables of other images and platforms: the commands work; variables without effect cause a warning.
 
-Source: "Common features", "Selecting an image" and "Recipes" of the Jupyter Docker Stacks' documentation.
+Sources: "Common features", "Selecting an image" and "Recipes" of the Jupyter Docker Stacks' documentation.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from .refusal import Refusal
@@ -14,8 +13,9 @@ START = ("start.sh", "/usr/local/bin/start.sh")
 NOTEBOOK = ("start-notebook.py", "start-notebook.sh")
 HUB = ("start-singleuser.py", "start-singleuser.sh")
 JUPYTER_ARGUMENTS = "JUPYTER_ARGUMENTS"  # for the run program of the service, one on each line
-# Only variables of the image may open the server to everyone.
-_LOGIN = re.compile(r"--[A-Za-z]+\.(token|password|hashed_password|allow_remote_access|local_hostnames)\b", re.ASCII)
+JUPYTER_LAB = "/usr/local/lib/jupyter-lab"
+# Jupyter prints something and ends: it is no service.
+PRINTS = {"-h", "--help", "--help-all", "--version", "--show-config", "--show-config-json", "--generate-config"}
 VARIABLES = {
     "NB_USER": "the user's name is fixed: NB_UID and NB_GID set the user's ids",
     "NB_GROUP": "the group's name is fixed: NB_GID sets its id",
@@ -40,18 +40,19 @@ def command(
         return words, []
     name = words[0]
     if name in START:
-        return words[1:], [f"{name} is not needed: `docker run IMAGE COMMAND ...` does the same"]
+        rest, notes = command(words[1:], environ, services)
+        return rest, [f"{name} is not needed: `docker run IMAGE COMMAND ...` does the same", *notes]
     if name in HUB:
         raise Refusal(f"{name}: JupyterHub is not in this image: install it in a derived image")
+    if name == "jupyter-lab" or words[:2] == ["jupyter", "lab"]:
+        # Jupyter's own program does not enforce a login.
+        return ([JUPYTER_LAB, *words[1 if name == "jupyter-lab" else 2 :]] if "jupyter" in services else words), []
     if name not in NOTEBOOK:
         return words, []
     if "jupyter" not in services:
         raise Refusal(f"{name}: JupyterLab is not in this image: use the variant jupyter or full")
-    if option := next((word for word in words[1:] if _LOGIN.match(word)), ""):
-        raise Refusal(
-            f"{option.partition('=')[0]} is not allowed: set the login with JUPYTER_TOKEN and JUPYTER_ALLOW_NO_LOGIN, "
-            "the hosts with JUPYTER_ALLOWED_HOSTS"
-        )
+    if PRINTS & set(words):
+        return [JUPYTER_LAB, *words[1:]], []
     environ[JUPYTER_ARGUMENTS] = "\n".join(words[1:])
     return ["services"], [f"{name} is not needed: `docker run IMAGE` starts JupyterLab; it uses your arguments"]
 
