@@ -55,7 +55,7 @@ ENV PATH="/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:
 
 USER 1000:0
 WORKDIR /workspace
-ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/usr/local/bin/start"]
+ENTRYPOINT ["/usr/bin/tini", "-s", "-g", "--", "/usr/local/bin/start"]
 CMD ["bash"]
 
 LABEL org.opencontainers.image.title="jax-0.10-cu132-py311" \

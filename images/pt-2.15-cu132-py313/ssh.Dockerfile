@@ -59,7 +59,7 @@ WORKDIR /workspace
 EXPOSE 22
 HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --start-interval=1s --retries=3 \
     CMD ["/usr/local/bin/check-services"]
-ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/usr/local/bin/start"]
+ENTRYPOINT ["/usr/bin/tini", "-s", "-g", "--", "/usr/local/bin/start"]
 CMD ["services"]
 
 LABEL org.opencontainers.image.title="pt-2.15-cu132-py313-ssh" \

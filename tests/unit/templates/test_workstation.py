@@ -447,8 +447,7 @@ def test_root_looks_for_services_as_their_owner(tmp_path: Path, monkeypatch: pyt
 
 def test_checks_end_before_the_timeout_of_the_engine() -> None:
     """Two services are checked one after the other."""
-    check = settings.Health(command=("check-services",))
-    assert check.timeout > 2 * services.CHECK_S
+    assert settings.Health(command=("check-services",)).timeout > 2 * services.CHECK_S
     for name in ("jupyter", "ssh"):
         check = ROOT / f"templates/{name}/files/etc/services.d/{name}/check"
         [limit] = [line for line in check.read_text().splitlines() if line.startswith("LIMIT_S = ")]

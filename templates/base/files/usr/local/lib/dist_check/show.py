@@ -46,8 +46,8 @@ def _computed(report: Report) -> list[str]:
         bandwidth = [("all-reduce of", "time", "data", "bus bandwidth")]
         for row in report["bandwidth"]:
             # One rank sends nothing: its time says nothing about a link.
-            rates = [rate(row[name]) if report["world"] > 1 else "-" for name in ("algorithm", "bus")]
-            bandwidth.append((size(row["bytes"]), f"{row['seconds'] * 1000:.3f} ms", *rates))
+            data, bus = (rate(row[name]) if report["world"] > 1 else "-" for name in ("algorithm", "bus"))
+            bandwidth.append((size(row["bytes"]), f"{row['seconds'] * 1000:.3f} ms", data, bus))
         lines += [*_table(bandwidth), ""]
     return lines
 
