@@ -257,7 +257,7 @@ def execute_in(server: Server, kernel: str, code: str) -> tuple[str, str]:
 
 def test_a_kernel_runs_code_over_the_api(server: Server, subject: Any) -> None:
     printed, failure = execute(server, "import sys; print(sys.prefix, sum(range(101)))")
-    assert (printed, failure) == ("/opt/venv/user 5050\n", "")
+    assert (printed, failure) == ("/opt/venv 5050\n", "")
     assert execute(server, "1 / 0")[1] == "ZeroDivisionError"
 
 
