@@ -620,3 +620,16 @@ def test_tini_is_silent_below_another_process_1(once: Callable[..., Any], option
 def test_orphans_become_children_of_tini(once: Callable[..., Any], options: dict[str, Any]) -> None:
     orphan = "sleep 0.5; cat /proc/$(cut -d ' ' -f 4 /proc/$$/stat)/comm"
     assert once(["sh", "-c", '(sh -c "$0" &); sleep 2', orphan], **options)[:2] == (0, "tini\n")
+
+
+def test_a_locale_that_the_image_lacks_is_one_warning(once: Callable[..., Any]) -> None:
+    """bash, perl and others printed warnings of their own, each time."""
+    code = "import locale; locale.setlocale(locale.LC_ALL, ''); print(locale.getpreferredencoding())"
+    environment = {"LANG": "de_DE.UTF-8", "LC_TIME": "de_DE.UTF-8"}
+    status, out, err = once(
+        ["bash", "-c", 'python -c "$0"; printf ä | wc -m; perl -e 1', code], environment=environment
+    )
+    assert (status, out) == (0, "UTF-8\n1\n")
+    assert err.count("de_DE") == 2
+    assert "LANG=de_DE.UTF-8, LC_TIME=de_DE.UTF-8: not in this image, C.UTF-8 is used" in err
+    assert "locale" not in err.replace("locales-all", "")

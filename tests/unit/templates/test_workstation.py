@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import locale
 import os
 import subprocess
 from pathlib import Path
@@ -476,3 +477,19 @@ def test_the_launcher_is_found_among_the_processes(tmp_path: Path, arguments: tu
         (tmp_path / number / "cmdline").write_bytes("".join(f"{word}\0" for word in words).encode())
     (tmp_path / "99").mkdir()  # a process that has just ended
     assert health.has_launcher(tmp_path) is expected
+
+
+def test_missing_locales_are_replaced_with_one_warning() -> None:
+    given = {"LANG": "de_DE.UTF-8", "LC_TIME": "de_DE.UTF-8", "LC_CTYPE": "C", "LC_ALL": "", "LC_TERMINAL": "iTerm2"}
+    environ = dict(given)
+    [warning] = launch.replace_locales(environ, is_known=lambda name: name == "C")
+    assert warning.startswith("LANG=de_DE.UTF-8, LC_TIME=de_DE.UTF-8: not in this image")
+    assert environ == given | {"LANG": "C.UTF-8", "LC_TIME": "C.UTF-8"}
+    assert launch.replace_locales(environ, is_known=lambda name: name.startswith("C")) == []
+
+
+def test_a_locale_is_looked_up_without_a_change() -> None:
+    before = locale.setlocale(locale.LC_CTYPE)
+    assert launch.has_locale("C.UTF-8")
+    assert not launch.has_locale("xx_XX.UTF-8")
+    assert locale.setlocale(locale.LC_CTYPE) == before

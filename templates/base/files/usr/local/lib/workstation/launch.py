@@ -5,9 +5,10 @@ All messages go to stderr, so that stdout has only the output of the command.
 
 from __future__ import annotations
 
+import locale
 import os
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 
 from . import foreign, gpus, hooks, person, services, state, variables
@@ -17,6 +18,12 @@ SERVICES = "services"
 SMALL_SHM = 512 * 2**20
 WITHOUT_GPU = Path("/etc/without-gpu.d")
 GPU_MEMORY_HOOK = "/usr/local/lib/gpu-memory-limit"
+LOCALE = "C.UTF-8"  # the only one of the image that has UTF-8
+# setlocale(3). Not all that begins with LC_: some terminals set LC_TERMINAL to their own name.
+LOCALES = (
+    "LANG", "LC_ALL", "LC_ADDRESS", "LC_COLLATE", "LC_CTYPE", "LC_IDENTIFICATION", "LC_MEASUREMENT", "LC_MESSAGES",
+    "LC_MONETARY", "LC_NAME", "LC_NUMERIC", "LC_PAPER", "LC_TELEPHONE", "LC_TIME",
+)  # fmt: skip
 HELP = """\
 docker run [--gpus all] IMAGE                 {what}
 docker run [--gpus all] IMAGE COMMAND ...     run a command, such as `python train.py` or `bash`
@@ -48,7 +55,7 @@ def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
         sys.stdout.write(HELP.format(what=what, table=variables.table(known)))
         return 0
     runs_services = arguments == [SERVICES] or (not arguments and bool(folders))
-    warnings = [*notes, *variables.check(environ, known), *foreign.variables(environ)]
+    warnings = [*notes, *variables.check(environ, known), *foreign.variables(environ), *replace_locales(environ)]
     target = person.target(environ, uid=os.getuid(), runs_services=runs_services, owner=_workspace_owner())
     if target:
         person.become(*target, chown_home=variables.flag(environ, "CHOWN_HOME"))
@@ -124,6 +131,27 @@ def noexec_warning(home: str) -> str:
         if flags & os.ST_NOEXEC:
             return f"{path} is mounted noexec, so torch.compile and programs there fail: use --tmpfs {path}:exec"
     return ""
+
+
+def has_locale(name: str) -> bool:
+    before = locale.setlocale(locale.LC_CTYPE)
+    try:
+        locale.setlocale(locale.LC_CTYPE, name)
+    except locale.Error:
+        return False
+    finally:
+        locale.setlocale(locale.LC_CTYPE, before)
+    return True
+
+
+def replace_locales(environ: MutableMapping[str, str], is_known: Callable[[str], bool] = has_locale) -> list[str]:
+    """Replaces locales that the image does not have; returns a warning. Each bash, perl and locale would print some."""
+    missing = [name for name in LOCALES if environ.get(name) and not is_known(environ[name])]
+    if not missing:
+        return []
+    given = ", ".join(f"{name}={environ[name]}" for name in missing)
+    environ.update(dict.fromkeys(missing, LOCALE))
+    return [f"{given}: not in this image, {LOCALE} is used. To have it, install locales-all in a derived image"]
 
 
 def without_gpu(folder: Path = WITHOUT_GPU) -> list[tuple[str, str]]:
