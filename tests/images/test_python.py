@@ -167,7 +167,7 @@ def write_wheel(name, version, *requirements):
         for path, text in files.items():
             wheel.writestr(path, text)
 
-os.makedirs("/tmp/wheels")
+os.makedirs("/tmp/wheels", exist_ok=True)
 for argument in sys.argv[1:]:
     write_wheel(*argument.split())
 """
@@ -437,3 +437,95 @@ def test_the_commands_in_the_documents_work(
         else:
             assert container.run(".venv/bin/pip --version").split()[3].startswith("/workspace/.venv/")
             container.fails([".venv/bin/python", "-c", f"import {module}"])
+
+
+# ---- projects with a uv.lock
+
+RESEARCH = """
+[project]
+name = "research"
+version = "1"
+requires-python = ">=3.9"
+dependencies = ["{framework}", "numpy", "harmless", "first", "second"]
+optional-dependencies.plots = ["optional"]
+
+[dependency-groups]
+checks = ["grouped"]
+"""
+
+
+class Research(Session):
+    """A session in a project with the framework, numpy and three other packages. `pinned` is what the image keeps."""
+
+    def __init__(self, shell: Any, subject: Any) -> None:
+        super().__init__(shell, subject)
+        lines = self.run("cat /etc/pip/constraints.txt").splitlines()
+        pins = [line.split(",")[0].split("==") for line in lines if "==" in line and not line.startswith("#")]
+        self.pinned = {name: version.partition("+")[0] for name, version in pins}
+        others = [f"{name} {version}" for name, version in self.pinned.items() if name != self.framework]
+        # With a local version, as those of PyTorch's own index have.
+        framework = f"{self.framework} {self.pinned[self.framework]}+other " + " ".join(o.split()[0] for o in others)
+        numpy = f"numpy {subject.wheels['numpy']}"
+        names = ("first", "second", "optional", "grouped")
+        self.run(["python", "-c", WRITE_WHEELS, framework, numpy, *others, *(f"{name} 1.0" for name in names)])
+        text = RESEARCH.format(framework=self.framework)
+        self.run(f"mkdir /tmp/project && echo '{text}' >/tmp/project/pyproject.toml")
+
+    def project(self, command: str) -> str:
+        return str(self.run(f"cd /tmp/project && {command}"))
+
+    def installed(self) -> dict[str, str]:
+        listed = json.loads(self.run("uv pip list --format json 2>/dev/null"))
+        return {entry["name"]: entry["version"] for entry in listed}
+
+
+@pytest.mark.thorough
+def test_uv_sync_keeps_the_framework(shell: Callable[..., Any], subject: Any) -> None:
+    session = Research(shell(user="1234:0", environment=OFFLINE), subject)
+    before, framework = session.installed(), session.python(WHERE.format(session.module))
+
+    # The newest framework is refused, before anything is written. The printed advice works.
+    message = session.fails("cd /tmp/project && uv-sync")
+    assert f"the project needs {session.framework} 999.0, the image has {before[session.framework]}" in message
+    assert session.run("ls /tmp/project") == "pyproject.toml"
+    session.project(message.strip().splitlines()[-1].partition(": ")[2])
+
+    # What the image has cannot be downloaded.
+    for name in (*session.pinned, "numpy"):
+        session.run(f"rm /tmp/wheels/{name.replace('-', '_')}-*")
+    session.project("uv-sync --locked")
+    assert session.installed() == before | {"harmless": "2.0.1", "first": "1.0", "second": "1.0"}
+    assert session.python(WHERE.format(session.module)) == framework
+    session.project("uv-sync -q --group checks --extra plots")
+    assert session.installed().items() >= {"optional": "1.0", "grouped": "1.0"}.items()
+
+    # A Python that the project names does not replace the environment.
+    session.project("echo 3.7 >.python-version && uv-sync")
+    assert session.installed().items() >= before.items()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"user": "4321:4321"},
+        {"read_only": True, "tmpfs": {"/tmp": "exec", "/run": "", "/home/user": "exec,mode=1777"}},
+    ],
+    ids=["another user and group", "read-only"],
+)
+def test_uv_sync_advises_an_environment_of_their_own(
+    shell: Callable[..., Any], subject: Any, options: dict[str, Any]
+) -> None:
+    session = Research(shell(environment=OFFLINE, **options), subject)
+    session.project(f"uv lock -P {session.framework}=={session.pinned[session.framework]}")
+    message = session.fails("cd /tmp/project && uv-sync").strip()
+    assert message.startswith("uv-sync: cannot write to /opt/venv. ")
+    assert "\n" not in message
+    session.project(message.rpartition(": ")[2])
+    python = "/tmp/project/.venv/bin/python"
+    assert session.python(WHERE.format(session.module), python).startswith("/opt/venv/lib/")
+    assert session.python(WHERE.format("harmless"), python).startswith("/tmp/project/.venv/")
+
+
+def test_uv_sync_has_a_help(host: Host) -> None:
+    assert host.check_output("uv-sync --help").startswith("uv-sync [OPTION]...: ")
