@@ -488,13 +488,16 @@ class RunningContainer:
             _unpack(files, self._container)
 
     def run(
-        self, command: Sequence[str], environment: Mapping[str, str], timeout_s: float
+        self, command: Sequence[str], environment: Mapping[str, str], timeout_s: float, *, user: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a program. Raises subprocess.TimeoutExpired after `timeout_s` seconds, EngineError."""
+        """Runs a program, by default as the container's user.
+
+        Raises subprocess.TimeoutExpired after `timeout_s` seconds, EngineError.
+        """
         with translated(f"running {command[0]}"):
             container: Any = self._container
             status, (out, err) = container.exec_run(
-                ["timeout", f"{timeout_s:.0f}", *command], environment=dict(environment), demux=True
+                ["timeout", f"{timeout_s:.0f}", *command], environment=dict(environment), user=user, demux=True
             )
         if status == _TIMED_OUT:
             raise subprocess.TimeoutExpired(list(command), timeout_s)
