@@ -68,6 +68,9 @@ browser: engine ## Jupyter and TensorBoard in a real Chromium, with the newest J
 arm64: engine ## a tiny image for arm64, made and tested on this machine by emulation: takes minutes
 	@.venv/bin/pytest tests/emulation
 
+packages: engine ## install what people add into the images on this machine, check it, write docs/packages.md (PACKAGES='cupy-cuda12x')
+	@.venv/bin/python -m tests.packages.run --cells '$(CELLS)' --packages '$(PACKAGES)'
+
 demo: engine ## two tiny images through the whole pipeline, to a release and a roll-back, in under two minutes
 	@.venv/bin/python -m tests.demo
 
