@@ -214,7 +214,7 @@ class Runner:
             if "uses" in step:
                 steps[step.get("id", "")] = {"outputs": self._use(step, place, context)}
                 # Saves making the operating system; the store of a runner is empty.
-                if self.store and name in ("images", "unsupported") and "checkout" in step["uses"]:
+                if self.store and name in ("images", "packages", "unsupported") and "checkout" in step["uses"]:
                     store = job_variables.get("GPU_IMAGES_STORE", "../store")
                     copy = f"mkdir -p $(dirname {store}) && cp -R {self.store} {store}"
                     self.run_as_user(place, ["sh", "-c", copy], FOLDER="checkout")

@@ -20,11 +20,20 @@ from tests.integration.actions import FAKES, TOKEN, UBUNTU, USER, Runner, commit
 from tests.integration.checkout import ROOT, Checkout, today
 from tests.integration.index import Index
 from tests.integration.registry import Server
+from tests.packages.run import LIST
 
 PLAIN, EXTRA = "ty-1.0-cpu-py311", "ty-1.0-cpu-py311-extra"
 LOGIN = f"docker login ghcr.io --username somebody --password-stdin: {TOKEN}"
 FREE_DISK = "sudo rm -rf /usr/local/lib/android /usr/share/dotnet /opt/ghc /opt/hostedtoolcache/CodeQL"
 INSTALL = ["sudo apt-get update -q", "sudo apt-get install -y -q mmdebstrap debian-archive-keyring"]
+PACKAGES = f"""\
+frameworks:
+  tiny: import tinyframe
+packages:
+  tinyextra:
+    cells: [{PLAIN}]
+    check: import tinyextra
+"""
 BODIES = {
     "debian": r"bookworm: tini 0\.1-1 -> \S+ \(1 lock\)\n",
     "wheels": f"{PLAIN}:\n  nvidia-ml-py 13.0 -> 99.0\n\nno newer releases of tiny\n",
@@ -75,6 +84,8 @@ def runner(seed: Path, fresh: Checkout, index: Index, tmp_path: Path, folder: Pa
         for name in ("Makefile", ".gitignore", "locks/builder.txt", *scripts):
             (root / name).parent.mkdir(exist_ok=True)
             shutil.copy2(ROOT / name, root / name)
+        (root / LIST).parent.mkdir(parents=True)
+        (root / LIST).write_text(PACKAGES, encoding="utf-8")
         (root / "keys").mkdir()
         shutil.copy2(folder / "key.pub", root / "keys/key.pub")
         fresh.lock_and_render()
@@ -204,10 +215,12 @@ def test_every_night_all_images_are_built(runner: Runner) -> None:
     """With an empty store, and without root: the builder runs mmdebstrap in a container of Debian, from a registry."""
     runner.store = None
     runner.play("nightly", {"event_name": "schedule"})
-    assert runner.jobs == ["images", "unsupported"]
-    assert runner.calls == [FREE_DISK] * 2
+    assert runner.jobs == ["images", "list", f"packages {PLAIN}", "unsupported"]
+    assert runner.calls == [FREE_DISK] * 3
     files = runner.files("checkout/.builder/evidence/*.json")
     assert {(each["cell"], *each["failed"]) for each in map(json.loads, files)} == {(PLAIN,), (EXTRA,)}
+    [[tested]] = map(json.loads, runner.files("checkout/tests/packages/results.json", job=2))
+    assert (tested["package"], tested["cell"], tested["fault"]) == ("tinyextra", PLAIN, "")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from packaging.version import Version
 from builder.cli import cli
 from tests.integration.actions import applies, evaluate, expand
 from tests.integration.test_readme import DOCUMENTS
+from tests.packages.run import packages
 from tests.paths import ROOT
 from tools.upstream import upstream
 
@@ -76,6 +77,8 @@ def test_every_command_exists_with_its_options(name: str, job: dict[str, Any]) -
                 cli.commands[command].make_context(command, arguments)  # raises for an unknown option
             case [".venv/bin/python", "-m", "tools.upstream", *arguments]:
                 upstream.make_context("upstream", arguments)
+            case [".venv/bin/python", "-m", "tests.packages.run", *arguments]:
+                packages.make_context("packages", arguments)
             case _:
                 assert " ".join(words).startswith(OTHERS)
 
