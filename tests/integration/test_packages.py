@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from tests.integration import wheels
-from tests.integration.checkout import PLAIN, Checkout
+from tests.integration.checkout import EXTRA, PLAIN, Checkout
 from tests.integration.index import Index
 from tests.packages.run import LIST, PAGE, RESULTS
 
@@ -41,6 +41,13 @@ assert pathlib.Path(nvidia.cuda_runtime.__path__[0], "lib/libcudart.so.12").is_f
 """
 
 
+def run(checkout: Checkout, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.packages.run", *options]
+    return subprocess.run(
+        command, cwd=checkout.root, env=checkout.environ, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
 def test_packages_are_installed_checked_and_recorded(checkout: Checkout, index: Index) -> None:
     index.publish(
         wheels.wheel("tinyuser", "2.0", {"tinyuser.py": FIND.encode()}, requires=[CUDA]),
@@ -51,10 +58,7 @@ def test_packages_are_installed_checked_and_recorded(checkout: Checkout, index: 
     checkout.builder("images", PLAIN)
     (checkout.root / LIST).parent.mkdir(parents=True)
     (checkout.root / LIST).write_text(PACKAGES.format(cells=PLAIN), encoding="utf-8")
-    command = [sys.executable, "-m", "tests.packages.run"]
-    done = subprocess.run(
-        command, cwd=checkout.root, env=checkout.environ, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run(checkout)
     written = (checkout.root / PAGE).read_text(encoding="utf-8")
     results = {each["package"]: each for each in json.loads((checkout.root / RESULTS).read_bytes())}
 
@@ -74,3 +78,6 @@ def test_packages_are_installed_checked_and_recorded(checkout: Checkout, index: 
     assert "| `pip install tinyhidden` | 1.0 | **does not work**. Nothing has its library. |" in written
     assert index.address not in f"{written}{done.stderr}{results}"
     assert checkout.containers() == []
+
+    done = run(checkout, "--cells", EXTRA, "--image", checkout.references()[0])
+    assert (done.returncode, f"is not an image of {EXTRA}" in done.stderr) == (2, True), done.stderr

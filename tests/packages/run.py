@@ -296,7 +296,8 @@ writes this page.
 
 A package works if its check loads its CUDA libraries, nothing that the image pins has another version, `pip check`
 names no new conflict, and the framework still loads its own CUDA libraries. Nothing computes on a GPU. Each row is the
-last result; packages of images that were not tested yet are missing.
+last result; packages of images that were not tested yet are missing. TensorRT is not in the list: PyPI has no wheels
+of it.
 """
 
 
@@ -326,6 +327,8 @@ def run_all(
             if (found := work.engine.image(reference)) is None:
                 missing[cell.id] = reference
                 continue
+            if (owner := found.labels.get(tags.CELL_LABEL)) != cell.id:
+                raise UsageError(f"{reference} is not an image of {cell.id}", hint=f"Its cell is {owner or 'unknown'}.")
             row = f"{cell.id} {name}"
             work.view.begin(row, "testing")
             fault = None
@@ -363,7 +366,7 @@ def run_all(
 @click.command()
 @click.option("--cells", "patterns", default="", metavar="CELLS", help="Only for these cells: ids, patterns or sets.")
 @click.option("--packages", "names", default="", metavar="NAMES", help="Only these packages, separated by spaces.")
-@click.option("--image", default="", help="Another image for the chosen cell; with --no-record.")
+@click.option("--image", default="", help="Another image of the chosen cell than the one that is tagged here.")
 @click.option("--user", default="", metavar="UID:GID", help="Install as another user; with --no-record.")
 @click.option("--no-record", is_flag=True, help=f"Write neither {RESULTS} nor {PAGE}.")
 @click.option("--render", is_flag=True, help=f"Only write {PAGE} again.")
@@ -391,8 +394,8 @@ def packages(
         raise UsageError(f"{LIST} has no such packages for these cells")
     if image and len(ids) > 1:
         raise UsageError("--image needs one cell", hint=f"Add --cells with one of: {', '.join(ids)}")
-    if (user or image) and not no_record:
-        raise UsageError("--user and --image need --no-record: results are those of built images and their user")
+    if user and not no_record:
+        raise UsageError("--user needs --no-record: results are those of the image's user")
     if list_cells:
         click.echo(json.dumps(ids))
     elif render:
