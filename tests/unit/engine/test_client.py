@@ -467,10 +467,10 @@ class FakeRunning:
         self.calls.append(f"put {path} {files.read().decode()}")
 
     def exec_run(
-        self, command: list[str], *, environment: dict[str, str], demux: bool
+        self, command: list[str], *, environment: dict[str, str], user: str, demux: bool
     ) -> tuple[int, tuple[bytes | None, bytes | None]]:
         assert demux
-        self.calls.append(f"exec {' '.join(command)} {environment}")
+        self.calls.append(f"exec {' '.join(command)} {environment} as {user or 'its user'}")
         return self.answer[0], self.answer[1:]
 
     def remove(self, **options: object) -> None:
@@ -483,10 +483,12 @@ def test_programs_run_in_a_container_that_is_removed() -> None:
         container.put(io.BytesIO(b"tar"))
         done = container.run(["apt-get", "update"], {"A": "b"}, timeout_s=300)
         assert (done.returncode, done.stdout, done.stderr) == (0, "lists \ufffd", "")
+        container.run(["id"], {}, timeout_s=5, user="0:0")
     assert fake.calls == [
         "run debian sleep infinity {'gpu-images.run': '/checkout'} host",
         "put / tar",
-        "exec timeout 300 apt-get update {'A': 'b'}",
+        "exec timeout 300 apt-get update {'A': 'b'} as its user",
+        "exec timeout 5 id {} as 0:0",
         "remove {'force': True, 'v': True}",
     ]
 
