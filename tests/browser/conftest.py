@@ -36,13 +36,17 @@ class Running:
     token: str
 
 
-def jupyter(**options: Any) -> Iterator[Running]:
-    """A container of the newest tagged PyTorch image with Jupyter."""
-    engine = Engine.connect()
-    known = engine.images("gpu-images.framework=pytorch")
+def newest_image() -> str:
+    """The id of the newest tagged PyTorch image with Jupyter."""
+    known = Engine.connect().images("gpu-images.framework=pytorch")
     images = [image for image in known if image.tags and "jupyter" in image.labels["gpu-images.components"].split()]
     assert images, "no Jupyter image of PyTorch is built: make images"
-    container = engine.start(images[0].id, checkout=str(ROOT), ports=[8888], shm_size="1g", **options)
+    return images[0].id
+
+
+def jupyter(**options: Any) -> Iterator[Running]:
+    """A container of the newest image."""
+    container = Engine.connect().start(newest_image(), checkout=str(ROOT), ports=[8888], shm_size="1g", **options)
     try:
         token = wait(lambda: re.search(r"\?token=([0-9a-f]{48})", container.logs().decode()), "the address in the log")
         container.reload()

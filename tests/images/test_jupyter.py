@@ -666,6 +666,14 @@ def test_is_healthy_soon_after_it_answers(start: Callable[..., Container], until
     until(lambda: health(container) == "healthy", seconds=limit, what="the health check")
 
 
+def test_the_single_user_server_of_a_hub_is_the_one_that_enforces_a_login(host: Host) -> None:
+    """tests/browser/test_jupyterhub.py starts it from a JupyterHub."""
+    assert host.check_output("command -v jupyterhub-singleuser") == "/usr/local/bin/jupyterhub-singleuser"
+    assert host.check_output("jupyterhub-singleuser --version") == host.check_output(
+        "python -c 'import jupyterhub; print(jupyterhub.__version__)'"
+    )
+
+
 def test_the_help_is_printed_once(once: Callable[..., Any]) -> None:
     status, out, err = once(["start-notebook.py", "--help"])
     assert status == 0

@@ -309,8 +309,34 @@ def test_what_only_prints_is_no_service() -> None:
 def test_start_scripts_that_cannot_work_are_refused() -> None:
     with pytest.raises(Refusal, match="use the variant jupyter or full"):
         foreign.command(["start-notebook.py"], {}, ["ssh"])
-    with pytest.raises(Refusal, match="JupyterHub is not in this image"):
-        foreign.command(["start-singleuser.py"], {}, ["jupyter"])
+    with pytest.raises(Refusal, match=r"needs the variables of the JupyterHub .* \(JUPYTERHUB_API_TOKEN, "):
+        foreign.command(["jupyterhub-singleuser"], {"JUPYTERHUB_API_TOKEN": "x"}, ["jupyter"])
+    with pytest.raises(Refusal, match="use the variant jupyter or full"):
+        foreign.command(["jupyterhub-singleuser"], HUB, ["ssh"])
+
+
+HUB = {"JUPYTERHUB_API_TOKEN": "x", "JUPYTERHUB_SERVICE_URL": "http://0.0.0.0:8888/user/ada/"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["services", "--debug"],
+        ["start-notebook.py", "--debug"],
+        ["start-singleuser.sh", "--debug"],
+        ["jupyterhub-singleuser", "--debug"],
+        ["start.sh", "jupyter-labhub", "--debug"],
+    ],
+)
+def test_a_hub_starts_the_single_user_server_whatever_the_command(arguments: list[str]) -> None:
+    words, _ = foreign.command(arguments, dict(HUB), ["jupyter", "ssh"])
+    assert words == ["/usr/local/bin/jupyterhub-singleuser", *arguments[-1:]]
+
+
+@pytest.mark.parametrize("arguments", [["bash", "-c", "exec jupyterhub-singleuser"], ["--help"]])
+def test_other_commands_of_a_hub_run_as_they_are(arguments: list[str]) -> None:
+    assert foreign.command(arguments, dict(HUB), ["jupyter"]) == (arguments, [])
 
 
 def test_variables_of_docker_stacks_are_reported() -> None:

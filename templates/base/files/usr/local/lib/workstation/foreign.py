@@ -11,7 +11,10 @@ from .refusal import Refusal
 
 START = ("start.sh", "/usr/local/bin/start.sh")
 NOTEBOOK = ("start-notebook.py", "start-notebook.sh")
-HUB = ("start-singleuser.py", "start-singleuser.sh")
+HUB = ("start-singleuser.py", "start-singleuser.sh", "jupyterhub-singleuser", "jupyter-labhub")
+HUB_VARIABLES = ("JUPYTERHUB_API_TOKEN", "JUPYTERHUB_SERVICE_URL")  # a JupyterHub sets them
+SINGLE_USER = "/usr/local/bin/jupyterhub-singleuser"
+SERVICES = "services"
 JUPYTER_ARGUMENTS = "JUPYTER_ARGUMENTS"  # for the run program of the service, one on each line
 JUPYTER_LAB = "/usr/local/lib/jupyter-lab"
 # Jupyter prints something and ends: it is no service.
@@ -34,27 +37,36 @@ VARIABLES = {
 def command(
     arguments: Sequence[str], environ: MutableMapping[str, str], services: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """The command without a start script of Docker Stacks, and warnings. Raises Refusal if it cannot work."""
+    """The command that this image runs for that of Docker Stacks or of a JupyterHub, and warnings.
+
+    Raises Refusal if it cannot work.
+    """
     words = list(arguments)
-    if not words:
-        return words, []
-    name = words[0]
+    name = words[0] if words else SERVICES
     if name in START:
         rest, notes = command(words[1:], environ, services)
         return rest, [f"{name} is not needed: `docker run IMAGE COMMAND ...` does the same", *notes]
+    has_jupyter = "jupyter" in services
+    if name in (*NOTEBOOK, *HUB) and not has_jupyter:
+        raise Refusal(f"{name}: JupyterLab is not in this image: use the variant jupyter or full")
+    # A spawner without a command of its own passes the image's, and appends its arguments.
+    is_in_hub = all(variable in environ for variable in HUB_VARIABLES)
+    if is_in_hub and has_jupyter and name in (SERVICES, *NOTEBOOK, *HUB):
+        return [SINGLE_USER, *words[1:]], []
     if name in HUB:
-        raise Refusal(f"{name}: JupyterHub is not in this image: install it in a derived image")
+        raise Refusal(
+            f"{name} needs the variables of the JupyterHub that starts it ({', '.join(HUB_VARIABLES)}): without a "
+            "JupyterHub, give no command"
+        )
     if name == "jupyter-lab" or words[:2] == ["jupyter", "lab"]:
         # Jupyter's own program does not enforce a login.
-        return ([JUPYTER_LAB, *words[1 if name == "jupyter-lab" else 2 :]] if "jupyter" in services else words), []
+        return ([JUPYTER_LAB, *words[1 if name == "jupyter-lab" else 2 :]] if has_jupyter else words), []
     if name not in NOTEBOOK:
         return words, []
-    if "jupyter" not in services:
-        raise Refusal(f"{name}: JupyterLab is not in this image: use the variant jupyter or full")
     if PRINTS & set(words):
         return [JUPYTER_LAB, *words[1:]], []
     environ[JUPYTER_ARGUMENTS] = "\n".join(words[1:])
-    return ["services"], [f"{name} is not needed: `docker run IMAGE` starts JupyterLab; it uses your arguments"]
+    return [SERVICES], [f"{name} is not needed: `docker run IMAGE` starts JupyterLab; it uses your arguments"]
 
 
 def variables(environ: Mapping[str, str]) -> list[str]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from . import foreign, gpus, hooks, person, services, state, variables
 from .refusal import Refusal
 
-SERVICES = "services"
 SMALL_SHM = 512 * 2**20
 WITHOUT_GPU = Path("/etc/without-gpu.d")
 GPU_MEMORY_HOOK = "/usr/local/lib/gpu-memory-limit"
@@ -54,7 +53,7 @@ def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
         what = f"run {' and '.join(path.name for path in folders)}" if folders else "a shell: add -it"
         sys.stdout.write(HELP.format(what=what, table=variables.table(known)))
         return 0
-    runs_services = arguments == [SERVICES] or (not arguments and bool(folders))
+    runs_services = arguments == [foreign.SERVICES] or (not arguments and bool(folders))
     warnings = [*notes, *variables.check(environ, known), *foreign.variables(environ), *replace_locales(environ)]
     target = person.target(environ, uid=os.getuid(), runs_services=runs_services, owner=_workspace_owner())
     if target:
