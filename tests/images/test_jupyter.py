@@ -287,6 +287,7 @@ def test_a_notebook_trains_and_logs_to_tensorboard(server: Server) -> None:
         ({"JUPYTER_TOKEN": ""}, "JUPYTER_TOKEN is empty"),
         ({"JUPYTER_PORT": "0"}, "expected a port"),
         ({"JUPYTER_BASE_URL": "//x/"}, "expected a path"),
+        ({"NB_PREFIX": "notebook"}, "expected a path"),
         ({"JUPYTER_BASE_URL": "/x/../"}, "expected a path"),
         ({"JUPYTER_CERT": "/nowhere.pem", "JUPYTER_KEY": "/nowhere.pem"}, "no such file"),
         ({"JUPYTER_CERT": "/etc/passwd"}, "set both for https, or neither"),
@@ -454,9 +455,10 @@ CONFIGURED = "mkdir -p ~/.jupyter && echo 'c.ServerApp.base_url = \"/team/gpu\"'
     [
         (["sh", "-c", f"{CONFIGURED} && exec start services"], {}),
         (None, {"JUPYTER_BASE_URL": "/team/gpu"}),
+        (None, {"NB_PREFIX": "/team/gpu"}),
         (["start-notebook.py", "--ServerApp.base_url=/team/gpu"], {}),
     ],
-    ids=["configuration", "variable", "argument"],
+    ids=["configuration", "variable", "kubeflow", "argument"],
 )
 def test_a_server_below_a_path_is_healthy(
     start: Callable[..., Container],
@@ -504,6 +506,46 @@ def test_without_a_login_other_hosts_are_refused(start: Callable[..., Container]
     assert {status(host) for host in ("localhost", "127.0.0.1:8888", "gpu1:8888", "gpu1.example.org")} == {200}
     answer = requests.get(address, headers={"Host": "localhost", "Origin": "http://evil.example"}, timeout=30)
     assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+def test_kubeflow_gets_in_without_a_login_only_if_asked_for(
+    start: Callable[..., Container], until: Callable[..., None]
+) -> None:
+    """The path comes from its controller; its gateway passes the Host header on, and its culler uses the Service."""
+    environment = {"NB_PREFIX": "/notebook/team/ada"}
+    path = "/notebook/team/ada/api/kernels"
+    closed = start(ports=[8888], environment=environment)
+    until(lambda: ready(closed), seconds=START_S, what="the server")
+    assert "warning: NB_PREFIX is of Kubeflow" in closed.logs().decode()
+    assert requests.get(f"http://127.0.0.1:{published(closed)}{path}", timeout=30).status_code == 403
+
+    asked = {"JUPYTER_TOKEN": "", "JUPYTER_ALLOW_NO_LOGIN": "1", "JUPYTER_ALLOWED_HOSTS": "kubeflow.example.org"}
+    opened = start(ports=[8888], environment=environment | asked)
+    until(lambda: ready(opened), seconds=START_S, what="the server")
+    assert "warning: NB_PREFIX" not in opened.logs().decode()
+    url = f"http://127.0.0.1:{published(opened)}{path}"
+    statuses = {
+        host: requests.get(url, headers={"Host": host}, timeout=30).status_code
+        for host in ("kubeflow.example.org", "ada.team.svc.cluster.local", "evil.example")
+    }
+    assert statuses == {"kubeflow.example.org": 200, "ada.team.svc.cluster.local": 200, "evil.example": 403}
+
+
+def test_a_port_that_is_in_use_is_named_once(
+    start: Callable[..., Container], once: Callable[..., Any], until: Callable[..., None]
+) -> None:
+    listen = "import socket, time; s = socket.create_server(('', 8888)); print('listens', flush=True); time.sleep(300)"
+    other = start(["python", "-c", listen])
+    until(lambda: b"listens" in other.logs(), seconds=START_S, what="the other program")
+    status, _, err = once(None, network_mode=f"container:{other.id}")
+    assert status == 78
+    assert err.count("error: port 8888: Address already in use: set JUPYTER_PORT to another port") == 1, err
+    assert "restart" not in err
+
+
+def test_a_volume_at_the_home_of_other_images_is_reported(once: Callable[..., Any]) -> None:
+    _, _, err = once(["true"], tmpfs={"/home/jovyan": ""})
+    assert "warning: /home/jovyan is not the home here: mount it at /home/user or /workspace" in err
 
 
 def test_a_token_is_in_no_log(start: Callable[..., Container], until: Callable[..., None]) -> None:

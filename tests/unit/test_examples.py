@@ -256,6 +256,52 @@ def test_a_failed_pod_releases_its_gpu_before_a_new_one_starts() -> None:
     assert of_kind(EXAMPLES / "kubernetes-jupyter.yaml", "Deployment")["spec"]["strategy"] == {"type": "Recreate"}
 
 
+def test_kubeflow_finds_its_container_and_the_login_is_turned_off_for_its_host_only() -> None:
+    path = EXAMPLES / "kubeflow-notebook.yaml"
+    claim, notebook = documents(path)
+    kubernetes_validate.validate(claim, "1.35", strict=True)
+    spec = notebook["spec"]["template"]["spec"]
+    kubernetes_validate.validate({"apiVersion": "v1", "kind": "Pod", "metadata": {}, "spec": spec}, "1.35", strict=True)
+    [server] = spec["containers"]
+    assert server["name"] == notebook["metadata"]["name"]
+    assert {port["containerPort"] for port in server["ports"]} == {8888}
+    assert not {"command", "args"} & server.keys()
+    assert {variable["name"]: variable["value"] for variable in server["env"]} == {
+        "GPU_REQUIRED": "1",
+        "JUPYTER_ALLOW_NO_LOGIN": "1",
+        "JUPYTER_TOKEN": "",
+        "JUPYTER_ALLOWED_HOSTS": "kubeflow.example.com",
+    }
+    assert "/workspace" in {mount["mountPath"] for mount in server["volumeMounts"]}
+
+
+def test_no_id_is_fixed_on_openshift() -> None:
+    [overlay] = documents(EXAMPLES / "kustomization.yaml")
+    [patch] = overlay["patches"]
+    path = EXAMPLES / overlay["resources"][0]
+    deployment = of_kind(path, patch["target"]["kind"])
+    assert deployment["metadata"]["name"] == patch["target"]["name"]
+    for change in yaml.safe_load(patch["patch"]):
+        assert change["op"] == "remove"
+        *parents, last = change["path"].split("/")[1:]
+        target = deployment
+        for parent in parents:
+            target = target[parent]
+        del target[last]
+    kubernetes_validate.validate(deployment, "1.35", strict=True)
+    context = deployment["spec"]["template"]["spec"]["securityContext"]
+    assert context.keys() == {"runAsNonRoot", "fsGroupChangePolicy", "seccompProfile"}
+
+
+def test_each_profile_of_the_hub_has_a_gpu_or_does_not_require_one() -> None:
+    [values] = documents(EXAMPLES / "jupyterhub-kubernetes.yaml")
+    assert values["singleuser"]["extraEnv"] == {"GPU_REQUIRED": "1"}
+    for profile in values["singleuser"]["profileList"]:
+        settings = profile["kubespawner_override"]
+        has_gpu = "nvidia.com/gpu" in settings.get("extra_resource_limits", {})
+        assert has_gpu == (settings.get("environment", {}).get("GPU_REQUIRED") != "0"), profile["display_name"]
+
+
 # ---- Slurm
 
 

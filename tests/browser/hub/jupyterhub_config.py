@@ -1,22 +1,22 @@
-"""Configuration of the JupyterHub that test_jupyterhub.py starts. The test sets the variables."""
+"""examples/jupyterhub_config.py, for the test that starts it, test_jupyterhub.py: it sets the variables."""
 
 from os import environ
 
 c = get_config()  # type: ignore[name-defined]  # noqa: F821
+load_subconfig(environ["TEST_EXAMPLE"])  # type: ignore[name-defined]  # noqa: F821
 
 c.JupyterHub.authenticator_class = "dummy"  # any name, with this password
-c.Authenticator.allow_all = True
 c.DummyAuthenticator.password = environ["TEST_PASSWORD"]
 c.JupyterHub.bind_url = f"http://127.0.0.1:{environ['TEST_PORT']}"
-c.JupyterHub.hub_ip = environ["TEST_HUB_IP"]  # containers of the bridge reach this machine at it
+c.JupyterHub.hub_ip = environ["TEST_HUB_IP"]
 c.JupyterHub.hub_port = int(environ["TEST_HUB_PORT"])
 c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{environ['TEST_API_PORT']}"
-c.JupyterHub.spawner_class = "dockerspawner.DockerSpawner"
 c.DockerSpawner.image = environ["TEST_IMAGE"]
 if environ["TEST_COMMAND"]:  # else the command of the image
     c.DockerSpawner.cmd = environ["TEST_COMMAND"].split()
-c.DockerSpawner.use_internal_ip = True
-c.DockerSpawner.network_name = "bridge"
 c.DockerSpawner.prefix = environ["TEST_PREFIX"]
-c.DockerSpawner.remove = True
-c.Spawner.start_timeout = c.Spawner.http_timeout = 120
+c.DockerSpawner.volumes = {environ["TEST_PREFIX"] + name: path for name, path in c.DockerSpawner.volumes.items()}
+# This machine may have no GPU, and less memory.
+c.DockerSpawner.environment = {}
+del c.DockerSpawner.extra_host_config["device_requests"]
+c.DockerSpawner.mem_limit = "4G"

@@ -339,10 +339,12 @@ def test_other_commands_of_a_hub_run_as_they_are(arguments: list[str]) -> None:
     assert foreign.command(arguments, dict(HUB), ["jupyter"]) == (arguments, [])
 
 
-def test_variables_of_docker_stacks_are_reported() -> None:
+def test_variables_of_other_images_and_platforms_are_reported() -> None:
     assert foreign.variables({"NB_UID": "1", "HOME": "/x"}) == []
     [line] = foreign.variables({"GRANT_SUDO": "yes"})
     assert line.startswith("GRANT_SUDO has no effect here: ")
+    [line] = foreign.variables({"JUPYTER_PASSWORD": "hunter2"})
+    assert line == "JUPYTER_PASSWORD has no effect here: it is of RunPod: set JUPYTER_TOKEN"
     assert not foreign.VARIABLES.keys() & {variable.name for variable in every_variable()}
 
 

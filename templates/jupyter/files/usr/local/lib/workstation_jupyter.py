@@ -93,7 +93,10 @@ def login_is_off(environ: Any) -> bool:
 
 def hosts(environ: Any) -> list[str]:
     """The host names that a server without a login answers to."""
-    return ["localhost", *(name.lower() for name in environ.get("JUPYTER_ALLOWED_HOSTS", "").split(",") if name)]
+    names = ["localhost", *(name.lower() for name in environ.get("JUPYTER_ALLOWED_HOSTS", "").split(",") if name)]
+    # Kubeflow, whose NB_PREFIX is /notebook/NAMESPACE/NAME, asks the notebook's Service whether it is idle.
+    parts = environ.get("NB_PREFIX", "").strip("/").split("/")
+    return [*names, f"{parts[2]}.{parts[1]}.svc.cluster.local"] if parts[0] == "notebook" and len(parts) == 3 else names
 
 
 async def _status_without_login(server: Any) -> int:

@@ -1,11 +1,13 @@
 """Commands and variables of other images and platforms: the commands work; variables without effect cause a warning.
 
-Sources: "Common features", "Selecting an image" and "Recipes" of the Jupyter Docker Stacks' documentation.
+Sources: "Common features", "Selecting an image" and "Recipes" of the Jupyter Docker Stacks' documentation, and the
+documentation of each platform.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
 
 from .refusal import Refusal
 
@@ -31,7 +33,16 @@ VARIABLES = {
     "NOTEBOOK_ARGS": "pass them after the image: `docker run ... IMAGE start-notebook.py --ServerApp.x=y`",
     "RESTARTABLE": "a service that ends is always restarted",
     "JUPYTER_ENV_VARS_TO_UNSET": "unset them in a hook: /etc/start.d/*.sh",
+    # Of platforms.
+    "PUBLIC_KEY": "it is of RunPod: set SSH_PUBLIC_KEY, in the variants ssh and full",
+    "JUPYTER_PASSWORD": "it is of RunPod: set JUPYTER_TOKEN",
+    "OPEN_BUTTON_TOKEN": "it is of Vast.ai: set JUPYTER_TOKEN",
+    "PROVISIONING_SCRIPT": "it is of Vast.ai: use a hook, /etc/start.d/*.sh",
+    "PAPERSPACE_FQDN": "it is of Paperspace: its notebooks need `jupyter lab ...` as the command of the container",
+    "SAGEMAKER_APP_TYPE": "it is of SageMaker Studio, which needs JUPYTER_BASE_URL=/jupyterlab/default",
+    "CODER_AGENT_TOKEN": "it is of Coder: its agent starts with the template's `entrypoint` or `command`",
 }
+HOMES = ("/home/jovyan", "/home/sagemaker-user")  # of other images; here, only a volume can be there
 
 
 def command(
@@ -69,6 +80,13 @@ def command(
     return [SERVICES], [f"{name} is not needed: `docker run IMAGE` starts JupyterLab; it uses your arguments"]
 
 
+def homes() -> list[str]:
+    """A warning for each volume that is at the home of other images: files elsewhere are lost with the container."""
+    return [
+        f"{home} is not the home here: mount it at /home/user or /workspace" for home in HOMES if Path(home).exists()
+    ]
+
+
 def variables(environ: Mapping[str, str]) -> list[str]:
-    """A warning for each variable of Docker Stacks that has no effect."""
+    """A warning for each variable of Docker Stacks or of a platform that has no effect."""
     return [f"{name} has no effect here: {instead}" for name, instead in VARIABLES.items() if name in environ]

@@ -54,7 +54,8 @@ def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
         sys.stdout.write(HELP.format(what=what, table=variables.table(known)))
         return 0
     runs_services = arguments == [foreign.SERVICES] or (not arguments and bool(folders))
-    warnings = [*notes, *variables.check(environ, known), *foreign.variables(environ), *replace_locales(environ)]
+    warnings = [*notes, *variables.check(environ, known), *foreign.variables(environ), *foreign.homes()]
+    warnings += replace_locales(environ)
     target = person.target(environ, uid=os.getuid(), runs_services=runs_services, owner=_workspace_owner())
     if target:
         person.become(*target, chown_home=variables.flag(environ, "CHOWN_HOME"))
