@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import docker
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -304,14 +307,42 @@ def test_files_below_lib_can_be_installed(session: Session) -> None:
 
 # ---- derived images
 
+# docs/workstation.md; tests/unit/test_repository.py compares them.
+DERIVED = [
+    "FROM org/pt-cuda:2.9-jupyter",
+    "USER root",
+    "RUN apt-get update && apt-get install -y --no-install-recommends ffmpeg && rm -rf /var/lib/apt/lists/*",
+    "USER 1000:0",
+    "RUN pip install --no-cache-dir torchcodec==0.9.1",
+    "RUN uv pip install --no-cache timm",
+]
+# Makes stand-ins for these packages the only ones that apt, pip and uv can install.
+WRITE_STAND_INS = r"""
+set -eu
+python /tmp/write_wheels.py "torchcodec 0.9.1" "timm 1.0"
+mkdir -p /tmp/debs/ffmpeg/DEBIAN /tmp/debs/ffmpeg/usr/bin
+cd /tmp/debs
+printf '#!/bin/sh\necho stand-in\n' >ffmpeg/usr/bin/ffmpeg
+chmod 0755 ffmpeg/usr/bin/ffmpeg
+printf '%s\n' 'Package: ffmpeg' 'Version: 1' 'Architecture: all' 'Maintainer: t' 'Description: t' >ffmpeg/DEBIAN/control
+dpkg-deb --build ffmpeg ffmpeg.deb
+sum=$(sha256sum <ffmpeg.deb | cut -c1-64)
+{
+    cat ffmpeg/DEBIAN/control
+    printf '%s\n' 'Filename: ./ffmpeg.deb' "Size: $(stat -c %s ffmpeg.deb)" "SHA256: $sum"
+} >Packages
+rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/*
+echo 'deb [trusted=yes] file:/tmp/debs ./' >/etc/apt/sources.list
+"""
+
 # Options of `docker run` with which a derived image must have the packages that were installed when it was built.
 RUN_OPTIONS: dict[str, dict[str, Any]] = {
     "as it is": {},
     "another user of group 0": {"user": "1234:0"},
-    "another user and group": {"user": "4242:4242"},
+    "another user and group": {"user": "1234:1234"},
     "read-only": {"read_only": True, "tmpfs": {"/tmp": "exec", "/run": ""}},
     "read-only, another user and group": {
-        "read_only": True, "tmpfs": {"/tmp": "exec", "/run": "", "/home/user": "exec,mode=1777"}, "user": "4242:4242",
+        "read_only": True, "tmpfs": {"/tmp": "exec", "/run": "", "/home/user": "exec,mode=1777"}, "user": "1234:1234",
     },
     "as the Compose example": {
         "read_only": True, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges"],
@@ -321,34 +352,72 @@ RUN_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def derived(shell: Callable[..., Any], engine: Engine, subject: Any) -> Iterator[Callable[..., Any]]:
-    """A function that starts a container of a derived image: `RUN pip install harmless==1.0 nvidia-ml-py==999.0`."""
-    container = shell()
-    session = Session(container, subject)
-    session.run(f"{PIP} harmless==1.0 nvidia-ml-py==999.0")
-    image = container.container.commit(conf={"Labels": {RUN_LABEL: str(subject.data["checkout"])}})
-    containers = []
+def derive(engine: Engine, subject: Any) -> Iterator[Callable[[list[str]], str]]:
+    """A function that builds a derived image with lines of a Dockerfile; returns its id."""
+    client = docker.from_env()
+    images: list[str] = []
 
-    def run(**options: Any) -> Any:
-        running = engine.start(image.id, command=["sleep", "120"], checkout=str(subject.data["checkout"]), **options)
-        containers.append(running)
-        return type(container)(running)
+    def build(lines: list[str]) -> str:
+        stand_ins = [
+            f"FROM {subject.image_id.removeprefix('sha256:')}",
+            "USER root",
+            "COPY write_wheels.py write_stand_ins.sh /tmp/",
+            "RUN sh /tmp/write_stand_ins.sh",
+            *(f"ENV {name}={value}" for name, value in OFFLINE.items()),
+            "USER 1000:0",
+        ]
+        texts = {
+            "Dockerfile": "\n".join([*stand_ins, *lines]),
+            "write_wheels.py": WRITE_WHEELS,
+            "write_stand_ins.sh": WRITE_STAND_INS,
+        }
+        context = io.BytesIO()
+        with tarfile.open(fileobj=context, mode="w") as tar:
+            for name, text in texts.items():
+                entry = tarfile.TarInfo(name)
+                entry.size = len(text)
+                tar.addfile(entry, io.BytesIO(text.encode()))
+        context.seek(0)
+        image, _ = client.images.build(
+            fileobj=context, custom_context=True, network_mode="none", rm=True, forcerm=True,
+            labels={RUN_LABEL: str(subject.data["checkout"])},
+        )  # fmt: skip
+        images.append(str(image.id))
+        return images[-1]
 
-    yield run
-    for running in containers:
-        running.remove(force=True, v=True)
+    yield build
     # Not the image under test: Podman 4 ignores `noprune`. Its next builder removes images with this label.
     if engine.info().name != "Podman":
-        image.client.images.remove(image.id, force=True, noprune=True)
+        for image in images:
+            client.images.remove(image, force=True, noprune=True)
 
 
 @pytest.mark.thorough
-def test_a_derived_image_has_its_packages_however_it_runs(derived: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    ("lines", "packages"),
+    [
+        (DERIVED[1:], ["ffmpeg", "torchcodec", "timm"]),
+        (DERIVED[5:], ["timm"]),
+        ([*DERIVED[1:3], *DERIVED[4:], "USER 1000:0"], ["ffmpeg", "torchcodec", "timm"]),
+    ],
+    ids=["as documented", "without root", "all as root"],
+)
+def test_a_derived_image_has_its_packages_however_it_runs(
+    engine: Engine, subject: Any, derive: Callable[[list[str]], str], lines: list[str], packages: list[str]
+) -> None:
+    image = derive(lines)
+    programs = {"ffmpeg": "stand-in", "torchcodec-version": "0.9.1", "timm-version": "1.0"}
+    expected = {name: output for name, output in programs.items() if name.removesuffix("-version") in packages}
     for name, options in RUN_OPTIONS.items():
-        container = derived(**options)
-        code = ["python", "-c", "import harmless, pynvml; print(harmless.version, pynvml.version)"]
-        assert container.run(code) == "1.0 999.0", name
-        assert container.run("harmless-version") == "1.0", name
+        container = engine.start(
+            image, checkout=str(subject.data["checkout"]), command=["sh", "-c", " && ".join(expected)], **options
+        )
+        try:
+            status = container.wait(timeout=60)["StatusCode"]
+            output = container.logs(stdout=True, stderr=False).decode().split()
+            assert (status, output) == (0, list(expected.values())), (name, container.logs().decode())
+        finally:
+            container.remove(force=True, v=True)
 
 
 # Its backend does not exist: the requirements are installed before it is called.

@@ -23,7 +23,7 @@ from builder.matrix.project import Project
 from builder.matrix.schema import CPU
 from builder.plan import budget, plan
 from builder.plan.plan import PlannedImage
-from tests.images.test_python import DOCUMENTED
+from tests.images.test_python import DERIVED, DOCUMENTED
 from tests.mutations import gates
 from tests.paths import ROOT
 
@@ -169,6 +169,8 @@ def test_the_commands_of_the_documents_are_those_that_image_tests_run() -> None:
     text = (ROOT / "docs/workstation.md").read_text(encoding="utf-8")
     section = text.split("\n## pip and uv\n")[1].split("\n## ")[0]
     assert [line.split("  #")[0].strip() for line in section.splitlines() if line.startswith("    ")] == DOCUMENTED
+    section = text.split("\n## Derived images\n")[1].split("\n## ")[0]
+    assert [line.strip() for line in section.splitlines() if line.startswith("    ")] == DERIVED
 
 
 def test_plain_docker_build_gets_every_file_that_a_dockerfile_mounts() -> None:
