@@ -386,6 +386,10 @@ def test_tensorboard_is_behind_the_login(server: Server, until: Callable[..., No
         what="TensorBoard through Jupyter",
     )
     assert "<title>TensorBoard</title>" in server.request("GET", "/tensorboard/").text
+    fonts = set(re.findall(r"url\((\S*\.woff2)\)", server.request("GET", "/tensorboard/").text))
+    assert fonts
+    assert all(font.startswith("font-roboto/") for font in fonts), "outside of its path"
+    assert server.request("GET", f"/tensorboard/{min(fonts)}").status_code == 200
     shown = server.request("GET", "/server-proxy/servers-info").json()["server_processes"]
     assert [(process["name"], process["launcher_entry"]["title"]) for process in shown] == [
         ("tensorboard", "TensorBoard")
@@ -400,6 +404,13 @@ def test_shows_gpus_and_widgets(server: Server) -> None:
         "jupyter-widgets-jupyterlab-manager",
         "jupyterhub-jupyter-server-proxy",
     } <= enabled
+
+
+def test_the_page_asks_for_no_build_which_needs_node(server: Server) -> None:
+    """The server logged: Could not determine jupyterlab build status without nodejs."""
+    page = server.request("GET", "/lab").text
+    assert '"buildCheck": false' in page
+    assert '"buildAvailable": false' in page
 
 
 def test_gpu_figures_are_behind_the_login(server: Server) -> None:
