@@ -1,4 +1,4 @@
-"""The dev container CLI with examples/devcontainer.json and the tiny image: the user gets the ids of the host's user."""
+"""The dev container CLI with examples/devcontainer.json and the tiny image: the user gets the ids of the host's."""
 
 from __future__ import annotations
 
