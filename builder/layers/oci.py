@@ -1,7 +1,7 @@
 """OCI documents: writes and reads an image's configuration and manifest, and the index of a store. Pure.
 
-Source: OCI image specification, "Image Configuration", "Image Manifest" and "Image Index". `Healthcheck` and `Shell`
-are fields of Docker alone; other readers ignore them.
+Source: OCI image specification, "Image Configuration", "Image Manifest" and "Image Index". `Healthcheck` is a
+field of Docker alone; other readers ignore it.
 """
 
 from __future__ import annotations

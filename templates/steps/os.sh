@@ -68,15 +68,15 @@ install -d /opt/venv/lib/python
 ln -s python "/opt/venv/lib/$version"
 "$python" -m venv --without-pip --system-site-packages /opt/venv
 find /opt/venv -type d -exec chmod 0775 {} +
-# A path file of Debian's Python. Environments with --system-site-packages have the image's packages too; not for root,
-# whose programs of Debian must not run what users install. The second line is for pip's isolated builds: one that needs
+# A path file of Debian's Python. Environments with --system-site-packages have the image's packages too; root's Python outside
+# of environments has not: Debian's programs must not run what users install. The second line is for pip's isolated builds: one that needs
 # torch was built with the newest. PIP_BUILD_CONSTRAINT cannot always be set, since pip refuses it with
 # --no-build-isolation; pip sets the variable of the condition while it installs what an isolated build needs.
 site=/opt/venv/lib/$version/site-packages
 base=$("$python" -c 'import site; print(site.getsitepackages()[0])')
 install -d "$base"
 cat >"$base/image.pth" <<END
-import os, site; os.getuid() == 0 or '$site' in known_paths or site.addsitedir('$site', known_paths)
+import os, site, sys; (os.getuid() == 0 and sys.prefix == sys.base_prefix) or '$site' in known_paths or site.addsitedir('$site', known_paths)
 import os; '_PIP_IN_BUILD_IGNORE_CONSTRAINTS' in os.environ and os.environ.setdefault('PIP_BUILD_CONSTRAINT', os.environ.get('PIP_CONSTRAINT', ''))
 END
 # Programs that the image runs as root use this Python. uv's build of Python is elsewhere.

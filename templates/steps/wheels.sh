@@ -19,7 +19,7 @@ install_wheels() {
 install_wheels
 rm -f /opt/venv/.lock
 [ "${1-}" = cuda ] || "$python" -B /mnt/steps/compile.py
-site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+site=$("$python" -c 'import os, sysconfig; print(os.path.realpath(sysconfig.get_path("purelib")))')
 "$python" -B /mnt/steps/overlaps.py "$site"
 find /opt/venv -type d ! -perm 0775 -exec chmod 0775 {} + # group 0 installs and removes packages
 if [ -n "${UV_FIND_LINKS-}" ]; then

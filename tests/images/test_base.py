@@ -34,7 +34,7 @@ def test_starts_in_workspace(host: Host) -> None:
     assert host.check_output("pwd") == "/workspace"
 
 
-def test_files_of_the_installation_cannot_be_changed(host: Host) -> None:
+def test_only_folders_of_the_environment_are_writable(host: Host) -> None:
     """Group 0 writes to the folders of the environment, and so replaces files there, and to no others."""
     kinds = "\\( -type d -printf 'folder %p\\n' -o -printf 'file %p\\n' \\)"
     found = host.check_output(
@@ -366,7 +366,7 @@ for folder in /opt/venv/lib/python/site-packages ~/.local/lib/$(basename /opt/ve
 done
 mkdir -p ~/.local/bin ~/.config/pip
 for folder in ~/.local/bin /opt/venv/bin; do
-    for name in python python3 git ip lsof start check-services apt-get dpkg sh; do
+    for name in python python3 git ip lsof start check-services apt-get dpkg sh env id; do
         rm -f $folder/$name && printf '#!/bin/sh\necho evil\n' >$folder/$name && chmod +x $folder/$name
     done
 done
@@ -385,6 +385,7 @@ AS_ROOT = [["check-services"], ["start", "--help"], ["/bin/bash", "-c", APT], ["
 def test_the_image_runs_nothing_as_root_that_the_user_can_write(shell: Callable[..., Any]) -> None:
     """At the start, for the health check, and in apt. `docker exec -u root C python` is the user's environment."""
     container = shell(user="root", environment={"NB_UID": "1234"})
+    put(container.container, "/etc/start.d", {"hook.sh": "export SET=1"})
     assert "evil" in container.run(EVIL, user="1234:0"), "the user's own Python is replaced"
     outputs = [container.result(command, user="root") for command in AS_ROOT]
     assert "evil" not in str(outputs), outputs
@@ -437,7 +438,7 @@ def test_scripts_keep_the_variables_and_the_path_that_they_are_given(shell: Call
 @pytest.mark.thorough
 def test_commands_that_cannot_work_say_what_to_do(shell: Callable[..., Any]) -> None:
     container = shell()
-    assert "CONTAINER sh -c 'apt-get update && apt-get install -y ffmpeg'" in container.fails(
+    assert "CONTAINER /bin/sh -c 'apt-get update && apt-get install -y ffmpeg'" in container.fails(
         ["apt-get", "install", "-y", "ffmpeg"]
     )
     assert "docker exec -u root -w / CONTAINER COMMAND" in container.fails(["sudo", "ls"])

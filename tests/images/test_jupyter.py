@@ -438,8 +438,8 @@ def test_the_health_check_of_root_runs_nothing_of_the_user_as_root(
     container = start(user="root", environment={"NB_UID": "4242"})
     until(lambda: container.exec_run(["check-services"]).exit_code == 0, seconds=START_S, what="the services")
     plant = (
-        "mkdir -p /tmp/x /opt/venv/user/bin; echo /tmp/x >>/run/workstation/of-4242/services; "
-        "for name in /tmp/x/check /opt/venv/user/bin/check-services /opt/venv/user/bin/start; do "
+        "mkdir -p /tmp/x /opt/venv/bin; echo /tmp/x >>/run/workstation/of-4242/services; "
+        "for name in /tmp/x/check /opt/venv/bin/check-services /opt/venv/bin/start; do "
         "printf '#!/bin/sh\\nid -u >>/tmp/ran\\n' >$name; chmod 755 $name; done"
     )
     assert container.exec_run(["sh", "-c", plant], user="4242:0").exit_code == 0

@@ -405,7 +405,7 @@ def derive(engine: Engine, subject: Any) -> Iterator[Callable[[list[str]], str]]
 def test_a_derived_image_has_its_packages_however_it_runs(
     engine: Engine, subject: Any, derive: Callable[[list[str]], str], lines: list[str], packages: list[str]
 ) -> None:
-    image = derive(lines)
+    image = derive(lines if "uv" in subject.wheels else [line.replace("uv pip", "pip") for line in lines])
     programs = {"ffmpeg": "stand-in", "torchcodec-version": "0.9.1", "timm-version": "1.0"}
     expected = {name: output for name, output in programs.items() if name.removesuffix("-version") in packages}
     for name, options in RUN_OPTIONS.items():
@@ -551,6 +551,9 @@ class Research(Session):
 
 @pytest.mark.thorough
 def test_uv_sync_keeps_the_framework(shell: Callable[..., Any], subject: Any) -> None:
+    if "uv" not in subject.wheels:
+        assert "pip install uv" in shell().fails("uv-sync")
+        return
     session = Research(shell(user="1234:0", environment=OFFLINE), subject)
     before, framework = session.installed(), session.python(WHERE.format(session.module))
 
@@ -563,7 +566,7 @@ def test_uv_sync_keeps_the_framework(shell: Callable[..., Any], subject: Any) ->
     # What the image has cannot be downloaded.
     for name in (*session.pinned, "numpy"):
         session.run(f"rm /tmp/wheels/{name.replace('-', '_')}-*")
-    session.project("uv-sync --locked")
+    session.project("uv-sync --locked --exact")
     assert session.installed() == before | {"harmless": "2.0.1", "first": "1.0", "second": "1.0"}
     assert session.python(WHERE.format(session.module)) == framework
     session.project("uv-sync -q --group checks --extra plots")
@@ -586,6 +589,9 @@ def test_uv_sync_keeps_the_framework(shell: Callable[..., Any], subject: Any) ->
 def test_uv_sync_advises_an_environment_of_their_own(
     shell: Callable[..., Any], subject: Any, options: dict[str, Any]
 ) -> None:
+    if "uv" not in subject.wheels:
+        assert "pip install uv" in shell(**options).fails("uv-sync")
+        return
     session = Research(shell(environment=OFFLINE, **options), subject)
     session.project(f"uv lock -P {session.framework}=={session.pinned[session.framework]}")
     message = session.fails("cd /tmp/project && uv-sync").strip()

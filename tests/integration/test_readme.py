@@ -31,7 +31,15 @@ STAMP = "-20261122"
 BLOCK = re.compile(r"^```(sh|diff)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TIMEOUT_S = 300
 # CI runs them, or their parts.
-NOT_RUN = ("make check", "make test", "make demo", "make browser", "make arm64", ".builder/tools/bin/uv pip compile")
+NOT_RUN = (
+    "make check",
+    "make test",
+    "make demo",
+    "make browser",
+    "make arm64",
+    "make packages",
+    ".builder/tools/bin/uv pip compile",
+)
 DOCUMENTS = ("README.md", "docs/matrix.md", "docs/publish.md", "CONTRIBUTING.md")
 RECIPES = {
     "refresh": ["refresh"],

@@ -492,17 +492,21 @@ def test_a_service_with_an_invalid_configuration_is_not_retried(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    ("arguments", "group", "expected"),
     [
-        (settings.ENTRYPOINT, True),
-        (("/sbin/docker-init", "--", *settings.ENTRYPOINT, "python", "train.py"), True),
-        (("/bin/sh", "-c", "echo Container started; exec /usr/local/bin/start"), False),
+        (settings.ENTRYPOINT, "0::/", True),
+        (("/sbin/docker-init", "--", *settings.ENTRYPOINT, "python", "train.py"), "0::/", True),
+        (("/bin/sh", "-c", "echo Container started; exec /usr/local/bin/start"), "0::/", False),
+        (settings.ENTRYPOINT, "0::/../other", False),  # of another container, with --pid=host
     ],
 )
-def test_the_launcher_is_found_among_the_processes(tmp_path: Path, arguments: tuple[str, ...], expected: bool) -> None:
-    for number, words in {"1": ("/sbin/init",), "self": settings.ENTRYPOINT, "4321": arguments}.items():
+def test_the_launcher_is_found_among_the_processes(
+    tmp_path: Path, arguments: tuple[str, ...], group: str, expected: bool
+) -> None:
+    for number, words in {"1": ("/sbin/init",), "self": ("check",), "4321": arguments}.items():
         (tmp_path / number).mkdir()
         (tmp_path / number / "cmdline").write_bytes("".join(f"{word}\0" for word in words).encode())
+        (tmp_path / number / "cgroup").write_text(group if number == "4321" else "0::/")
     (tmp_path / "99").mkdir()  # a process that has just ended
     assert health.has_launcher(tmp_path) is expected
 

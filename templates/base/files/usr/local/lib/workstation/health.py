@@ -40,11 +40,13 @@ def main() -> int:
 def has_launcher(processes: Path = Path("/proc")) -> bool:
     """Whether a process has the launcher in its arguments: tini has, in each container that the launcher started.
 
-    It need not be process 1: `--init` and `--pid=host` put other programs there.
+    It need not be process 1: `--init` and `--pid=host` put other programs there. With the latter, processes of other
+    containers are there too, in other control groups.
     """
+    own = (processes / "self/cgroup").read_bytes()
     for arguments in processes.glob("[0-9]*/cmdline"):
         try:
-            if LAUNCHER in arguments.read_bytes().split(b"\0"):
+            if LAUNCHER in arguments.read_bytes().split(b"\0") and (arguments.parent / "cgroup").read_bytes() == own:
                 return True
         except OSError:  # it has ended
             continue

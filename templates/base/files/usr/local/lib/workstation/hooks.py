@@ -35,7 +35,7 @@ def _source(hook: Path, environ: MutableMapping[str, str]) -> None:
     file.unlink(missing_ok=True)
     # The trap runs however the hook ends. A file instead of a pipe: the hook's output goes to the log, and a process
     # that it leaves in the background does not keep a pipe open.
-    code = 'trap \'{ umask; env -0; } >"$2"\' EXIT; set -e; . "$1"'
+    code = 'trap \'{ umask; /usr/bin/env -0; } >"$2"\' EXIT; set -e; . "$1"'
     command = ["/bin/sh", "-c", code, "sh", str(hook), str(file)]
     _check_status(hook, subprocess.run(command, env=dict(environ), stdout=2, check=False).returncode)
     if not file.exists():

@@ -63,6 +63,7 @@ def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
         home = state.make()
     except OSError as error:
         raise Refusal(str(error)) from error
+    (home / state.SERVICES).unlink(missing_ok=True)  # of an earlier start: unhealthy until the hooks have run
     environ["STATE_DIR"] = str(home)
     warnings += person.set_up(environ, home)
     driver = gpus.read() if "NVIDIA_VISIBLE_DEVICES" in environ else gpus.Driver()
@@ -84,7 +85,7 @@ def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
     if runs_services:
         return services.run(services.prepare(folders, environ), environ, home, _print)
     state.write(home / state.SERVICES, "")  # for the health check: no service runs
-    return _execute(arguments or ["bash"], environ)
+    return _execute(arguments or ["/bin/bash"], environ)
 
 
 def _workspace_owner() -> int:
