@@ -1,11 +1,13 @@
-"""The dev container CLI with examples/devcontainer.json and the tiny image: the user gets the ids of the host's."""
+"""The dev container CLI with examples/devcontainer.json and the tiny image: its user gets the ids of the host's."""
 
 from __future__ import annotations
 
 import json
 import os
+import pwd
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -62,6 +64,23 @@ def cli() -> Iterator[Path]:
         yield folder / "node_modules/.bin/devcontainer"
 
 
+@contextmanager
+def named(user: int) -> Iterator[None]:
+    """Gives a user of this machine a name, without which the CLI fails."""
+    try:
+        pwd.getpwuid(user)
+    except KeyError:
+        name = f"devcontainer-{os.getpid()}"
+        subprocess.run(["useradd", "--uid", str(user), "--no-create-home", name], capture_output=True, check=True)
+        try:
+            yield
+        finally:
+            # By force: processes of containers may have the same id.
+            subprocess.run(["userdel", "--force", name], capture_output=True, check=True)
+    else:
+        yield
+
+
 @pytest.fixture
 def start(cli: Path, built: Checkout) -> Iterator[Callable[[int], DevContainer]]:
     """A function that starts a dev container in a new folder of a user; all are removed at the end."""
@@ -98,7 +117,11 @@ def start(cli: Path, built: Checkout) -> Iterator[Callable[[int], DevContainer]]
 def test_the_user_of_a_dev_container_can_install(start: Callable[[int], DevContainer], index: Index, user: int) -> None:
     """The CLI took the user out of group 0, and gave group root the gid of the host's user."""
     index.publish(*(wheel(f"dev-by-{name}", "1.0", {f"dev_by_{name}.py": b""}) for name in ("pip", "uv")))
-    container = start(user)
+    with named(user):
+        check(start(user), index, user)
+
+
+def check(container: DevContainer, index: Index, user: int) -> None:
     uid = str(user or 1000)  # the CLI changes nothing for root
     assert container.execute("id -un; id -u; id -g; getent group root | cut -d : -f 1-3").split() == [
         "user", uid, uid, "root:x:0",
