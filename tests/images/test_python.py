@@ -288,6 +288,10 @@ def test_a_user_outside_group_0_installs_into_the_home(shell: Callable[..., Any]
     assert session.python("import harmless; print(harmless.__file__)").startswith("/home/user/.local/")
     assert session.run("harmless-version") == "2.0.1"
     assert session.run(["bash", "-lc", "harmless-version"]) == "2.0.1"
+    # In docs/workstation.md: pip removes nothing outside its environment.
+    assert "outside environment" in session.run("pip uninstall -y harmless")
+    session.run("/usr/bin/python3 -m pip uninstall -y --break-system-packages harmless")
+    session.fails(["python", "-c", "import harmless"])
     # Python's own rule: packages of the image precede those in the home.
     assert "sys.path precedence" in session.fails(f"{PIP} nvidia-ml-py==999.0")
 
