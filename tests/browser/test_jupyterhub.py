@@ -1,6 +1,6 @@
 """A real JupyterHub with DockerSpawner: login, a cell of a notebook, TensorBoard, and the end of the server.
 
-JupyterHub and its proxy are installed from hub/requirements.txt and hub/package-lock.json.
+JupyterHub is installed from hub/requirements.txt, and its proxy from hub/package.json.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def free_ports(count: int) -> list[str]:
 def programs() -> Path:
     """The folder of an environment with JupyterHub, and beside it the proxy; made again if their locks change."""
     folder = ROOT / ".builder/test-cache/jupyterhub"
-    locks = [FILES / "requirements.txt", FILES / "package.json", FILES / "package-lock.json"]
+    locks = [FILES / "requirements.txt", FILES / "package.json"]
     wanted = "".join(path.read_text(encoding="utf-8") for path in locks)
     done = folder / "locks"
     if not done.exists() or done.read_text(encoding="utf-8") != wanted:
@@ -90,9 +90,8 @@ def programs() -> Path:
         subprocess.run([uv, "venv", "-q", "--python", sys.executable, str(folder)], check=True)
         install = [uv, "pip", "install", "-q", "--python", str(folder), "--require-hashes", "--only-binary", ":all:"]
         subprocess.run([*install, "-r", str(locks[0])], check=True)
-        for path in locks[1:]:
-            shutil.copy2(path, folder)
-        subprocess.run(["npm", "ci", "--silent", "--ignore-scripts"], cwd=folder, check=True)
+        shutil.copy2(locks[1], folder)
+        subprocess.run(["npm", "install", "--silent", "--no-package-lock", "--ignore-scripts"], cwd=folder, check=True)
         done.write_text(wanted, encoding="utf-8")
     return folder
 
