@@ -217,6 +217,8 @@ def main() -> int:
             environment=set_env(session, escapes=accepts_escapes(version)),
         )
     )
+    if os.getuid() == 0:  # NB_UID=0: sshd of root needs this folder, which Debian's service makes
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     return subprocess.run(["/usr/sbin/sshd", "-t", "-f", str(config)], check=False).returncode
 
 
