@@ -210,6 +210,25 @@ def test_as_another_user_by_root(
     assert inside(container).run("ps -o user= -C sshd").stdout.split().count("root") == 0
 
 
+def test_nothing_that_users_can_write_runs_as_root(
+    start: Callable[..., Container], until: Callable[..., None], client: tuple[Host, str]
+) -> None:
+    """With NB_UID=0, the service belongs to root, whose PATH has a folder that group 0 can write."""
+    container = start(user="root", environment={"SSH_PUBLIC_KEY": client[1], "NB_UID": "0"})
+
+    def has_address(times: int) -> bool:
+        return container.logs().count(b"host key SHA256:") == times
+
+    until(lambda: has_address(1), seconds=START_S, what="the address in the log")
+    plant = (
+        r"printf '#!/bin/sh\necho evil >&2\n' | tee grep cut id ssh ssh-keygen && chmod 755 grep cut id ssh ssh-keygen"
+    )
+    assert container.exec_run(["/bin/bash", "-c", plant], user="1234:0", workdir="/opt/venv/bin").exit_code == 0
+    container.restart(timeout=5)
+    until(lambda: has_address(2), seconds=START_S, what="the address in the log")
+    assert b"evil" not in container.logs()
+
+
 def test_without_any_capability(
     start: Callable[..., Container], until: Callable[..., None], client: tuple[Host, str]
 ) -> None:

@@ -160,7 +160,7 @@ def host_key(folder: Path) -> Path:
     if not key.exists():  # it is renamed last, so it is complete if it exists
         for old in (draft, Path(f"{draft}.pub")):
             old.unlink(missing_ok=True)
-        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(draft)]
+        command = ["/usr/bin/ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(draft)]
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
         Path(f"{draft}.pub").rename(public)
         draft.rename(key)
@@ -206,7 +206,7 @@ def main() -> int:
         (folder / f"host_key{suffix}").symlink_to(f"{key}{suffix}")
     (folder / "authorized_keys").write_text("".join(f"{line}\n" for line in public_keys))
     config = folder / "sshd_config"
-    version = subprocess.run(["ssh", "-V"], stderr=subprocess.PIPE, text=True, check=False).stderr
+    version = subprocess.run(["/usr/bin/ssh", "-V"], stderr=subprocess.PIPE, text=True, check=False).stderr
     session = {name: value for name, value in environ.items() if name != "STATE_DIR"}
     config.write_text(
         CONFIG.format(
