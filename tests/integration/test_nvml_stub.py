@@ -262,3 +262,14 @@ def test_the_launcher_describes_the_driver(machine: StubbedMachine, state: str, 
     assert [warning in line for line in warnings] == ([True] if warning else [])
     required = machine.python(state, "-c", DESCRIBE, "GPU_REQUIRED=1").data
     assert required[0] == (69 if warning else lines)
+
+
+def test_the_launcher_does_not_stay_a_client_of_the_gpus(machine: StubbedMachine) -> None:
+    code = """
+import ctypes
+from templates.base.files.usr.local.lib.workstation import gpus
+gpus.read()
+print(ctypes.CDLL("libnvidia-ml.so.1").nvmlDeviceGetCount_v2(ctypes.byref(ctypes.c_uint())))
+"""
+    nvml_error_uninitialized = 1
+    assert machine.python(nvml.state(DRIVER, H100, cuda=12080), "-c", code).data == nvml_error_uninitialized

@@ -60,6 +60,9 @@ def read(library: str = "libnvidia-ml.so.1") -> Driver:
         return Driver()
     try:
         _call(nvml, "nvmlInit_v2")
+    except _NvmlError as error:
+        return Driver(error=str(error))
+    try:
         count, cuda = ctypes.c_uint(), ctypes.c_int()
         _call(nvml, "nvmlDeviceGetCount_v2", ctypes.byref(count))
         _call(nvml, "nvmlSystemGetCudaDriverVersion_v2", ctypes.byref(cuda))
@@ -70,6 +73,8 @@ def read(library: str = "libnvidia-ml.so.1") -> Driver:
         )
     except _NvmlError as error:
         return Driver(error=str(error))
+    finally:
+        nvml.nvmlShutdown()  # the launcher runs as long as its services, and would stay a client of each GPU
 
 
 def _gpu(nvml: ctypes.CDLL, index: int) -> Gpu:
