@@ -281,7 +281,8 @@ def _row(result: Result, package: Package) -> str:
         command += f", after `apt-get install {' '.join(package.debian)}` as root"
     version = ", ".join(result.installed[name] for name in sorted(result.installed)) or "-"
     verdict = "**does not work**" if result.fault else "resolves; not installed" if package.resolve_only else "works"
-    notes = [package.note or result.fault]
+    is_expected = bool(package.fails) == bool(result.fault)
+    notes = [package.note if package.note and is_expected else result.fault]
     notes += [f"Replaces {name} {change}." for name, change in result.replaced.items()]
     text = one_line(" ".join([f"{verdict}.", *filter(None, notes)])).replace("|", "\\|")
     return f"| {command} | {version} | {text} | {result.tested}, image of {result.image} |\n"

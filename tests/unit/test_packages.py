@@ -187,6 +187,16 @@ def test_a_row_names_the_version_and_why() -> None:
     assert row == f"| `pip install 'x[y]<2'` | 1 | {text} | 2026-11-27, image of 2026-11-20 |"
 
 
+@pytest.mark.parametrize(
+    ("fails", "fault", "text"), [("", "OSError", "**does not work**. OSError"), ("x", "", "works.")]
+)
+def test_a_note_is_only_for_the_expected_result(fails: str, fault: str, text: str) -> None:
+    package = Package.model_validate({"cells": [CELL], "fails": fails, "note": "Why."})
+    listed = PackageList(frameworks={}, packages={"x": package})
+    row = run.page([result("x").model_copy(update={"fault": fault})], listed).splitlines()[-1]
+    assert f" | {text} | " in row
+
+
 def test_a_container_has_the_index_and_certificates_of_this_machine() -> None:
     host = Host(index=IndexSettings(url="https://mirror.example/simple"), ca=b"-----BEGIN", proxies={"NO_PROXY": "x"})
     variables = run.environment_of(host)
