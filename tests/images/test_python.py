@@ -6,10 +6,12 @@ import io
 import json
 import tarfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import docker
 import pytest
+from docker.errors import APIError
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from testinfra.host import Host
@@ -392,8 +394,11 @@ def derive(engine: Engine, subject: Any) -> Iterator[Callable[[list[str]], str]]
     yield build
     # Not the image under test: Podman 4 ignores `noprune`. Its next builder removes images with this label.
     if engine.info().name != "Podman":
-        for image in images:
-            client.images.remove(image, force=True, noprune=True)
+        while images and (image := images.pop()) != subject.image_id:
+            # Also those that the engine made for each line: they kept the image under test from being removed.
+            images.append(client.images.get(image).attrs["Parent"])
+            with suppress(APIError):  # another derived image has the same parent
+                client.images.remove(image, noprune=True)
 
 
 @pytest.mark.thorough

@@ -284,10 +284,14 @@ class Checkout:
         listed = self.docker("image", "ls", "--no-trunc", "--format", form, "--filter", f"reference={self.namespace}/*")
         return dict(line.split(maxsplit=1) for line in listed.splitlines())
 
+    @property
+    def label(self) -> str:
+        """The filter for images of this project, whatever made them."""
+        return f"label=org.opencontainers.image.source={SOURCE}{self.namespace}"
+
     def image_ids(self) -> set[str]:
         """Ids of all images of this project, tagged or not."""
-        label = f"label=org.opencontainers.image.source={SOURCE}{self.namespace}"
-        return set(self.docker("image", "ls", "-q", "--no-trunc", "--filter", label).split())
+        return set(self.docker("image", "ls", "-q", "--no-trunc", "--filter", self.label).split())
 
     def working_images(self) -> list[str]:
         """Temporary images of a run."""
@@ -324,7 +328,10 @@ class Checkout:
                 os.kill(process, signal.SIGKILL)
         if containers := self.containers():
             self.docker("rm", "-f", "-v", *containers)
-        if images := {*self.image_ids(), *self.working_images()}:
+        # The newest first: an image with children cannot be removed.
+        if images := self.docker("image", "ls", "-q", "--no-trunc", "--filter", self.label).split():
+            self.docker("image", "rm", "-f", *images)
+        if images := self.working_images():
             self.docker("image", "rm", "-f", *images)
 
 
