@@ -31,6 +31,7 @@ from builder.registry.evidence import Coverage, Evidence, Kind, Requirement
 from builder.registry.suite import IMAGE_TESTS, NOT_APPLICABLE, Suite, gpu_test
 
 TIMEOUT_S = 1800
+TESTS_EACH = 10  # a process for fewer takes longer to start than it saves
 LOGS: dict[Kind, str] = {"image": "test", "gpu": "gpu"}  # the part of a log's name that identifies the tests
 NOTHING = Coverage()  # no earlier results
 _NO_TEST = "no GPU test: "
@@ -39,7 +40,7 @@ _NO_TEST = "no GPU test: "
 class Tester:
     """Tests images of one project; `stop` ends the tests that run, from another thread.
 
-    `junit` is a folder for reports.
+    The tests of one image run in `processes` at the same time. `junit` is a folder for reports.
     """
 
     def __init__(
@@ -49,11 +50,13 @@ class Tester:
         gpu_mode: gpus.Mode = gpus.AUTO,
         pool: gpus.Pool | None = None,
         junit: Path | None = None,
+        processes: int = 1,
     ) -> None:
         self._engine, self._project, self._view = work.engine, work.project, work.view
         self._hide = work.host.hide
         self._gpu_mode = gpu_mode
         self._junit = junit
+        self._processes = processes
         self._pool = pool or gpus.Pool()
         self._engine_info = work.engine.info()
         self._suite = Suite.of(work.project.root)
@@ -88,6 +91,7 @@ class Tester:
         unless every test passed.
         """
         self._view.begin(image.id, "testing")
+        self._view.note(image.id, f"not tested yet, to look inside: docker run --rm -it {loaded.id[7:19]} bash")
         no_gpu = self._why_no_gpu(image)
         results: list[Evidence] = []
         before = known.image_tests
@@ -214,6 +218,10 @@ class Tester:
                 sys.executable, "-m", "pytest", "-v", "--color=no", "-p", "no:cacheprovider", "--rootdir", str(root),
                 f"--basetemp={scratch}/pytest", "--durations=10", *map(str, files),
             ]  # fmt: skip
+            names = self._suite.of_image(image.components, IMAGE_TESTS, thorough=image.thorough)
+            processes = min(self._processes, 1 + len(names) // TESTS_EACH)
+            if kind == "image" and processes > 1:
+                command += ["-p", "xdist.plugin", "-n", str(processes), "--dist", "worksteal"]
             if self._junit:
                 command += [f"--junit-xml={self._junit.resolve()}/{image.id}.{LOGS[kind]}.xml", "-o"]
                 command += [f"junit_suite_name={image.id}"]
@@ -260,7 +268,7 @@ class Tester:
         def on_line(line: str) -> str:
             line = self._hide(line)
             if "::" in line and self._view.is_live:
-                self._view.note(row, line.split("::", 1)[1].strip())
+                self._view.note(row, line.rpartition("::")[2].strip())
             return line
 
         program = Program(

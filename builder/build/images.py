@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -224,7 +225,9 @@ def new_tester(work: RunContext, plan: Plan, options: Options) -> Tester:
     """Removes containers of killed runs. Raises ImageTestError if required GPU tests cannot run."""
     work.engine.sweep(str(work.project.root))
     pool = gpus.Pool(min(options.jobs, sum(not image.cell.is_cpu for image in plan.images)))
-    tester = Tester(work, gpu_mode=options.gpu_mode, pool=pool, junit=options.junit)
+    # Tests of one image, one after the other, use half of two processors: most wait for the start of a container.
+    processes = math.ceil(1.5 * machine.processors() / min(options.jobs, max(1, len(plan.images))))
+    tester = Tester(work, gpu_mode=options.gpu_mode, pool=pool, junit=options.junit, processes=processes)
     if options.test:
         tester.check(plan.images)
     return tester

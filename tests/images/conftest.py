@@ -77,7 +77,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    write_report(report, report.outcome)
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # the main process gets the reports of its workers
+        write_report(report, report.outcome)
 
 
 def write_report(report: pytest.TestReport, outcome: str) -> None:
