@@ -56,6 +56,8 @@ def checks() -> dict[str, list[str]]:
             *_files("examples/kubernetes-*.yaml"),
         ],
         "renovate schema": ["check-jsonschema", "--builtin-schema", "vendor.renovate", ".github/renovate.json"],
+        # A fixture of the session used one of a single test: on machines with GPUs, no test could run.
+        "fixtures": ["pytest", "-q", "-p", "no:cacheprovider", "--setup-plan", "tests/images", "tests/gpu"],
         "locks": ["builder", "lock", "--check"],
         "images/": ["builder", "render", "--check"],
     }

@@ -24,6 +24,7 @@ from builder.common.errors import ImageTestError
 from builder.common.text import one_line
 from builder.compat import gpu_support, gpus
 from builder.compat.gpus import Gpu
+from builder.engine.client import RUN_LABEL
 from builder.matrix import facts
 from builder.plan.plan import PlannedImage
 from builder.registry import evidence
@@ -53,7 +54,7 @@ class Tester:
         processes: int = 1,
     ) -> None:
         self._engine, self._project, self._view = work.engine, work.project, work.view
-        self._hide = work.host.hide
+        self._hide, self._private_hosts = work.host.hide, work.host.names
         self._gpu_mode = gpu_mode
         self._junit = junit
         self._processes = processes
@@ -212,14 +213,21 @@ class Tester:
             subject, report, figures = (
                 Path(scratch) / name for name in ("image.json", "report.jsonl", "figures.jsonl")
             )
-            described = describe(image, loaded.id, str(root)) | {"is_emulated": self._is_emulated(image)}
+            info = self._engine_info
+            names = [info.gpu_name(gpu.uuid, gpu.index) for gpu in leased]
+            described = describe(image, loaded.id, str(root)) | {
+                "engine": info.name,
+                "is_emulated": self._is_emulated(image),
+                "gpu_options": info.gpu_options(names) if names else {},
+                "private_hosts": self._private_hosts,
+            }
             subject.write_text(json.dumps(described), encoding="utf-8")
             command = [
                 sys.executable, "-m", "pytest", "-v", "--color=no", "-p", "no:cacheprovider", "--rootdir", str(root),
                 f"--basetemp={scratch}/pytest", "--durations=10", *map(str, files),
             ]  # fmt: skip
-            names = self._suite.of_image(image.components, IMAGE_TESTS, thorough=image.thorough)
-            processes = min(self._processes, 1 + len(names) // TESTS_EACH)
+            tests = self._suite.of_image(image.components, IMAGE_TESTS, thorough=image.thorough)
+            processes = min(self._processes, 1 + len(tests) // TESTS_EACH)
             if kind == "image" and processes > 1:
                 command += ["-p", "xdist.plugin", "-n", str(processes), "--dist", "worksteal"]
             if self._junit:
@@ -233,7 +241,6 @@ class Tester:
                 "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
                 "IMAGE_TEST_SUBJECT": str(subject),
                 "IMAGE_TEST_REPORT": str(report),
-                "IMAGE_TEST_GPUS": ",".join(self._engine_info.gpu_name(gpu.uuid, gpu.index) for gpu in leased),
                 "IMAGE_TEST_FIGURES": str(figures),
             }
             status = self._pytest(image.id, command, variables, self._log(image, kind))
@@ -288,7 +295,7 @@ def describe(image: PlannedImage, image_id: str, checkout: str) -> dict[str, obj
     """The image under test, for tests/images/conftest.py."""
     return {
         "image_id": image_id,
-        "checkout": checkout,
+        "labels": {RUN_LABEL: checkout},
         "cell": asdict(image.cell),
         "id": image.id,
         "plan": image.digest,

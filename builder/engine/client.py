@@ -25,7 +25,7 @@ import docker
 import requests
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.models.containers import Container
-from docker.types import DeviceRequest, LogConfig
+from docker.types import LogConfig
 
 from builder.common import strict_yaml
 from builder.common.errors import EngineError, MatrixError, NoEngineError
@@ -386,25 +386,9 @@ class Engine:
         checkout: str,
         command: Sequence[str] | None = None,
         ports: Sequence[int] = (),
-        gpus: bool | Sequence[str] = False,
         **options: Any,
     ) -> Container:
-        """Starts a container of `image`, labelled so that `sweep` finds it; ports are published on loopback only.
-
-        `gpus` are the names of its GPUs, from `EngineInfo.gpu_name`, or True for all.
-        """
-        if gpus:
-            names = ["all"] if gpus is True else list(gpus)
-            option = self.info().gpu_option
-            if option == "--device":
-                request = DeviceRequest(driver="cdi", device_ids=[f"{CDI_KIND}={name}" for name in names])
-                options["device_requests"] = [request]
-            elif option == "--runtime":
-                visible = {"NVIDIA_VISIBLE_DEVICES": ",".join(names)}
-                options |= {"runtime": "nvidia", "environment": {**options.get("environment", {}), **visible}}
-            else:
-                which = {"count": -1} if gpus is True else {"device_ids": names}
-                options["device_requests"] = [DeviceRequest(capabilities=[["gpu"]], **which)]
+        """Starts a container of `image`, labelled so that `sweep` finds it; ports are published on loopback only."""
         with translated(f"starting {image}"):
             containers: Any = self._client.containers
             container: Container = containers.run(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import requests
 from docker.errors import APIError, DockerException, StreamParseError
+from docker.types import DeviceRequest
 from urllib3.exceptions import HTTPError
 
 from builder.common.errors import FREE_DISK, DiskError, EngineError
@@ -57,6 +58,16 @@ class EngineInfo:
             "--runtime": "--runtime nvidia",
             "": "",
         }[self.gpu_option]
+
+    def gpu_options(self, names: Sequence[str] = ("all",)) -> dict[str, Any]:
+        """The options of docker-py that give a container these GPUs, as plain data; `gpu_name` has the names."""
+        if self.gpu_option == "--device":
+            request = DeviceRequest(driver="cdi", device_ids=[f"{CDI_KIND}={name}" for name in names])
+            return {"device_requests": [request]}
+        if self.gpu_option == "--runtime":
+            return {"runtime": "nvidia", "environment": {"NVIDIA_VISIBLE_DEVICES": ",".join(names)}}
+        which: dict[str, Any] = {"count": -1} if names == ("all",) else {"device_ids": list(names)}
+        return {"device_requests": [DeviceRequest(capabilities=[["gpu"]], **which)]}
 
     def gpu_name(self, uuid: str, index: int) -> str:
         """The name under which a container gets one GPU: its UUID if the engine knows it, else its number."""

@@ -111,6 +111,11 @@ class Host:
                 self._apt_read.append(self.read_apt())
             return self._apt_read[0]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The hosts in these settings, with and without port."""
+        return self._redactor.hosts
+
     def hide(self, text: str) -> str:
         """Replaces the hosts in these settings, for logs and messages."""
         return self._redactor(text)

@@ -1,6 +1,7 @@
-"""The test files of a checkout, their tests, and the modules of this program that decide whether an image passes.
+"""The test files of a checkout, and their tests.
 
-Read without running them, from syntax trees: what a file imports is part of the suite too.
+Read without running them, from syntax trees: what a file imports from `tests` is part of the suite too. These files use
+nothing of `builder`, which gives them plain data about the image: a change of it does not require all tests again.
 """
 
 from __future__ import annotations
@@ -14,11 +15,6 @@ from pathlib import Path
 from builder.common.files import digest_of_bytes, files_below
 
 IMAGE_TESTS, GPU_TESTS = "tests/images", "tests/gpu"
-PACKAGE = Path(__file__).parents[1]
-# The module that runs the tests. What it imports counts too.
-_RUNNER = "builder/build/image_tests.py"
-# The rooms that compute the plan, whose digest is in the evidence: their changes that matter change the plan.
-_PLANNING = ("builder.matrix", "builder.lock", "builder.plan")
 _MARK = "pytest.mark."
 THOROUGH, EMULATED = "thorough", "emulated"  # marks: see pyproject.toml
 
@@ -35,22 +31,19 @@ class Suite:
     tests: Mapping[str, Mapping[str, frozenset[str]]]
 
     @classmethod
-    def of(cls, root: Path, package: Path = PACKAGE) -> Suite:
-        """The Python files and notebooks of the image tests, the module that runs them, and the modules below `tests`
-        and in `package` that these import, except for those that compute the plan.
+    def of(cls, root: Path) -> Suite:
+        """The Python files and notebooks of the image tests, and the modules below `tests` that these import.
 
         Other files (an editor's swap file) and file modes change no test.
         """
         paths = [path for folder in (IMAGE_TESTS, GPU_TESTS) for path in files_below(root / folder)]
         waiting = [path.relative_to(root).as_posix() for path in paths if path.suffix in (".py", ".ipy")]
-        waiting.append(_RUNNER)
         contents: dict[str, bytes] = {}
         while waiting:
             name = waiting.pop()
-            path = package / name.removeprefix("builder/") if name.startswith("builder/") else root / name
-            if name not in contents and path.is_file():
-                contents[name] = path.read_bytes()
-                waiting += _paths(_imports(contents[name])) if path.suffix == ".py" else ()
+            if name not in contents and (root / name).is_file():
+                contents[name] = (root / name).read_bytes()
+                waiting += _paths(_imports(contents[name])) if name.endswith(".py") else ()
         return cls(
             files={name: digest_of_bytes(content) for name, content in sorted(contents.items())},
             tests={name: _tests_of(name, contents) for name in contents if name.endswith(".py")},
@@ -86,9 +79,9 @@ def gpu_test(framework: str) -> str:
 
 
 def _paths(modules: Iterable[str]) -> Iterator[str]:
-    """Where modules of this program and of the tests may be; a name may also be that of a function."""
+    """Where modules of the tests may be; a name may also be that of a function."""
     for module in modules:
-        if module.startswith(("builder.", "tests.")) and not module.startswith(_PLANNING):
+        if module.startswith("tests."):
             yield f"{module.replace('.', '/')}.py"
             yield f"{module.replace('.', '/')}/__init__.py"
 

@@ -1,4 +1,4 @@
-"""Runs the GPU checks of an image inside it, one test for each check, on the GPUs in IMAGE_TEST_GPUS.
+"""Runs the GPU checks of an image inside it, one test for each check, on the GPUs that `builder` chose.
 
 A check that has nothing to check on these GPUs is skipped, and reported to `builder` as
 `not applicable` with its reason. Any other skipped test has not passed.
@@ -17,17 +17,17 @@ from typing import Any
 import pytest
 from docker.models.containers import Container
 
-from builder.registry.suite import NOT_APPLICABLE
 from tests.images.conftest import (  # noqa: F401  pytest finds fixtures and hooks by name
-    engine,
+    docker_client,
+    keep,
     pytest_configure,
-    start,
     subject,
     write_report,
 )
 
 HERE = Path(__file__).parent
 INSIDE = "/tmp/gpu-tests"
+NOT_APPLICABLE = "not applicable"  # as in builder/registry/suite.py
 Check = Callable[[str, str], None]
 
 
@@ -38,11 +38,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 @pytest.fixture(scope="session")
-def container(start: Callable[..., Container]) -> Container:  # noqa: F811
+def container(keep: Callable[..., Container], subject: Any) -> Container:  # noqa: F811
     """A container with these GPUs and the checks. NCCL passes data between processes through /dev/shm."""
-    gpus = [name for name in os.environ["IMAGE_TEST_GPUS"].split(",") if name]
-    assert gpus, "no GPU: IMAGE_TEST_GPUS is empty"
-    new = start(["sleep", "infinity"], gpus=gpus, shm_size="1g")
+    assert subject.data["gpu_options"], "no GPU"
+    new = keep(["sleep", "infinity"], shm_size="1g", **subject.data["gpu_options"])
     assert new.put_archive("/tmp", archive())
     return new
 

@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,12 @@ from docker.models.containers import Container
 from docker.models.volumes import Volume
 from testinfra.host import Host
 
-from builder.engine.client import RUN_LABEL, Engine
 from tests.images.containers import runs, wait_until
 
 # Modules with assertions that are not test files.
 pytest.register_assert_rewrite("tests.images.dist_check", "tests.images.examples")
 
+CALL_S = 120  # an answer of the engine
 SECONDS: dict[str, float] = {}  # of each test, with its set-up
 
 
@@ -64,6 +64,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Under emulation, also leaves out all tests that are not marked for it.
     """
+    if "IMAGE_TEST_SUBJECT" not in os.environ:  # pytest --collect-only
+        return
     data = json.loads(Path(os.environ["IMAGE_TEST_SUBJECT"]).read_text(encoding="utf-8"))
     left_out = [
         item
@@ -95,7 +97,7 @@ def write_report(report: pytest.TestReport, outcome: str) -> None:
 
 
 def write_entry(entry: Mapping[str, object]) -> None:
-    with Path(os.environ["IMAGE_TEST_REPORT"]).open("a", encoding="utf-8") as stream:
+    with Path(os.environ.get("IMAGE_TEST_REPORT", os.devnull)).open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(entry) + "\n")
 
 
@@ -113,22 +115,30 @@ def subject() -> Subject:
 
 
 @pytest.fixture(scope="session")
-def engine() -> Engine:
-    return Engine.connect()
+def docker_client() -> docker.DockerClient:
+    return docker.from_env(timeout=CALL_S)
 
 
 Start = Callable[..., Container]
 
 
 @contextlib.contextmanager
-def starting(engine: Engine, subject: Subject) -> Iterator[Start]:
-    """A function that starts containers of the image; all are removed at the end."""
+def starting(docker_client: docker.DockerClient, subject: Subject) -> Iterator[Start]:
+    """A function that starts containers of the image, or of `image`; all are removed at the end.
+
+    It takes the options of docker-py. `ports` is a list, each of them published on a free port of the loopback.
+    """
     containers: list[Container] = []
 
-    def run(command: list[str] | None = None, **options: Any) -> Container:
-        container = engine.start(subject.image_id, command=command, checkout=str(subject.data["checkout"]), **options)
-        containers.append(container)
-        return container
+    def run(
+        command: list[str] | None = None, *, image: str = subject.image_id, ports: Sequence[int] = (), **options: Any
+    ) -> Container:
+        published = {f"{port}/tcp": ("127.0.0.1", None) for port in ports}
+        runs: Any = docker_client.containers
+        containers.append(
+            runs.run(image, command, detach=True, labels=subject.data["labels"], ports=published, **options)
+        )
+        return containers[-1]
 
     yield run
     for container in containers:
@@ -137,28 +147,27 @@ def starting(engine: Engine, subject: Subject) -> Iterator[Start]:
 
 
 @pytest.fixture(scope="session")
-def keep(engine: Engine, subject: Subject) -> Iterator[Start]:
+def keep(docker_client: docker.DockerClient, subject: Subject) -> Iterator[Start]:
     """A function that starts containers for several tests."""
-    with starting(engine, subject) as run:
+    with starting(docker_client, subject) as run:
         yield run
 
 
 @pytest.fixture
-def start(engine: Engine, subject: Subject) -> Iterator[Start]:
+def start(docker_client: docker.DockerClient, subject: Subject) -> Iterator[Start]:
     """A function that starts containers for one test: their health checks would slow down the next tests."""
-    with starting(engine, subject) as run:
+    with starting(docker_client, subject) as run:
         yield run
 
 
 @pytest.fixture(scope="session")
-def new_volume(subject: Subject) -> Iterator[Callable[[], str]]:
+def new_volume(docker_client: docker.DockerClient, subject: Subject) -> Iterator[Callable[[], str]]:
     """A function that creates an empty volume of the engine and returns its name; all are removed at the end."""
-    client = docker.from_env()
     volumes: list[Volume] = []
 
     def create() -> str:
-        name, labels = f"image-test-{uuid.uuid4().hex}", {RUN_LABEL: str(subject.data["checkout"])}
-        volumes.append(client.volumes.create(name=name, labels=labels))
+        name = f"image-test-{uuid.uuid4().hex}"
+        volumes.append(docker_client.volumes.create(name=name, labels=subject.data["labels"]))
         return name
 
     yield create

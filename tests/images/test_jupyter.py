@@ -709,9 +709,11 @@ def test_runs_as_root_with_nb_uid_0(start: Callable[..., Container], until: Call
     assert container.exec_run(["check-services"]).exit_code == 0
 
 
-def test_is_healthy_soon_after_it_answers(start: Callable[..., Container], until: Callable[..., None]) -> None:
+def test_is_healthy_soon_after_it_answers(
+    start: Callable[..., Container], until: Callable[..., None], docker_client: docker.DockerClient
+) -> None:
     """The first check was ten seconds after the start; with the start interval, checks are a second apart."""
-    api = docker.from_env().version()["ApiVersion"]
+    api = docker_client.version()["ApiVersion"]
     has_start_interval = tuple(map(int, api.split("."))) >= (1, 44)  # Docker Engine 25
     container = start()
     until(lambda: ready(container), seconds=START_S, what="the server")

@@ -12,11 +12,10 @@ from typing import Any
 import docker
 import pytest
 from docker.errors import APIError
+from docker.models.containers import Container
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from testinfra.host import Host
-
-from builder.engine.client import RUN_LABEL, Engine
 
 
 @pytest.mark.emulated
@@ -358,9 +357,8 @@ RUN_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def derive(engine: Engine, subject: Any) -> Iterator[Callable[[list[str]], str]]:
+def derive(docker_client: docker.DockerClient, subject: Any) -> Iterator[Callable[[list[str]], str]]:
     """A function that builds a derived image with lines of a Dockerfile; returns its id."""
-    client = docker.from_env()
     images: list[str] = []
 
     def build(lines: list[str]) -> str:
@@ -384,21 +382,21 @@ def derive(engine: Engine, subject: Any) -> Iterator[Callable[[list[str]], str]]
                 entry.size = len(text)
                 tar.addfile(entry, io.BytesIO(text.encode()))
         context.seek(0)
-        image, _ = client.images.build(
+        image, _ = docker_client.images.build(
             fileobj=context, custom_context=True, network_mode="none", rm=True, forcerm=True,
-            labels={RUN_LABEL: str(subject.data["checkout"])},
+            labels=subject.data["labels"],
         )  # fmt: skip
         images.append(str(image.id))
         return images[-1]
 
     yield build
     # Not the image under test: Podman 4 ignores `noprune`. Its next builder removes images with this label.
-    if engine.info().name != "Podman":
+    if subject.data["engine"] != "Podman":
         while images and (image := images.pop()) != subject.image_id:
             # Also those that the engine made for each line: they kept the image under test from being removed.
-            images.append(client.images.get(image).attrs["Parent"])
+            images.append(docker_client.images.get(image).attrs["Parent"])
             with suppress(APIError):  # another derived image has the same parent
-                client.images.remove(image, noprune=True)
+                docker_client.images.remove(image, noprune=True)
 
 
 @pytest.mark.thorough
@@ -412,21 +410,18 @@ def derive(engine: Engine, subject: Any) -> Iterator[Callable[[list[str]], str]]
     ids=["as documented", "without root", "all as root"],
 )
 def test_a_derived_image_has_its_packages_however_it_runs(
-    engine: Engine, subject: Any, derive: Callable[[list[str]], str], lines: list[str], packages: list[str]
-) -> None:
+    start: Callable[..., Container], subject: Any, derive: Callable[[list[str]], str], lines: list[str],
+    packages: list[str],
+) -> None:  # fmt: skip
     image = derive(lines if "uv" in subject.wheels else [line.replace("uv pip", "pip") for line in lines])
     programs = {"ffmpeg": "stand-in", "torchcodec-version": "0.9.1", "timm-version": "1.0"}
     expected = {name: output for name, output in programs.items() if name.removesuffix("-version") in packages}
     for name, options in RUN_OPTIONS.items():
-        container = engine.start(
-            image, checkout=str(subject.data["checkout"]), command=["sh", "-c", " && ".join(expected)], **options
-        )
-        try:
-            status = container.wait(timeout=60)["StatusCode"]
-            output = container.logs(stdout=True, stderr=False).decode().split()
-            assert (status, output) == (0, list(expected.values())), (name, container.logs().decode())
-        finally:
-            container.remove(force=True, v=True)
+        container = start(["sh", "-c", " && ".join(expected)], image=image, **options)
+        status = container.wait(timeout=60)["StatusCode"]
+        output = container.logs(stdout=True, stderr=False).decode().split()
+        assert (status, output) == (0, list(expected.values())), (name, container.logs().decode())
+        container.remove(v=True)
 
 
 # Its backend does not exist: the requirements are installed before it is called.

@@ -80,17 +80,23 @@ def test_doctor_prints_the_option_that_works(there: Checkout) -> None:
 
 def test_containers_of_tests_get_the_gpus_that_they_ask_for(there: Checkout, engine: Engine) -> None:
     assert engine.info().cdi_gpus == {"0", "1", "all"}
-    for gpus, expected in ((True, ["nvidia0", "nvidia1"]), (["1"], ["nvidia1"]), (["0", "1"], ["nvidia0", "nvidia1"])):
+    for names, expected in (
+        (("all",), ["nvidia0", "nvidia1"]),
+        (("1",), ["nvidia1"]),
+        (("0", "1"), ["nvidia0", "nvidia1"]),
+    ):
+        gpus = engine.info().gpu_options(names)
         container = engine.start(
-            "base:cdi", checkout=str(there.root), command=["ls", "/dev"], gpus=gpus, network_mode="none"
+            "base:cdi", checkout=str(there.root), command=["ls", "/dev"], network_mode="none", **gpus
         )
         container.wait()
         assert re.findall("nvidia.*", container.logs().decode()) == expected
 
 
 def test_a_gpu_that_the_engine_does_not_have(there: Checkout, engine: Engine) -> None:
+    gpus = engine.info().gpu_options(("7",))
     with pytest.raises(EngineError, match=r"nvidia\.com/gpu=7"):
-        engine.start("base:cdi", checkout=str(there.root), command=["ls"], gpus=["7"], network_mode="none")
+        engine.start("base:cdi", checkout=str(there.root), command=["ls"], network_mode="none", **gpus)
 
 
 def test_without_the_feature_the_engine_has_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

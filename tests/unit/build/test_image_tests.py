@@ -122,7 +122,8 @@ class Child:
         tests = [node(path.stem, path.parent.name) for path in paths if self.tested is None or path.stem in self.tested]
         lines = [(test, self.results.get(test, "passed")) for test in (*tests, *self.more)]
         report(Path(env["IMAGE_TEST_REPORT"]), lines)
-        self.leased.append(env["IMAGE_TEST_GPUS"])
+        options = json.loads(Path(env["IMAGE_TEST_SUBJECT"]).read_text())["gpu_options"]
+        self.leased.append(",".join(options["device_requests"][0]["DeviceIDs"]) if options else "")
         if self.leased[-1] and self.is_killed_on_gpu:
             raise KeyboardInterrupt
         if self.leased[-1]:
@@ -348,7 +349,7 @@ def test_gpus_have_the_names_of_their_cdi_devices(
     """An engine without NVIDIA's runtime. Specifications name GPUs by number, newer ones also by UUID."""
     info = replace(INFO, gpu_option="--device", cdi_gpus=frozenset(names))
     assert tester(H100, info=info).test(image, LOADED).gpu == "passed"
-    assert child.leased == ["", leased]
+    assert child.leased == ["", f"nvidia.com/gpu={leased}"]
 
 
 @pytest.mark.usefixtures("on_gpu", "child")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import docker
 import pytest
@@ -682,39 +683,24 @@ def test_the_name_of_a_gpu_is_one_that_the_engine_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "gpus", "expected"),
+    ("option", "names", "expected"),
     [
-        ("--gpus", True, {"Driver": "", "Count": -1, "DeviceIDs": [], "Capabilities": [["gpu"]]}),
-        ("--gpus", ["GPU-1", "GPU-3"], {"Count": 0, "DeviceIDs": ["GPU-1", "GPU-3"], "Capabilities": [["gpu"]]}),
-        ("--device", True, {"Driver": "cdi", "Count": 0, "DeviceIDs": ["nvidia.com/gpu=all"]}),
-        ("--device", ["0", "2"], {"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=0", "nvidia.com/gpu=2"]}),
+        ("--gpus", ("all",), {"Driver": "", "Count": -1, "DeviceIDs": [], "Capabilities": [["gpu"]]}),
+        ("--gpus", ("GPU-1", "GPU-3"), {"Count": 0, "DeviceIDs": ["GPU-1", "GPU-3"], "Capabilities": [["gpu"]]}),
+        ("--device", ("all",), {"Driver": "cdi", "Count": 0, "DeviceIDs": ["nvidia.com/gpu=all"]}),
+        ("--device", ("0", "2"), {"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=0", "nvidia.com/gpu=2"]}),
     ],
 )
-def test_a_container_gets_only_its_gpus(option: Any, gpus: Any, expected: dict[str, Any]) -> None:
-    [request] = started(option, gpus)["device_requests"]
+def test_a_container_gets_only_its_gpus(option: Any, names: Any, expected: dict[str, Any]) -> None:
+    options = replace(INFO, gpu_option=option).gpu_options(names)
+    [request] = json.loads(json.dumps(options))["device_requests"]
     assert {key: request[key] for key in expected} == expected
 
 
-@pytest.mark.parametrize(("gpus", "visible"), [(True, "all"), (["GPU-1", "GPU-3"], "GPU-1,GPU-3")])
-def test_a_container_of_the_older_runtime_gets_only_its_gpus(gpus: Any, visible: str) -> None:
-    options = started("--runtime", gpus, environment={"A": "b"})
-    assert "device_requests" not in options
-    assert (options["runtime"], options["environment"]) == ("nvidia", {"A": "b", "NVIDIA_VISIBLE_DEVICES": visible})
-
-
-@pytest.mark.parametrize("gpus", [(), False])
-def test_a_container_without_gpus(gpus: Any) -> None:
-    assert not {"device_requests", "runtime", "environment"} & started("--device", gpus).keys()
-
-
-def started(option: Literal["--gpus", "--device", "--runtime"], gpus: Any, **other: Any) -> dict[str, Any]:
-    """The options of docker-py with which a container starts."""
-    options: dict[str, Any] = {}
-    client: Any = SimpleNamespace(containers=SimpleNamespace(run=lambda *_, **given: options.update(given)))
-    new = Engine(client)
-    new._info = replace(INFO, gpu_option=option)
-    new.start("sha256:1", checkout="/checkout", gpus=gpus, **other)
-    return options
+@pytest.mark.parametrize(("names", "visible"), [(("all",), "all"), (("GPU-1", "GPU-3"), "GPU-1,GPU-3")])
+def test_a_container_of_the_older_runtime_gets_only_its_gpus(names: Any, visible: str) -> None:
+    options = replace(INFO, gpu_option="--runtime").gpu_options(names)
+    assert options == {"runtime": "nvidia", "environment": {"NVIDIA_VISIBLE_DEVICES": visible}}
 
 
 def test_an_engine_that_stopped_is_noticed() -> None:
