@@ -17,9 +17,7 @@ from builder.common.text import counted
 from builder.plan import plan
 from builder.registry import inspection, prune, publish
 from builder.registry.client import Registry
-from builder.registry.github_packages import read_packages
 from builder.registry.inspection import RepositoryCheck
-from builder.registry.prune import Deletion
 from builder.registry.staging import StagingArea, plan_tag
 
 
@@ -137,18 +135,9 @@ def check_command(context: Context, place: str, registry: str, fast: bool, form:
     help="Number of newest staged releases to keep, besides those that are needed.",
 )
 @click.option("--delete", is_flag=True, help="Delete what is listed. Without this option, nothing is changed.")
-@click.option(
-    "--github-api",
-    default="",
-    metavar="URL",
-    help="The address of GitHub's API if the registry is one of GitHub Enterprise, e.g. "
-    "https://github.example.com/api/v3. Not needed for ghcr.io.",
-)
 @format_option()
 @click.pass_obj
-def prune_command(
-    context: Context, place: str, registry: str, keep: int, delete: bool, github_api: str, form: str
-) -> None:
+def prune_command(context: Context, place: str, registry: str, keep: int, delete: bool, form: str) -> None:
     """List what is not needed in staging; with --delete, delete it.
 
     Keeps the newest staged releases; for each public tag without a stamp, the newest release that contains its image;
@@ -160,9 +149,8 @@ def prune_command(
     In the public repositories, only attachments of images that no longer exist are deleted. Public image tags are never
     deleted: stamped tags never move, and users may depend on them.
 
-    On ghcr.io, deletes versions of packages with GitHub's API and the token of `docker login`.
-
-    Run it when no job stages, tests or releases images. docs/registries.md describes how the registry frees the space.
+    Run it when no job stages, tests or releases images. docs/registries.md describes how the registry frees the space,
+    and how to delete what is listed on ghcr.io, which allows no deletion.
     """
     project = context.project
     publish.require_registry(project, registry)
@@ -175,22 +163,16 @@ def prune_command(
     if form == "text":
         for item in items:
             context.out.print(Text(str(item)), soft_wrap=True)
-    result = Deletion()
+    deleted = 0
     if delete and items:
-        packages = read_packages((item.registry.name for item in items), github_api, settings)
         with view.live():
-            result = prune.delete(items, packages, view)
+            deleted = prune.delete(items, view)
     if form == "json":
-        data = [item.as_data() for item in items]
-        context.print_json({"items": data, "deleted": result.deleted, "refused": result.refused})
+        context.print_json({"items": [item.as_data() for item in items], "deleted": deleted})
     elif not items:
         context.say("nothing to delete")
     elif delete:
-        for reason in result.refused:
-            context.say(f"not deleted: {reason}")
-        if result.refused:
-            context.say("To remove them, delete the whole package in GitHub, if nothing else in it is needed.")
-        context.say(f"{counted(result.deleted, 'manifest')} deleted")
+        context.say(f"{counted(deleted, 'manifest')} deleted")
     else:
         context.say(f"not needed: {prune.summary(items)}")
         context.say("Run again with --delete to delete them.")

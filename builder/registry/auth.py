@@ -198,18 +198,3 @@ class Login:
         self._secrets |= {token}
         # Renewed before it expires: the 401 of an expired token would come after the body of an upload was sent.
         return f"Bearer {token}", time.monotonic() + 0.9 * max(valid_s, SHORTEST_S)
-
-
-class TokenLogin(Login):
-    """The same token for every request, as GitHub's API requires it. Threads may share it."""
-
-    def __init__(self, registry: str, token: str) -> None:
-        super().__init__(registry)
-        self._token = token
-        self._secrets = frozenset({token})
-
-    def header(self, scope: str, fetch: Fetch) -> str:
-        return f"Bearer {self._token}"
-
-    def renew(self, scope: str, rejected: str, challenge: str) -> bool:
-        return False

@@ -27,7 +27,6 @@ LONGEST_BODY = 1024 * 1024  # bytes of an error's body that are read
 # Besides these, all 5xx are worth a retry, except for those that the same request would get again.
 TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 PERMANENT = (HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, HTTPStatus.INSUFFICIENT_STORAGE)
-SECONDARY_LIMIT_S = 60.0  # GitHub: "wait for at least one minute"
 UNREACHABLE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)
 BLOB_UNKNOWN = "MANIFEST_BLOB_UNKNOWN"  # docker-registry sends DIGEST_INVALID before it
 UNREACHABLE_HINT = (
@@ -79,9 +78,7 @@ def of_response(registry: str, action: str, response: requests.Response, hide: C
     status, text = response.status_code, hide(body.decode("utf-8", "replace"))
     errors: list[Mapping[str, Any]] = []
     with suppress(ValueError, AttributeError, TypeError, RecursionError):  # a proxy before the registry answers in HTML
-        data = json.loads(text)
-        listed = data.get("errors", [data])  # GitHub's API sends a message, and no list
-        errors = [error for error in listed if isinstance(error, dict)]
+        errors = [error for error in json.loads(text).get("errors", ()) if isinstance(error, dict)]
     codes = [str(error.get("code", "")) for error in errors]
     code = BLOB_UNKNOWN if BLOB_UNKNOWN in codes else codes[0] if codes else ""
     words = []
@@ -94,9 +91,8 @@ def of_response(registry: str, action: str, response: requests.Response, hide: C
         message = f"{registry}: {action}: the registry's disk is full: {answer}"
         return RejectedError(message, hint="Free space on the registry, then run this again.", status=status)
     message = f"{registry}: {action}: {answer}"
-    wait = rate_limit(status, response.headers, detail, time.time())
-    is_limited = status == HTTPStatus.FORBIDDEN and wait > 0
-    if is_limited or status in TRANSIENT or (status >= 500 and status not in PERMANENT):
+    if status in TRANSIENT or (status >= 500 and status not in PERMANENT):
+        wait = retry_after(response.headers.get("Retry-After", ""), time.time())
         return TransientError(message, hint=RUN_AGAIN, wait=wait, status=status)
     hint = ""
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
@@ -147,22 +143,6 @@ def of_exception(registry: str, action: str, error: Exception) -> RegistryError:
         if reason:
             return RejectedError(f"{registry}: {action}: {reason}", hint=hint)
     return TransientError(f"{registry}: {action}: {failure}", hint=RUN_AGAIN, is_connected=is_connected)
-
-
-def rate_limit(status: int, headers: Mapping[str, str], message: str, now: float) -> float:
-    """Seconds to wait before a request is tried again; 0 if the response does not say.
-
-    GitHub answers 403 to a client that exceeds a limit. Source: GitHub's documentation, "Best practices for using the
-    REST API", "Handle rate limit errors appropriately".
-    """
-    if "Retry-After" in headers:
-        return retry_after(headers["Retry-After"], now)
-    if status not in (HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS):
-        return 0
-    reset = headers.get("x-ratelimit-reset", "")
-    if headers.get("x-ratelimit-remaining") == "0" and re.fullmatch(r"[0-9]{1,12}", reset, re.ASCII):
-        return max(1.0, float(reset) - now)
-    return SECONDARY_LIMIT_S if "secondary rate limit" in message else 0
 
 
 def retry_after(header: str, now: float) -> float:

@@ -71,18 +71,9 @@ class Connection:
     """Sends requests to one repository of a registry. Threads may share it."""
 
     def __init__(
-        self,
-        url: str,
-        scope: str,
-        transport: Transport,
-        policy: RetryPolicy,
-        say: Callable[[str], None],
-        login: Login | None = None,
+        self, url: str, scope: str, transport: Transport, policy: RetryPolicy, say: Callable[[str], None]
     ) -> None:
-        """`url` and `scope` are those of the repository. `say` is called before a request is tried again.
-
-        `login` is by default the one that the registry asks for.
-        """
+        """`url` and `scope` are those of the repository. `say` is called before a request is tried again."""
         self.registry = transport.registry  # the name that people use and log in to
         self.url = url
         self._origin = _origin(url)
@@ -91,7 +82,7 @@ class Connection:
         self.policy = policy
         self._say = say
         self._stop = threading.Event()
-        self._login = login or Login(self.registry)
+        self._login = Login(self.registry)
         self._transport = transport
         self._session = _Session()
         # Some registries (Harbor) treat clients that send cookies as browsers.

@@ -23,7 +23,6 @@ from builder.matrix import tags
 from builder.registry import artifacts, reports
 from builder.registry.client import INDEXES, Registry
 from builder.registry.evidence import Evidence
-from builder.registry.github_packages import GitHubPackage, RefusedDeletionError
 from builder.registry.parallel import look_up
 from builder.registry.staging import INDEX, PREFIX, RELEASED, Release, StagingArea
 
@@ -79,14 +78,6 @@ class Item:
     def as_data(self) -> dict[str, str]:
         """For `--format json`."""
         return {"repository": self.registry.name, "digest": self.digest, "kind": self.kind, "text": self.text}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Deletion:
-    """The number of deleted manifests that existed, and why each of the others was refused."""
-
-    deleted: int = 0
-    refused: Sequence[str] = ()
 
 
 # ---- decision
@@ -309,37 +300,17 @@ def _digests(registry: Registry, names: Iterable[str]) -> dict[str, str]:
     return {name: digest for name, digest in look_up(registry.digest_of, names) if digest}
 
 
-def delete(items: Sequence[Item], packages: Mapping[str, GitHubPackage], view: View) -> Deletion:
-    """Deletes manifests, in this order. Those of repositories in `packages` with GitHub's API. Raises RegistryError.
-
-    If GitHub refuses a document, no image is deleted, since the document may list it; if GitHub refuses an image,
-    nothing that may be attached to it.
-    """
-    deleted = kept = 0
-    refused: list[str] = []
-    of_images: set[str] = set()  # repositories with an image that GitHub refused
-    is_document_left = False
+def delete(items: Sequence[Item], view: View) -> int:
+    """Deletes manifests, in this order; returns the number of those that existed. Raises RegistryError."""
+    deleted = 0
     view.begin("prune", "deleting")
     try:
         for item in items:
-            if (is_document_left and item.kind != "document") or (
-                item.kind == "attachment" and item.registry.name in of_images
-            ):
-                kept += 1
-                continue
-            package = packages.get(item.registry.name)
-            try:
-                deleted += (package.delete_version if package else item.registry.delete_manifest)(item.digest)
-            except RefusedDeletionError as error:
-                refused.append(str(error))
-                is_document_left |= item.kind == "document"
-                of_images |= {item.registry.name} if item.kind == "image" else set()
+            deleted += item.registry.delete_manifest(item.digest)
             if view.is_live:
                 view.note("prune", f"{deleted} of {len(items)}")
     except BaseException:
         view.end("prune", "failed", f"{deleted} of {counted(len(items), 'manifest')} deleted")
         raise
-    if kept:
-        refused.append(f"{counted(kept, 'manifest')} kept, which these may name")
     view.end("prune", "done")
-    return Deletion(deleted=deleted, refused=refused)
+    return deleted

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
 import re
-import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,8 +15,6 @@ from builder.index.host import Host
 from builder.registry import artifacts, reports
 from builder.registry.client import Registry
 from builder.registry.staging import TYPE
-from tests.fakes import github as stand_in
-from tests.fakes.github import ALL, POPULAR, GitHub, Package, Token
 from tests.integration import registry as registries
 from tests.integration.checkout import EXTRA, PLAIN, Checkout, today
 from tests.integration.registry import Fault, Proxy, Server, Trouble
@@ -56,41 +51,6 @@ def age(checkout: Checkout) -> None:
     for path in (checkout.root / ".builder/evidence").glob("*.json"):
         evidence = json.loads(path.read_text(encoding="utf-8"))
         path.write_text(json.dumps({**evidence, "finished": "2020-01-01T00:00:00Z"}), encoding="utf-8")
-
-
-@dataclass
-class StoredPackage(Package):
-    """A repository in the storage of a registry that deletes nothing itself, like ghcr.io."""
-
-    folder: Path = Path()
-
-    def versions(self) -> dict[str, tuple[str, ...]]:
-        present: dict[str, list[str]] = {
-            f"sha256:{path.parent.name}": [] for path in self.folder.glob("_manifests/revisions/sha256/*/link")
-        }
-        for link in self.folder.glob("_manifests/tags/*/current/link"):
-            present[link.read_text()].append(link.parent.parent.name)
-        return {digest: tuple(names) for digest, names in present.items()}
-
-    def remove(self, digest: str) -> None:
-        for tag in self.versions()[digest]:
-            shutil.rmtree(self.folder / "_manifests/tags" / tag)
-        shutil.rmtree(self.folder / "_manifests/revisions/sha256" / digest.removeprefix("sha256:"))
-
-
-@pytest.fixture
-def github(ours: Checkout, server: Server) -> GitHub:
-    """The API for the packages in staging, which this machine's login may delete."""
-    folder = server.data / "docker/registry/v2/repositories/staging"
-    entry = base64.b64encode(b"somebody:a-token").decode()
-    config = Path(ours.environ["DOCKER_CONFIG"]) / "config.json"
-    config.parent.mkdir(exist_ok=True)
-    config.write_text(json.dumps({"auths": {server.address: {"auth": entry}}}))
-    packages: dict[tuple[str, str], Package] = {
-        ("staging", path.name): StoredPackage(folder=path) for path in folder.iterdir()
-    }
-    token = Token(login="somebody", sees=("staging",), deletes=("staging",))
-    return GitHub(accounts={"staging": "Organization"}, packages=packages, tokens={"a-token": token})
 
 
 def repository(server: Server, name: str) -> Registry:
@@ -187,38 +147,13 @@ def test_garbage_collection_keeps_what_is_kept(ours: Checkout, server: Server, t
 
 
 @pytest.mark.parametrize("server", [False], indirect=True)
-def test_versions_of_packages_are_deleted_on_github(ours: Checkout, server: Server, github: GitHub) -> None:
-    staged, documents = repository(server, "staging/ty-cuda"), repository(server, "staging/releases")
-    [old], [kept] = images_of(documents, today(), EXTRA), images_of(documents, f"{today()}.1", EXTRA)
-    reports_of = artifacts.attached(staged, old)
-    assert "the registry does not allow deletion" in ours.builder(*PRUNE, "--delete", code=14)
-    with stand_in.serving(github) as address:
-        api = ("--github-api", address)
-        github.tokens["a-token"].scopes = ("read:packages",)
-        output = ours.builder(*PRUNE, "--delete", *api, code=14)
-        assert "You need at least delete:packages scope" in output
-        github.tokens["a-token"].scopes = ALL
-        listed = lines(ours.builder(*PRUNE, *api))
-        assert len(listed) == 4, "nothing was deleted yet"
-        output = ours.builder(*PRUNE, "--delete", *api)
-        assert lines(output) == listed
-        assert "4 manifests deleted" in output
-        assert "nothing to delete" in ours.builder(*PRUNE, "--delete", *api)
-    assert [staged.digest_of(digest) for digest in (old, *reports_of, kept)] == [None, None, kept]
-    assert old.replace(":", "-") not in tags(staged)
-    assert list(tags(documents)) == [f"release-{today()}.1"]
-    ours.builder("registry", "check")
-    ours.builder("release", "--allow-untested-gpu")
-
-
-@pytest.mark.parametrize("server", [False], indirect=True)
-def test_what_github_does_not_delete_is_named(ours: Checkout, server: Server, github: GitHub) -> None:
-    documents = repository(server, "staging/releases")
-    github.packages["staging", "releases"].is_public = True
-    github.packages["staging", "releases"].popular = {str(documents.digest_of(f"release-{today()}"))}
-    with stand_in.serving(github) as address:
-        output = ours.builder(*PRUNE, "--delete", "--github-api", address)
-    assert POPULAR in output.replace("\n", " ")
-    assert "0 manifests deleted" in output
-    assert "3 manifests kept, which these may name" in output.replace("\n", " "), "the release lists them"
-    assert f"release-{today()}" in tags(documents)
+def test_a_registry_that_does_not_delete_keeps_everything(ours: Checkout, server: Server) -> None:
+    """ghcr.io is one: it answers 405 to every DELETE."""
+    before = [tags(repository(server, f"staging/{name}")) for name in ("ty-cuda", "releases")]
+    output = ours.builder(*PRUNE, "--delete", code=14)
+    assert "answered 405" in output
+    assert "the registry does not allow deletion" in output
+    assert 'See "Remove old images" in docs/registries.md.' in output.replace("\n", " ")
+    assert [tags(repository(server, f"staging/{name}")) for name in ("ty-cuda", "releases")] == before
+    listed = json.loads(ours.builder(*PRUNE, "--format", "json").partition("{")[2].join(["{", ""]))
+    assert [item["kind"] for item in listed["items"]] == ["document", "image", "attachment", "attachment"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import cast
 
 import pytest
 from hypothesis import given
@@ -18,7 +17,6 @@ from builder.common.files import digest_of_bytes
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.registry import artifacts, prune
 from builder.registry.evidence import Evidence
-from builder.registry.github_packages import GitHubPackage, RefusedDeletionError
 from builder.registry.prune import Contents, Item, Repository
 from builder.registry.reports import TYPE
 from builder.registry.staging import Release, StagedImage, plan_tag
@@ -250,38 +248,5 @@ def test_an_interrupted_deletion_shows_how_far_it_went(monkeypatch: pytest.Monke
     console = Console(record=True, width=100)
     items = [Item(registry=registry, digest=digest(name), kind="image", text="") for name in "abc"]
     with pytest.raises(RegistryError, match="no"):
-        prune.delete(items, {}, View(console))
+        prune.delete(items, View(console))
     assert "1 of 3 manifests deleted" in console.export_text()
-
-
-@pytest.mark.parametrize(
-    ("refused", "deleted"), [("document", ["other"]), ("image", ["document", "other", "elsewhere"]), ("", [])]
-)
-def test_what_a_refused_manifest_may_name_is_kept(refused: str, deleted: list[str]) -> None:
-    """A release that lists deleted images, or an image without its reports, would be left."""
-
-    class Package:
-        def __init__(self) -> None:
-            self.deleted: list[str] = []
-
-        def delete_version(self, name: str) -> bool:
-            if refused in (name, ""):
-                raise RefusedDeletionError(f"{name} stays")
-            self.deleted.append(name)
-            return True
-
-    here, elsewhere = MemoryRegistry(), MemoryRegistry()
-    elsewhere.name = "registry.example.test/elsewhere"
-    items = [
-        Item(registry=here, digest="document", kind="document", text=""),
-        Item(registry=here, digest="other", kind="document", text=""),
-        Item(registry=here, digest="image", kind="image", text=""),
-        Item(registry=here, digest="report", kind="attachment", text=""),
-        Item(registry=elsewhere, digest="elsewhere", kind="attachment", text=""),
-    ]
-    package = Package()
-    packages = cast("dict[str, GitHubPackage]", {here.name: package, elsewhere.name: package})
-    result = prune.delete(items, packages, View(Console(record=True, width=100)))
-    assert (package.deleted, result.deleted) == (deleted, len(deleted))
-    kept = len(items) - len(deleted) - (2 if not refused else 1)
-    assert result.refused[-1] == f"{kept} manifest{'s' if kept > 1 else ''} kept, which these may name"
