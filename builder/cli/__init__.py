@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 # used, as some take 0.3 s to import.
 COMMANDS = {
     "build": ("images", "Build images, without testing or tagging them."),
-    "bundle": ("bundle", "Write images to one file, for a network without internet."),
     "clean": ("machine", "Remove test containers, untagged images and logs."),
     "diff": ("compare", "Show what changed from A to B, by package and bytes."),
     "doctor": ("machine", "Check whether this machine can build images."),

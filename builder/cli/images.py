@@ -31,7 +31,7 @@ from builder.cli.options import (
 from builder.common.errors import BuilderError, LockError, StaleError, UsageError, join
 from builder.common.text import duration
 from builder.compat import gpus
-from builder.layers import bundle, garbage, known_layers
+from builder.layers import garbage, known_layers
 from builder.layers.known_layers import KnownLayers
 from builder.lock import update
 from builder.lock.archives import Archives, Kept
@@ -74,14 +74,6 @@ gpu_option = click.option(
     "in earlier runs. auto: run them if a GPU has enough free memory. off: skip them. If they are skipped, the status "
     "of the image shows `gpu: not run` and the reason. CPU images have no GPU tests.",
 )
-_FROM = click.option(
-    "--from",
-    "source",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Take the layers that the store lacks from this file of `builder bundle`, and download nothing. Takes only "
-    "layers that locks/layers.json lists, and checks their SHA-256.",
-)
 _LOCKED = click.option(
     "--locked/--no-locked",
     envvar="GPU_IMAGES_LOCKED",
@@ -111,7 +103,7 @@ def command(name: str, *options: Callable[..., Any]) -> Callable[[Callable[..., 
     return decorate
 
 
-@command("images", METHOD, _FROM, *_DISK, _LOCKED, gpu_option, *REPORT)
+@command("images", METHOD, *_DISK, _LOCKED, gpu_option, *REPORT)
 def images_command(context: Context, /, patterns: Sequence[str], **options: Any) -> None:
     """Build, test and tag images.
 
@@ -124,21 +116,18 @@ def images_command(context: Context, /, patterns: Sequence[str], **options: Any)
         raise failure
 
 
-def make_selected(  # noqa: PLR0913  the options of the command
-    context: Context, chosen: Sequence[Cell], *, method: str = ASSEMBLE, source: Path | None = None, max_disk: int = 0,
-    prune_cache: bool = False, locked: bool = False, form: str = "text", start_engine: bool, **values: Any
+def make_selected(
+    context: Context, chosen: Sequence[Cell], *, method: str = ASSEMBLE, max_disk: int = 0, prune_cache: bool = False,
+    locked: bool = False, form: str = "text", start_engine: bool, **values: Any
 ) -> list[Outcome]:  # fmt: skip
     """Makes the images of cells, and shows what was done. A failure of an image is in its outcome.
 
-    `source` is a bundle with the layers. With `max_disk`, there are only outcomes of images that were not up to date.
-    `values` are those of `Options`.
+    With `max_disk`, there are only outcomes of images that were not up to date. `values` are those of `Options`.
     """
     began = time.monotonic()
     options = Options(**values)
     if max_disk and method == DOCKERFILE:
         raise UsageError("--max-disk needs --method assemble: the store has no images built from a Dockerfile")
-    if source and method == DOCKERFILE:
-        raise UsageError("--from needs --method assemble: the file has layers, and a Dockerfile downloads wheels")
     if prune_cache and not max_disk:
         raise UsageError("--prune-cache needs --max-disk")
     project = context.project
@@ -148,10 +137,7 @@ def make_selected(  # noqa: PLR0913  the options of the command
             planned = render.load_checked_plan(project, chosen)
             work = machine.connect(context, project, start=start_engine)
             store = context.store
-            known = KnownLayers(project.root)
-            if source:
-                bundle.load_bundle(source, store, planned.images, known, work.view, wait=context.wait)
-            lookup = LayerLookup(project, work.host, work.view, store, known)
+            lookup = LayerLookup(project, work.host, work.view, store, KnownLayers(project.root))
             with image_provider(context, work, method, options.jobs, lookup) as provider:
                 to_make = provider.systems_to_make(planned.images)
             is_assembled = method == ASSEMBLE
@@ -182,8 +168,6 @@ def make_selected(  # noqa: PLR0913  the options of the command
                         disk.make_room(work, store, part, limit, prune_cache=prune_cache)
                     if method == ASSEMBLE:
                         garbage.make_room(store, partial(disk.store_bytes, store, part.images), wait=context.wait)
-                    if source:  # another builder may have freed what no image used yet
-                        bundle.load_bundle(source, store, part.images, known, work.view, wait=context.wait)
                     with image_provider(context, work, method, options.jobs, lookup, archives) as provider:
                         outcomes += images.make_images(work, provider, part, options)
                 except BuilderError as error:  # the other parts do not depend on this one
@@ -201,7 +185,7 @@ def make_selected(  # noqa: PLR0913  the options of the command
             )
 
 
-@command("build", METHOD, _FROM, *_DISK, _LOCKED)
+@command("build", METHOD, *_DISK, _LOCKED)
 def build_command(context: Context, /, **values: Any) -> None:
     """Build images, without testing or tagging them."""
     click.get_current_context().invoke(images_command, **values, test=False)

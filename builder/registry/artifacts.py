@@ -24,14 +24,12 @@ from builder.common.files import digest_of_bytes
 from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.layers.oci import EMPTY, EMPTY_TYPE, INDEX_TYPE, Digest, Size
-from builder.layers.store import Store
 from builder.registry import transfer
 from builder.registry.client import REFUSALS, Manifest, Registry, fallback_tag
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, TransientError
 
 CREATED = "org.opencontainers.image.created"  # the annotation with the time of an artifact
 TITLE = "org.opencontainers.image.title"  # with the name of its file
-COSIGN_SUFFIXES = (".sig", ".att")  # of the tags of cosign 2: signatures, signed statements
 MOST_FILES = 16  # of an artifact
 ATTEMPTS = 30  # to list artifacts while other writers replace the index; each takes `confirm_s` of the registry
 # Never "delete it": a registry may answer with the image itself, and deleting a manifest deletes all its tags.
@@ -220,30 +218,6 @@ def documents(registry: Registry, subject: str, artifact_type: str) -> Iterator[
     for artifact in reversed(attached(registry, subject, artifact_type)):
         with suppress(VerifyError, RejectedError):
             yield read_artifact(registry, artifact, artifact_type, subject) or {}
-
-
-def fetch_attached(registry: Registry, store: Store, subject: str) -> tuple[dict[str, Descriptor], dict[str, int]]:
-    """Downloads to the store what is attached to an image, and its signatures and statements of cosign 2.
-
-    Returns manifests by their tags beside the image, and the sizes of all blobs. Everything that is attached is in one
-    index, under the tag for registries without the referrers API. Raises RegistryError, VerifyError, DiskError.
-    """
-    listed = {artifact: registry.manifest(artifact) for artifact in sorted(attached(registry, subject))}
-    tagged = {tag: registry.manifest(tag) for tag in (f"{fallback_tag(subject)}{suffix}" for suffix in COSIGN_SUFFIXES)}
-    if missing := [artifact for artifact in listed if not listed[artifact]]:
-        raise RegistryError(
-            f"{registry.name}: artifact {missing[0]} is missing",
-            hint="Run this again when no other job writes to this registry.",
-        )
-    sizes: dict[str, int] = {}
-    for manifest in filter(None, (*listed.values(), *tagged.values())):
-        sizes |= transfer.fetch_image(registry, store, manifest)
-    names = {tag: _descriptor(manifest.content, manifest.media_type) for tag, manifest in tagged.items() if manifest}
-    if listed:
-        index = store.put(_index([_entry(manifest) for manifest in listed.values() if manifest]), INDEX_TYPE)
-        names[fallback_tag(subject)] = index
-        sizes[index.digest] = index.size
-    return names, sizes
 
 
 def _manifest(registry: Registry, reference: str) -> _Artifact | None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 from builder.common.errors import DamagedError, RegistryError, of_file
-from builder.layers import oci
 from builder.layers.blobs import REPAIR, Descriptor
 from builder.layers.store import Store
 from builder.registry.client import Manifest, Registry
@@ -115,17 +114,3 @@ def fetch_blobs(
         return blob.size
 
     return sum(transfer(registry, fetch_blob, sorted(missing, key=lambda blob: -blob.size), TRANSFERS))
-
-
-def fetch_image(
-    registry: Registry, store: Store, manifest: Manifest, progress: Callable[[int], None] = lambda _: None
-) -> dict[str, int]:
-    """Downloads what the store lacks of an image or artifact; returns the sizes of all its blobs, with the manifest.
-
-    Gives it no name. Raises VerifyError for an invalid manifest, RegistryError, DiskError.
-    """
-    sizes = oci.read_blobs(manifest.content)
-    blobs = [Descriptor(media_type="application/octet-stream", digest=each, size=sizes[each]) for each in sizes]
-    fetch_blobs(registry, store, blobs, progress)
-    stored = store.put(manifest.content, manifest.media_type)
-    return {stored.digest: stored.size, **sizes}

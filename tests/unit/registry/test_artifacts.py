@@ -12,7 +12,6 @@ from builder.common.files import digest_of_bytes
 from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.layers.oci import INDEX_TYPE
-from builder.layers.store import Store
 from builder.registry import artifacts
 from builder.registry.client import REFUSALS, Manifest
 from builder.registry.failures import RejectedError, TransientError
@@ -49,39 +48,6 @@ def test_without_the_api_an_index_lists_what_is_attached(registry: MemoryRegistr
         "annotations": {"note": "first"},
     }
     assert artifacts.read_artifact(registry, second, TYPE, SUBJECT.digest) == {TYPE: b"second"}
-
-
-@pytest.mark.parametrize("api", [True, False], ids=["referrers API", "no API"])
-def test_what_is_attached_is_downloaded_with_the_tags_of_cosign(
-    registry: MemoryRegistry, store: Store, api: bool
-) -> None:
-    """As it would be in a registry without the referrers API: programs that know no referrers copy it by tag."""
-    assert artifacts.fetch_attached(registry, store, SUBJECT.digest) == ({}, {})
-    digests = {attach(registry, "first"), attach(registry, "second")}
-    signature = artifacts.manifest("", {"application/x-signature": b"signed"})
-    artifacts.put_artifact(registry, signature, [b"signed"])
-    registry.put_manifest(f"{TAG}.sig", signature.content, signature.media_type)
-    index = registry.contents[registry.tags[TAG]]
-    if api:
-        registry.api = [index]
-        del registry.tags[TAG]
-    names, sizes = artifacts.fetch_attached(registry, store, SUBJECT.digest)
-    assert set(names) == {TAG, f"{TAG}.sig"}
-    assert names[f"{TAG}.sig"].digest == signature.digest
-    assert names[TAG].media_type == INDEX_TYPE
-    entries = {entry["digest"]: entry for entry in json.loads(store.read(names[TAG].digest))["manifests"]}
-    assert entries == {entry["digest"]: entry for entry in json.loads(index)["manifests"]}
-    contents = (b"{}", b"first", b"second", b"signed")
-    blobs = {*digests, signature.digest, names[TAG].digest, *map(digest_of_bytes, contents)}
-    assert sizes == {blob: store.path(blob).stat().st_size for blob in blobs}
-    assert all(map(store.matches, blobs))
-
-
-def test_an_attachment_that_is_listed_but_missing_is_not_left_out(registry: MemoryRegistry, store: Store) -> None:
-    digest = attach(registry, "first")
-    del registry.contents[digest]
-    with pytest.raises(RegistryError, match=f"artifact {digest} is missing"):
-        artifacts.fetch_attached(registry, store, SUBJECT.digest)
 
 
 def image_at_its_fallback_tag(registry: MemoryRegistry) -> Descriptor:

@@ -1,0 +1,106 @@
+"""Released images that oras and skopeo copy to the registry of a closed network, as the guide says."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from builder.common.reference import ImageRef
+from builder.index.host import Host
+from builder.registry import artifacts
+from builder.registry.client import Registry
+from tests.integration import programs
+from tests.integration.checkout import Checkout
+from tests.integration.registry import Proxy, Server
+from tests.integration.releases.machines import UNTESTED_GPU, release, stage
+from tests.paths import ROOT
+
+GUIDE = ROOT / "docs/closed-networks.md"
+
+
+@pytest.fixture
+def inside(tmp_path: Path) -> Iterator[Server]:
+    """The registry of the closed network, which is empty."""
+    with Server(folder=tmp_path / "inside").serving() as server:
+        yield server
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def verify(checkout: Checkout, inside: Server, keys: Path, tag: str) -> None:
+    """Checks all signatures of an image, with cosign and as users of the image do."""
+    image = f"{inside.address}/{checkout.namespace}/ty-cuda:{tag}"
+    key = ("--key", str(keys / "ours.pub"))
+    ignored = ("--insecure-ignore-tlog=true", "--allow-insecure-registry")
+    run("cosign", "verify", *key, *ignored, "-a", "image=ty-cuda", image)
+    for kind in ("cyclonedx", "slsaprovenance1"):
+        run("cosign", "verify-attestation", *key, *ignored, "--type", kind, image)
+    output = checkout.builder("verify", image, *key)
+    parts = {line.split()[2]: line.split()[0] for line in output.splitlines() if line[:1].islower()}
+    assert parts["signature"] == parts["SBOM"] == parts["provenance"] == parts["test"] == "signed"
+
+
+def attached(checkout: Checkout, address: str) -> list[set[str]]:
+    """The digests of what is attached to each image."""
+    there = Registry(ImageRef(registry=address, repository=f"{checkout.namespace}/ty-cuda"), host=Host(), write=False)
+    return [set(artifacts.attached(there, digest)) for digest in checkout.stored().values()]
+
+
+# The registries of the test serve plain http.
+PLAIN_HTTP = {
+    "oras copy -r --to-oci-layout": "oras copy -r --from-plain-http --to-oci-layout",
+    "oras copy --to-oci-layout": "oras copy --from-plain-http --to-oci-layout",
+    "oras copy -r --from-oci-layout": "oras copy -r --to-plain-http --from-oci-layout",
+    "oras repo tags": "oras repo tags --plain-http",
+    "oras resolve": "oras resolve --plain-http",
+    'skopeo copy --all "docker:': 'skopeo copy --all --src-tls-verify=false "docker:',
+    'skopeo copy --all "oci:': 'skopeo copy --all --dest-tls-verify=false "oci:',
+    "skopeo list-tags": "skopeo list-tags --tls-verify=false",
+    "skopeo inspect": "skopeo inspect --tls-verify=false",
+}
+
+
+def follow_guide(program: str, folder: Path, changes: Mapping[str, str]) -> None:
+    """Runs the commands of the guide for this program: with internet, then with nothing but their file."""
+    blocks = re.findall(r"```sh\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
+    scripts = [block for block in blocks if f"{program} copy" in block and "images.tar" in block]
+    for side, script in zip(("outside", "closed"), scripts, strict=True):
+        for old, new in changes.items():
+            script = script.replace(old, new)  # noqa: PLW2901
+        place = folder / side
+        place.mkdir()
+        if side == "closed":
+            shutil.move(folder / "outside/images.tar", place)
+            shutil.rmtree(folder / "outside")
+        run("sh", "-euc", f"cd {place}\n{script}")
+
+
+@pytest.mark.parametrize("program", ["oras", "skopeo"])
+def test_a_release_is_copied_with_its_signatures_as_the_guide_says(
+    ours: Checkout, proxy: Proxy, keys: Path, inside: Server, tmp_path: Path, program: str
+) -> None:
+    programs.install("jq")
+    programs.install_from("trixie", "oras") if program == "oras" else programs.install("skopeo")
+    sign = ("--sign", str(keys / "ours.key"))
+    release(ours, proxy, stage(ours, *sign), UNTESTED_GPU, *sign)
+    tags = [ours.references(suffix)[0].rpartition(":")[2] for suffix in ("", "-extra")]
+    names = {
+        "2.9 2.9-jupyter": " ".join(tags),
+        "org/pt-cuda": f"{ours.namespace}/ty-cuda",
+        "registry.example.com": proxy.address,
+        "registry.internal": inside.address,
+    }
+    follow_guide(program, tmp_path, names | PLAIN_HTTP)
+    for tag in tags:
+        verify(ours, inside, keys, tag)
+    assert attached(ours, inside.address) == attached(ours, proxy.address)
+    assert all(attached(ours, inside.address))
