@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,12 @@ from builder.registry.evidence import Coverage, Evidence, Kind, Requirement
 from builder.registry.suite import IMAGE_TESTS, NOT_APPLICABLE, Suite, gpu_test
 
 TIMEOUT_S = 1800
+PACKAGES = {
+    "pytest": "pytest",
+    "testinfra": "pytest-testinfra",
+    "websocket": "websocket-client",
+    "xdist": "pytest-xdist",
+}
 TESTS_EACH = 10  # a process for fewer takes longer to start than it saves
 LOGS: dict[Kind, str] = {"image": "test", "gpu": "gpu"}  # the part of a log's name that identifies the tests
 NOTHING = Coverage()  # no earlier results
@@ -75,7 +82,14 @@ class Tester:
         return not (coverage.failure or is_better_here or is_gpu_missing)
 
     def check(self, images: Sequence[PlannedImage]) -> None:
-        """With `--gpu require`, raises ImageTestError if GPU tests of these images cannot run."""
+        """Raises ImageTestError if the packages of the tests are missing; with `--gpu require`, if GPU tests of these
+        images cannot run."""
+        if missing := [package for module, package in PACKAGES.items() if find_spec(module) is None]:
+            raise ImageTestError(
+                f"tests of images need packages that are not installed: {', '.join(missing)}",
+                hint="Install builder with its extra `images`; in a checkout of this repository: make .venv/.ready   "
+                "`builder build` makes images without testing them.",
+            )
         if self._gpu_mode != gpus.REQUIRE:
             return
         reasons: dict[str, list[str]] = {}

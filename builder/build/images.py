@@ -222,7 +222,7 @@ def _with_all_tests(plan: Plan) -> Plan:
 
 
 def new_tester(work: RunContext, plan: Plan, options: Options) -> Tester:
-    """Removes containers of killed runs. Raises ImageTestError if required GPU tests cannot run."""
+    """Removes containers of killed runs. Raises ImageTestError if tests cannot run that must run."""
     work.engine.sweep(str(work.project.root))
     pool = gpus.Pool(min(options.jobs, sum(not image.cell.is_cpu for image in plan.images)))
     # Tests of one image, one after the other, use half of two processors: most wait for the start of a container.

@@ -14,6 +14,7 @@ from tests.integration.checkout import BUILDER, ROOT
 
 # What takes long to import, and no command may load unless it needs it.
 SLOW = {"docker", "jinja2", "pydantic", "pynvml", "pypi_simple", "remotezip", "requests", "rich", "urllib3", "yaml"}
+TEST_RUNNER = ["pytest", "_pytest", "testinfra", "websocket", "xdist"]
 LOADED = """\
 import atexit, sys
 from builder import start
@@ -40,6 +41,18 @@ def test_a_command_loads_only_what_it_needs(arguments: list[str], needed: set[st
     *_, loaded = done.stderr.splitlines()
     assert loaded.startswith("loaded: "), done.stderr
     assert SLOW & set(loaded.split()) <= needed
+
+
+@pytest.mark.parametrize("command", [[], ["images"], ["verify"], ["release"], ["status"]], ids=" ".join)
+def test_a_command_starts_without_the_packages_of_image_tests(command: list[str]) -> None:
+    """They are an extra: whoever checks an image installs no test runner."""
+    code = f"import sys; sys.modules.update(dict.fromkeys({TEST_RUNNER})); from builder import start; start.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Usage: " in done.stdout
 
 
 @pytest.mark.parametrize("after", [0.05, 0.1, 0.15, 0.2, 0.3, 0.5])

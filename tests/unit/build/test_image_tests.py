@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -458,6 +459,20 @@ def test_gpu_required(
             step()
     auto.check([image])
     assert reason in auto.test(image, LOADED).gpu_status
+
+
+def test_packages_that_only_tests_need_are_named(
+    image: PlannedImage, tester: MakeTester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are an extra: `verify`, `release` and `status` do not need them."""
+    tester().check([image])
+    for module in ("xdist", "websocket"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(
+        ImageTestError, match=r"packages that are not installed: websocket-client, pytest-xdist$"
+    ) as caught:
+        tester().check([image])
+    assert "extra `images`" in caught.value.hint
 
 
 @pytest.mark.usefixtures("child")
