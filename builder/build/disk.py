@@ -1,16 +1,12 @@
-"""How much disk images need, whether there is enough, and freeing it.
-
-With --max-disk, groups of cells are built one after another, and images of this checkout are removed from the engine
-before the next group needs the room. The store keeps every layer once, and loads those images again in a minute.
-"""
+"""How much disk images need, and whether there is enough."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from builder.build.work import RunContext, built_ids
+from builder.build.work import RunContext
 from builder.common.errors import FREE_DISK, DamagedError, DiskError
 from builder.common.text import counted, size
 from builder.layers import images as stored_image
@@ -18,13 +14,9 @@ from builder.layers import os_layer, stored_layers
 from builder.layers.blobs import Descriptor
 from builder.layers.oci import CONTAINERD, Image
 from builder.layers.store import Store
-from builder.matrix import tags
-from builder.matrix.tags import CELL_LABEL, CUDA_LABEL, PLAN_LABEL
+from builder.matrix.tags import PLAN_LABEL
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import Plan, PlannedImage
-from builder.registry import evidence
-from builder.registry.evidence import Requirement
-from builder.registry.suite import Suite
 
 # Bytes on disk for each byte of wheels. Measured for torch 2.9.1: 4.2 GB of wheels unpack to 7.5 GB.
 UNPACKED = 1.8
@@ -67,12 +59,6 @@ def _stored(store: Store, image: PlannedImage) -> Image | None:
         return None
 
 
-def peak_bytes(store: Store, images: Sequence[PlannedImage], diff_ids: Collection[str]) -> int:
-    """Bytes that these images add, at their peak, to the store and to an engine that has the layers `diff_ids`."""
-    wheels = _unloaded(store, images, diff_ids)
-    return (engine_bytes(wheels) if wheels else 0) + store_bytes(store, images)
-
-
 def dockerfile_bytes(plan: Plan, kind: str, cached: int = 0) -> int:
     """Bytes of disk that the method `dockerfile` takes in an engine with this kind of store.
 
@@ -99,7 +85,8 @@ def check_assemble(work: RunContext, store: Store, images: Sequence[PlannedImage
     info = work.engine.info()
     if not info.is_local:  # the disk of a remote engine cannot be measured
         return
-    diff_ids = {diff_id for chain in work.engine.chains() for diff_id in chain}
+    # Other images have none of these layers, and the containerd store adds up the size of each image that it lists.
+    diff_ids = {diff_id for image in work.engine.images(PLAN_LABEL) for diff_id in image.layers}
     needed = engine_bytes(_unloaded(store, images, diff_ids))
     if Path(info.root).stat().st_dev == store.root.stat().st_dev:
         needed += store_bytes(store, images)
@@ -144,118 +131,3 @@ def _unloaded(store: Store, images: Iterable[PlannedImage], diff_ids: Collection
         if built is None or built.diff_id not in diff_ids:
             needed += layer.bytes
     return needed
-
-
-def groups(plan: Plan) -> list[Plan]:
-    """One plan for each group of cells. Groups of one CUDA follow each other: they share most of their layers."""
-    images: dict[tuple[str, str], list[PlannedImage]] = {}
-    for image in plan.images:
-        images.setdefault((image.cell.cuda, image.cell.group), []).append(image)
-    cudas = list(dict.fromkeys(cuda for cuda, _ in images))
-    return [Plan(images=tuple(images[key])) for key in sorted(images, key=lambda key: cudas.index(key[0]))]
-
-
-def outstanding(work: RunContext, store: Store, plan: Plan, *, test: bool) -> Plan:
-    """The images that the store lacks, or with `test` that have no valid passing evidence.
-
-    All other images are done, even if they were removed from the engine since.
-    """
-    suite = Suite.of(work.project.root)
-
-    def is_done(image: PlannedImage) -> bool:
-        assembled = _stored(store, image)
-        if assembled is None or not test:
-            return assembled is not None
-        requirement = Requirement.of(image, assembled.manifest.digest, suite)
-        return not evidence.local_coverage(work.project.state, requirement).failure
-
-    return Plan(images=tuple(image for image in plan.images if not is_done(image)))
-
-
-def free_limit(work: RunContext, store: Store) -> int:
-    """Bytes that store and engine may take together: their present size and the free space of their disks, less a
-    reserve.
-    """
-    info = work.engine.info()
-    free = shutil.disk_usage(store.root).free
-    if info.is_local:
-        free = min(free, shutil.disk_usage(info.root).free)
-    return store.size() + work.engine.disk_bytes() + max(free - SPARE, 0)
-
-
-def make_room(work: RunContext, store: Store, plan: Plan, limit: int, *, prune_cache: bool = False) -> None:
-    """Frees disk until what `plan` adds fits under `limit`, bytes of store and engine together.
-
-    Images that share the plan's CUDA are removed last: their layers would have to be loaded again. The build cache,
-    which other projects use too, is emptied after them, and only with `prune_cache`. Raises DiskError, before anything
-    is freed, if freeing everything is not enough.
-    """
-    engine, images = work.engine, plan.images
-    layers = engine.layers()  # by image id: each layer, as the diff ids from the lowest one up to it -> its bytes
-
-    def needed(layers: Mapping[str, Mapping[tuple[str, ...], int]]) -> int:
-        return peak_bytes(store, images, {chain[-1] for chains in layers.values() for chain in chains})
-
-    def shortage() -> int:
-        return store.size() + engine.disk_bytes() + needed(layers) - limit
-
-    def error(short: int, could: str = "", hint: str = "") -> DiskError:
-        ids = ", ".join(image.id for image in images)
-        return DiskError(
-            f"{ids}: --max-disk {size(limit)} is {size(short)} too small: the store holds {size(store.size())}, "
-            f"the engine {size(engine.disk_bytes())}{could}",
-            hint="Raise --max-disk, or push finished images and remove them: builder push, builder gc --forget NAME."
-            + hint,
-        )
-
-    short = shortage()
-    if short <= 0:
-        return
-
-    # Images that this checkout built and the store can load again, oldest first. Not those that a container uses, or
-    # that have a tag which is not in the matrix: a user set it.
-    project = work.project
-    ids = (built_ids(project.state) & stored_image.image_ids(store)) - engine.used_images()
-    own_tags = {str(tag) for names in tags.compute(project.matrix, project.cells).values() for tag in names}
-    in_engine = [image for image in reversed(engine.images(PLAN_LABEL)) if image.id in ids]
-    cudas = {image.cell.cuda for image in images}
-    removable = sorted(
-        (image for image in in_engine if set(image.tags) <= own_tags),
-        key=lambda image: image.labels.get(CUDA_LABEL) in cudas,
-    )
-
-    # The most bytes that removing the first of them, or more, frees. That is less than their sizes: a layer stays as
-    # long as another image has it, and a layer that the plan needs is loaded again. `--max-disk 1GB` once removed every
-    # image and emptied the cache, and then failed for lack of room.
-    before, gains = needed(layers), [0]
-    for count in range(1, len(removable) + 1):
-        removed = [image.id for image in removable[:count]]
-        kept = {image_id: chains for image_id, chains in layers.items() if image_id not in removed}
-        shared = {chain for chains in kept.values() for chain in chains}
-        freed = {chain: length for image_id in removed for chain, length in layers.get(image_id, {}).items()}
-        own = sum(length for chain, length in freed.items() if chain not in shared)
-        gains.append(own + before - needed(kept))
-    cache = engine.cache_bytes()
-    freeable = max(*gains, gains[-1] + (cache if prune_cache else 0))
-    if short > freeable:
-        raise error(
-            short,
-            could=f", and only {size(freeable)} of it can be freed" if freeable else "",
-            hint=f" --prune-cache also empties the build cache, {size(cache)}." if cache and not prune_cache else "",
-        )
-
-    work.view.say(f"disk: freeing {size(short)} to keep store and engine below {size(limit)}")
-    for image in removable:
-        for tag in image.tags:
-            engine.remove_image(tag)
-        if engine.remove_image(image.id):
-            layers.pop(image.id, None)
-            name = image.labels.get(CELL_LABEL, image.id)
-            work.view.say(f"disk: removed {name} from the engine (still in the store)")
-        if shortage() <= 0:
-            return
-    if prune_cache:
-        engine.prune_cache()
-        work.view.say(f"disk: emptied the build cache, {size(cache)}")
-    if (short := shortage()) > 0:
-        raise error(short)

@@ -86,13 +86,13 @@ class Outcome:
         }
 
 
-def summary(outcomes: Sequence[Outcome], count: int, where: str = "") -> str:
-    """What was done for `count` images. Those without an outcome were up to date; `where` says where those are."""
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """What was done for the images of these outcomes."""
     failed = sum(outcome.error is not None for outcome in outcomes)
     done = [outcome for outcome in outcomes if not outcome.error and not outcome.is_up_to_date]
-    current = count - failed - len(done)
+    current = len(outcomes) - failed - len(done)
     parts = [_steps(done)] if done else []
-    parts += [f"{counted(current, 'image')} up to date{where}"] if current else []
+    parts += [f"{counted(current, 'image')} up to date"] if current else []
     parts += [f"{counted(failed, 'image')} failed"] if failed else []
     return ". ".join(parts) or "no images"
 

@@ -21,14 +21,12 @@ from builder.cli import machine
 from builder.cli.context import Context
 from builder.cli.options import (
     CELLS_HELP,
-    FREE,
-    Size,
     cells_argument,
     format_option,
     given,
     jobs_option,
 )
-from builder.common.errors import BuilderError, LockError, StaleError, UsageError, join
+from builder.common.errors import BuilderError, LockError, StaleError, join
 from builder.common.text import duration
 from builder.compat import gpus
 from builder.layers import garbage, known_layers
@@ -48,21 +46,6 @@ METHOD = click.option(
     default=ASSEMBLE,
     show_default=True,
     help="assemble: turn wheels into layers directly. dockerfile: build the Dockerfile in images/, step by step.",
-)
-_DISK = (
-    click.option(
-        "--max-disk",
-        type=Size(positive=True, free=True),
-        default=0,
-        help="Maximum disk space for the store and Docker Engine together, e.g. 40GB, or `free`: what they take now "
-        "and what is free, less 2 GB. To free space, images of this checkout are removed from the engine; the store "
-        "keeps them.",
-    ),
-    click.option(
-        "--prune-cache",
-        is_flag=True,
-        help="With --max-disk: if necessary, also empty the engine's build cache, which all projects share.",
-    ),
 )
 gpu_option = click.option(
     "--gpu",
@@ -103,7 +86,7 @@ def command(name: str, *options: Callable[..., Any]) -> Callable[[Callable[..., 
     return decorate
 
 
-@command("images", METHOD, *_DISK, _LOCKED, gpu_option, *REPORT)
+@command("images", METHOD, _LOCKED, gpu_option, *REPORT)
 def images_command(context: Context, /, patterns: Sequence[str], **options: Any) -> None:
     """Build, test and tag images.
 
@@ -117,19 +100,15 @@ def images_command(context: Context, /, patterns: Sequence[str], **options: Any)
 
 
 def make_selected(
-    context: Context, chosen: Sequence[Cell], *, method: str = ASSEMBLE, max_disk: int = 0, prune_cache: bool = False,
-    locked: bool = False, form: str = "text", start_engine: bool, **values: Any
+    context: Context, chosen: Sequence[Cell], *, method: str = ASSEMBLE, locked: bool = False,
+    form: str = "text", start_engine: bool, **values: Any
 ) -> list[Outcome]:  # fmt: skip
     """Makes the images of cells, and shows what was done. A failure of an image is in its outcome.
 
-    With `max_disk`, there are only outcomes of images that were not up to date. `values` are those of `Options`.
+    `values` are those of `Options`.
     """
     began = time.monotonic()
     options = Options(**values)
-    if max_disk and method == DOCKERFILE:
-        raise UsageError("--max-disk needs --method assemble: the store has no images built from a Dockerfile")
-    if prune_cache and not max_disk:
-        raise UsageError("--prune-cache needs --max-disk")
     project = context.project
     has_new_locks = False
     try:
@@ -150,30 +129,14 @@ def make_selected(
                 planned = render.load_checked_plan(project, chosen)
                 lookup = LayerLookup(project, work.host, work.view, store, KnownLayers(project.root))
 
-            # With --max-disk, one group of images after another: before each, images of earlier groups are removed from
-            # the engine as necessary. The store keeps them.
-            parts, limit = [planned], max_disk
-            if max_disk:
-                store.prepare()
-                limit = disk.free_limit(work, store) if max_disk == FREE else max_disk
-                # With --gpu require, an image in the store may lack a GPU test; `make_images` checks each one.
-                missing = planned
-                if options.gpu_mode != gpus.REQUIRE:
-                    missing = disk.outstanding(work, store, planned, test=options.test)
-                parts = disk.groups(missing)
-            outcomes: list[Outcome] = []
-            for part in parts:
-                try:
-                    if limit:
-                        disk.make_room(work, store, part, limit, prune_cache=prune_cache)
-                    if method == ASSEMBLE:
-                        garbage.make_room(store, partial(disk.store_bytes, store, part.images), wait=context.wait)
-                    with image_provider(context, work, method, options.jobs, lookup, archives) as provider:
-                        outcomes += images.make_images(work, provider, part, options)
-                except BuilderError as error:  # the other parts do not depend on this one
-                    outcomes += [Outcome(image=image, error=error) for image in part.images]
-        where = " in the store" if max_disk else ""
-        show_outcomes(context, work, planned, outcomes, began=began, form=form, where=where)
+            try:
+                if is_assembled:
+                    garbage.make_room(store, partial(disk.store_bytes, store, planned.images), wait=context.wait)
+                with image_provider(context, work, method, options.jobs, lookup, archives) as provider:
+                    outcomes = images.make_images(work, provider, planned, options)
+            except BuilderError as error:  # `refresh` reports it with the failures of its locks
+                outcomes = [Outcome(image=image, error=error) for image in planned.images]
+        show_outcomes(context, work, planned, outcomes, began=began, form=form)
         return outcomes
     finally:
         if has_new_locks:  # also after a failure or Ctrl-C: the checkout has changed
@@ -185,7 +148,7 @@ def make_selected(
             )
 
 
-@command("build", METHOD, *_DISK, _LOCKED)
+@command("build", METHOD, _LOCKED)
 def build_command(context: Context, /, **values: Any) -> None:
     """Build images, without testing or tagging them."""
     click.get_current_context().invoke(images_command, **values, test=False)
@@ -208,7 +171,7 @@ def _lock_stale_systems(
     if not new:
         return False
     if locked:
-        options = given("method", "max_disk", "prune_cache", "gpu_mode", "junit", "jobs", "patterns")
+        options = given("method", "gpu_mode", "junit", "jobs", "patterns")
         command = f"builder images --no-locked{options}"
         raise operating_systems.refuse_stale(work, planned.images, new, command)
     operating_systems.lock_current(work, planned.images, new)
@@ -246,13 +209,12 @@ def show_outcomes(
     *,
     began: float,
     form: str,
-    where: str = "",
 ) -> None:
     """Shows what was done for the images of a plan since `began`, of `time.monotonic`."""
     seconds = time.monotonic() - began
     if form == "json":
         context.print_json({"images": [outcome.as_data() for outcome in outcomes], "seconds": round(seconds, 1)})
         return
-    context.say(f"{images.summary(outcomes, len(planned.images), where)} ({duration(seconds)})")
+    context.say(f"{images.summary(outcomes)} ({duration(seconds)})")
     if times := images.times(work.view.spent, {image.id for image in planned.images}):
         context.say(f"total time by step, parallel work added up: {times}")

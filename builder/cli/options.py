@@ -104,22 +104,15 @@ def format_option(help_text: str = JSON_HELP, *forms: str) -> Callable[[_Command
     )
 
 
-FREE = -1  # the size `free`
-
-
 class Size(click.ParamType[int]):
     """Bytes, given as 40GB, 1.5G or plain digits."""
 
     name = "size"
 
-    def __init__(self, *, positive: bool = False, free: bool = False) -> None:
-        """`free`: the word `free` is a size too, with the value FREE."""
+    def __init__(self, *, positive: bool = False) -> None:
         self._positive = positive
-        self._free = free
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if self._free and value == "free":
-            return FREE
         try:
             count = parse_size(str(value))
         except ValueError as error:
@@ -143,6 +136,5 @@ def given(*names: str) -> str:
             value = context.params[name]
             parameter = next(each for each in context.command.params if each.name == name)
             words += [parameter.opts[0]] if isinstance(parameter, click.Option) else []
-            word = "free" if value == FREE else str(getattr(value, "key", value))
-            words += value if isinstance(value, tuple) else [] if value is True else [word]
+            words += value if isinstance(value, tuple) else [] if value is True else [str(getattr(value, "key", value))]
     return "".join(f" {shlex.quote(word)}" for word in words)

@@ -33,7 +33,6 @@ from builder.common.reference import ImageRef
 from builder.common.text import printable
 from builder.engine.address import EngineAddress, engine_address
 from builder.engine.model import CDI_KIND, EngineInfo, ImageInfo, is_forbidden, reported, translated
-from builder.matrix.tags import PLAN_LABEL
 
 LABEL = "gpu-images"
 RUN_LABEL = f"{LABEL}.run"  # on temporary containers and images; its value is the checkout
@@ -197,43 +196,6 @@ class Engine:
             response = self._post("/images/load", archive, {"quiet": True})
             _check("loading", self._api._stream_helper(response, decode=True))
 
-    def _inspected(self) -> Iterator[tuple[str, dict[str, Any], tuple[str, ...]]]:
-        """Id, attributes and diff ids (lowest first) of all images of builders, and of those derived from them.
-
-        Other images have none of their layers. The containerd store adds up the sizes of every image that it lists.
-        """
-        for image_id in {entry["Id"] for entry in self._api.images(filters={"label": PLAN_LABEL}, all=False)}:
-            try:
-                attributes = self._api.inspect_image(image_id)
-            except ImageNotFound:  # removed meanwhile
-                continue
-            yield image_id, attributes, tuple((attributes.get("RootFS") or {}).get("Layers") or ())
-
-    def chains(self) -> set[tuple[str, ...]]:
-        """Diff ids, lowest first, of every image in the engine that a builder made."""
-        with translated("listing images"):
-            return {diff_ids for _, _, diff_ids in self._inspected()}
-
-    def layers(self) -> dict[str, dict[tuple[str, ...], int]]:
-        """Image id -> layers, each as the diff ids from the lowest one up to it -> bytes unpacked; as for `chains`.
-
-        The engine gives sizes by line of history. If those cannot be matched with layers, the top layer gets all bytes.
-        """
-        result = {}
-        with translated("listing images"):
-            for image_id, attributes, diff_ids in self._inspected():
-                try:
-                    history = self._api.history(image_id)
-                except ImageNotFound:
-                    continue
-                sizes = [int(line.get("Size") or 0) for line in reversed(history)]
-                if len(sizes) != len(diff_ids):
-                    sizes = [size for size in sizes if size]
-                if len(sizes) != len(diff_ids):
-                    sizes = [*([0] * (len(diff_ids) - 1)), int(attributes["Size"])]
-                result[image_id] = {diff_ids[: top + 1]: size for top, size in enumerate(sizes[: len(diff_ids)])}
-        return result
-
     def run_to_file(  # noqa: PLR0913  what a container gets and gives back
         self,
         image: str,
@@ -324,7 +286,8 @@ class Engine:
     def images(self, label: str) -> list[ImageInfo]:
         """All images with this label (`key` or `key=value`), untagged ones too, newest first."""
         with translated("listing images"):
-            infos = [self.image(entry["Id"]) for entry in self._api.images(filters={"label": label}, all=False)]
+            ids = {entry["Id"] for entry in self._api.images(filters={"label": label}, all=False)}
+            infos = [self.image(image_id) for image_id in ids]
         return sorted((info for info in infos if info), key=lambda info: info.created, reverse=True)
 
     def tag(self, image_id: str, reference: ImageRef) -> None:
@@ -351,33 +314,15 @@ class Engine:
         return int(answer.get("SpaceReclaimed") or 0)
 
     def cache_bytes(self) -> int:
-        """Size of BuildKit's cache."""
-        return self._disk_usage("build-cache")
+        """Size of BuildKit's cache. Without a type, the engine would also add up layers, volumes and containers.
 
-    def used_images(self) -> set[str]:
-        """Ids of the images of all containers, running or not."""
-        with translated("listing containers"):
-            return {str(entry["ImageID"]) for entry in self._api.containers(all=True)}
-
-    def disk_bytes(self) -> int:
-        """Bytes of all images and of BuildKit's cache on the engine's disk; shared layers count once."""
-        return self._disk_usage("image", "build-cache")
-
-    def _disk_usage(self, *kinds: Literal["image", "build-cache"]) -> int:
-        """Bytes of all layers, of BuildKit's cache, or of both; the engine would also add up volumes and containers.
-
-        Podman gives all of them. Source: Docker Engine API, SystemDataUsage: sums by kind from 1.52 on (Docker 29), and
-        nothing else from 1.53 on.
+        Source: Docker Engine API, SystemDataUsage: a sum from 1.52 on (Docker 29), and nothing else from 1.53 on.
         """
         with translated("reading the disk usage"):
-            response = self._api._get(self._api._url("/system/df"), params={"type": kinds})
+            response = self._api._get(self._api._url("/system/df"), params={"type": "build-cache"})
             usage = self._api._result(response, True)
-        cache = sum(int(entry.get("Size") or 0) for entry in usage.get("BuildCache") or ())
-        sizes = {
-            "image": (usage.get("ImageUsage") or {}).get("TotalSize") or usage.get("LayersSize") or 0,
-            "build-cache": (usage.get("BuildCacheUsage") or {}).get("TotalSize") or cache,
-        }
-        return sum(int(sizes[kind]) for kind in kinds)
+        entries = sum(int(entry.get("Size") or 0) for entry in usage.get("BuildCache") or ())
+        return int((usage.get("BuildCacheUsage") or {}).get("TotalSize") or entries)
 
     def start(
         self,

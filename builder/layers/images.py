@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 
@@ -55,16 +54,6 @@ def missing(store: Store, manifest: str) -> list[str]:
 
 def _damaged(store: Store, manifest: str, error: VerifyError) -> DamagedError:
     return DamagedError(f"{store.path(manifest)}: {error}", hint=REPAIR, blob=manifest)
-
-
-def image_ids(store: Store) -> set[str]:
-    """Every id that an engine may have for a complete image of the store: digests of manifest and configuration."""
-    ids: set[str] = set()
-    for manifest in store.images().values():
-        with suppress(DamagedError):
-            if not missing(store, manifest.digest):
-                ids |= set(list(blobs(store, manifest.digest))[:2])
-    return ids
 
 
 # ---- by plan

@@ -152,7 +152,7 @@ class FakeEngine(Engine):
                 self.blobs.add(blob)
         image_id = manifest_digest if self.settings.store == "containerd" else image_id
         labels = config["config"].get("Labels") or {}
-        image = ImageInfo(id=image_id, labels=labels, tags=(), size=1, created="2026")
+        image = ImageInfo(id=image_id, labels=labels, tags=(), size=1, created="2026", layers=chain)
         self.known |= {image_id: image, reference: image}
         self.diff_ids[image_id] = chain
 
@@ -187,9 +187,6 @@ class FakeEngine(Engine):
     def has_remote(self, reference: str) -> bool:
         return self.registry
 
-    def chains(self) -> set[tuple[str, ...]]:
-        return set(self.diff_ids.values())
-
     def load(self, archive: Iterable[bytes]) -> None:
         """As the engine does: an archive may omit the first layers if an image of the engine has them too."""
         with tarfile.open(fileobj=io.BytesIO(b"".join(archive))) as tar:
@@ -208,13 +205,13 @@ class FakeEngine(Engine):
         image_id = manifest if self.settings.store == "containerd" else digest_of_bytes(contents[docker["Config"]])
         self.calls.append(f"load {image_id}")
         labels = config["config"].get("Labels") or {}
-        self.known[image_id] = ImageInfo(id=image_id, labels=labels, tags=(), size=1, created="2026")
+        self.known[image_id] = ImageInfo(id=image_id, labels=labels, tags=(), size=1, created="2026", layers=chain)
         self.diff_ids[image_id] = chain
 
     def _has(self, chain: tuple[str, ...], number: int, blob: str) -> bool:
         if self.settings.store == "containerd":
             return blob in self.blobs
-        return any(chain[: number + 1] == other[: number + 1] for other in self.chains())
+        return any(chain[: number + 1] == other[: number + 1] for other in self.diff_ids.values())
 
 
 class Loopback(http.client.HTTPConnection):

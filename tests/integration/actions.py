@@ -224,12 +224,10 @@ class Runner:
             if environ.get("GPU_IMAGES_SIGN") == "keyless":  # Sigstore is not reachable
                 assert job["permissions"]["id-token"] == "write"
                 environ["GPU_IMAGES_SIGN"] = str(self.folder / "key.key")
-            # The cache of builds belongs to this machine.
-            command = step["run"].replace(" --prune-cache", "")
-            status, output, outputs = self._run(command, step.get("shell", ""), place, environ)
+            status, output, outputs = self._run(step["run"], step.get("shell", ""), place, environ)
             steps[step.get("id", "")] = {"outputs": outputs}
             if status and not step.get("continue-on-error"):
-                assert may_fail, f"{self.jobs[-1]}: {command}\n{output}"
+                assert may_fail, f"{self.jobs[-1]}: {step['run']}\n{output}"
                 is_failed = True
         if job["permissions"].get("packages") != "write":
             assert self._registry_files() == before, f"{self.jobs[-1]} wrote to the registry"

@@ -215,11 +215,11 @@ def test_every_night_all_images_are_built(runner: Runner) -> None:
     """With an empty store, and without root: the builder runs mmdebstrap in a container of Debian, from a registry."""
     runner.store = None
     runner.play("nightly", {"event_name": "schedule"})
-    assert runner.jobs == ["images", "list", f"packages {PLAIN}", "unsupported"]
+    assert runner.jobs == ["plan", f"images {PLAIN} {EXTRA}", "list", f"packages {PLAIN}", "unsupported"]
     assert runner.calls == [FREE_DISK] * 3
-    files = runner.files("checkout/.builder/evidence/*.json")
+    files = runner.files("checkout/.builder/evidence/*.json", job=1)
     assert {(each["cell"], *each["failed"]) for each in map(json.loads, files)} == {(PLAIN,), (EXTRA,)}
-    [[tested]] = map(json.loads, runner.files("checkout/tests/packages/results.json", job=2))
+    [[tested]] = map(json.loads, runner.files("checkout/tests/packages/results.json", job=3))
     assert (tested["package"], tested["cell"], tested["fault"]) == ("tinyextra", PLAIN, "")
 
 

@@ -341,6 +341,6 @@ def test_layers_of_the_engine_need_no_room(bench: AssemblyBench, monkeypatch: py
     bench.run(EMBER)
     local(bench, monkeypatch, disk.SPARE + 10_000)
     assert bench.run(JUPYTER)
-    bench.engine.diff_ids.clear()
+    bench.engine.known.clear()
     with pytest.raises(DiskError):
         bench.begin(bench.images(JUPYTER))

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import pytest
 
-from builder.build import disk, images
+from builder.build import images
 from builder.build.assemble import Assembler
 from builder.build.dockerfile import DockerfileBuilder
 from builder.build.images import Options, Outcome
@@ -21,7 +21,7 @@ from builder.build.wheel_builds import SourceBuilder
 from builder.build.work import ImageProvider, LoadedImage
 from builder.cli.context import Context
 from builder.common import git
-from builder.common.errors import DiskError, ImageTestError, LockError, NoEngineError
+from builder.common.errors import ImageTestError, LockError, NoEngineError
 from builder.common.files import digest_of_bytes
 from builder.engine import setup
 from builder.engine.client import Engine
@@ -128,50 +128,6 @@ def test_an_engine_is_started_only_with_the_option(
     assert len(started) == len(calls) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--prune-cache"], "--prune-cache needs --max-disk"),
-        (["--max-disk", "40GB", "--method", "dockerfile"], "--max-disk needs --method assemble"),
-        (["--max-disk", "0"], "must be larger than 0"),
-    ],
-)
-def test_invalid_options_are_refused(run: Run, arguments: list[str], message: str) -> None:
-    result = run("images", CELL, *arguments)
-    assert result.code == 2
-    assert message in result.err
-
-
-@pytest.mark.parametrize("limit", ["40GB", "free"])
-def test_a_limit_of_disk_space_makes_one_group_of_images_after_another(
-    run: Run, calls: list[Call], monkeypatch: pytest.MonkeyPatch, limit: str
-) -> None:
-    """A group that does not fit does not stop the next one, and images that the store has are not made again."""
-    first, second, done = CELL, TINY_IDS[0], f"{CELL}-board"
-    rooms: list[tuple[list[str], int]] = []
-
-    def make_room(_: object, __: object, part: Plan, room: int, **___: object) -> None:
-        rooms.append(([image.id for image in part.images], room))
-        if part.images[0].id == first:
-            raise DiskError("too small")
-
-    def outstanding(_: object, __: object, planned: Plan, **___: object) -> Plan:
-        return Plan(images=tuple(image for image in planned.images if image.id != done))
-
-    monkeypatch.setattr(disk, "free_limit", lambda *_: 7)
-    monkeypatch.setattr(disk, "make_room", make_room)
-    monkeypatch.setattr(disk, "outstanding", outstanding)
-    result = run("images", first, second, done, "--max-disk", limit)
-    assert result.code == DiskError.exit_code
-    room = 7 if limit == "free" else 40_000_000_000
-    assert sorted(rooms) == sorted([([first], room), ([second], room)])
-    assert [call.cells for call in calls] == [[second]]
-    assert "1 image built, tested and tagged. 1 image up to date in the store. 1 image failed (" in result.err
-    calls.clear()
-    run("images", done, "--max-disk", limit, "--gpu", "require")
-    assert [call.cells for call in calls] == [[done]], "one in the store may lack a GPU test"
-
-
 def test_images_that_are_not_rendered_are_refused(run: Run, locked: Project, calls: list[Call]) -> None:
     dockerfile = f"images/{CELL}/plain.Dockerfile"
     (locked.root / dockerfile).write_text("")
@@ -271,8 +227,6 @@ def test_changed_locks_are_named_after_an_interrupted_build(
         ("1", "", ""),
         ("", "--locked", ""),
         ("", "--locked --jobs 2 --gpu off", "--gpu off -j 2 "),
-        ("", "--locked --max-disk free --prune-cache", "--max-disk free --prune-cache "),
-        ("", "--locked --max-disk 40GB", "--max-disk 40000000000 "),
     ],
 )
 def test_locked_packages_that_are_gone_are_refused(

@@ -229,7 +229,7 @@ def attributes(name: str, created: str) -> dict[str, Any]:
 
 
 def test_tags_are_without_the_host_that_podman_adds() -> None:
-    """With it, no tag was one of the matrix, so --max-disk found no image to remove."""
+    """With it, no tag was one of the matrix."""
     tags = ["docker.io/org/a:1", "localhost/org/a:1", "org/a:1", "registry.example.test/org/a:1"]
     image = engine(inspect_image=lambda name: {**attributes(name, "2026"), "RepoTags": tags}).image("a")
     assert image
@@ -247,7 +247,7 @@ def inspect(known: Mapping[str, Any]) -> Any:
 
 def test_images_newest_first_without_removed_ones() -> None:
     known = {"a": attributes("a", "2026-01-01"), "b": attributes("b", "2026-02-01")}
-    ids = [{"Id": name} for name in ("a", "removed", "b")]
+    ids = [{"Id": name} for name in ("a", "a", "removed", "b")]
     images = engine(images=lambda **_: ids, inspect_image=inspect(known)).images("label")
     assert [image.id for image in images] == ["b", "a"]
     assert (images[0].labels, images[0].tags) == ({}, ())
@@ -320,24 +320,13 @@ def test_an_error_in_the_response_to_a_load(message: str, kind: type[Exception])
         Answer({"status": "x"}, {"error": message}).engine().load([b""])
 
 
-def test_chains_of_every_image_of_builder_once() -> None:
-    """With a filter: the containerd store adds up the sizes of all images that it lists."""
-    known = {"a": {"RootFS": {"Layers": ["1", "2"]}}, "b": {"RootFS": None}}
-
-    def images(*, filters: Mapping[str, str], **_: object) -> list[dict[str, str]]:
-        assert filters == {"label": "gpu-images.plan"}
-        return [{"Id": name} for name in ("a", "a", "removed", "b")]
-
-    assert engine(images=images, inspect_image=inspect(known)).chains() == {("1", "2"), ()}
-
-
-OLD_USAGE = {"LayersSize": 70, "BuildCache": [{"Size": 4}, {"Size": 1}]}
-NEW_USAGE = {"ImageUsage": {"TotalSize": 70}, "BuildCacheUsage": {"TotalSize": 5}}
+OLD_USAGE = {"BuildCache": [{"Size": 4}, {"Size": 1}]}
+NEW_USAGE = {"BuildCacheUsage": {"TotalSize": 5}}
 
 
 @pytest.mark.parametrize("usage", [OLD_USAGE, NEW_USAGE, OLD_USAGE | NEW_USAGE], ids=["1.51", "1.53", "1.52"])
-def test_disk_usage_in_each_version_of_the_api(usage: Mapping[str, Any]) -> None:
-    """Docker 29 gives other fields: with --max-disk, its images and cache counted as nothing."""
+def test_size_of_the_build_cache_in_each_version_of_the_api(usage: Mapping[str, Any]) -> None:
+    """Docker 29 gives other fields: its cache counted as nothing."""
     asked: list[object] = []
 
     def get(url: str, *, params: object) -> Mapping[str, Any]:
@@ -345,31 +334,14 @@ def test_disk_usage_in_each_version_of_the_api(usage: Mapping[str, Any]) -> None
         return usage
 
     fake = engine(_url=str, _get=get, _result=lambda response, _: response)
-    assert (fake.disk_bytes(), fake.cache_bytes()) == (75, 5)
-    assert asked == [("/system/df", {"type": ("image", "build-cache")}), ("/system/df", {"type": ("build-cache",)})]
+    assert fake.cache_bytes() == 5
+    assert asked == [("/system/df", {"type": "build-cache"})]
 
 
-@pytest.mark.parametrize("usage", [{}, {"LayersSize": None, "BuildCache": None}, {"ImageUsage": {}}])
-def test_disk_usage_of_an_empty_engine(usage: Mapping[str, Any]) -> None:
+@pytest.mark.parametrize("usage", [{}, {"BuildCache": None}, {"BuildCacheUsage": {}}])
+def test_size_of_an_empty_build_cache(usage: Mapping[str, Any]) -> None:
     fake = engine(_url=str, _get=lambda *_, **__: usage, _result=lambda response, _: response)
-    assert (fake.disk_bytes(), fake.cache_bytes()) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "layers"),
-    [
-        ([3, 0, 2], {("1",): 2, ("1", "2"): 3}),  # an empty line of history
-        ([0, 2], {("1",): 2, ("1", "2"): 0}),  # an empty layer
-        ([5], {("1",): 0, ("1", "2"): 7}),  # no match: all bytes are those of the top layer
-    ],
-)
-def test_sizes_of_layers_by_history(sizes: list[int], layers: dict[tuple[str, ...], int]) -> None:
-    calls = {
-        "images": lambda **_: [{"Id": "a"}],
-        "inspect_image": inspect({"a": {"RootFS": {"Layers": ["1", "2"]}, "Size": 7}}),
-        "history": lambda _: [{"Size": size} for size in sizes],
-    }
-    assert engine(**calls).layers() == {"a": layers}
+    assert fake.cache_bytes() == 0
 
 
 class FakeContainer:
