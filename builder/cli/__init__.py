@@ -43,7 +43,6 @@ COMMANDS = {
     "registry": ("registry", "Inspect the registry, and delete what is not needed."),
     "release": ("release", "Publish the staged release STAMP: sign it, then set its tags."),
     "render": ("render", "Write images/ from templates/ and locks/."),
-    "scan": ("release", "Scan released images for vulnerabilities."),
     "stage": ("release", "Push images that passed their tests to staging, with the results."),
     "status": ("release", "Show how far each cell is on its way to a release."),
     "test": ("testing", "Run the tests of built or staged images."),

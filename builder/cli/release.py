@@ -1,4 +1,4 @@
-"""The commands push, stage, refresh, release, scan and status."""
+"""The commands push, stage, refresh, release and status."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from builder.matrix import support, tags
 from builder.matrix.cells import Cell
 from builder.plan import ci, plan, render
 from builder.plan.plan import Plan
-from builder.registry import publish, scan, status, tagging
+from builder.registry import publish, status, tagging
 from builder.registry.client import Registry
 from builder.registry.evidence import OWN
 from builder.registry.publish import NotBuiltError, Published, Publisher
@@ -395,37 +395,6 @@ def release_command(
     _require_all(releaser.left_out, "released")
 
 
-@click.command(name="scan", epilog=ALL_CELLS_HELP)
-@cells_argument
-@to_option
-@sign_option
-@format_option()
-@click.pass_obj
-def scan_command(context: Context, patterns: Sequence[str], registry: str, signer: Signer | None, form: str) -> None:
-    """Scan released images for vulnerabilities.
-
-    Runs the scanner of `scan` in matrix.yaml on the SBOM of each image that a full tag names, and attaches what it
-    printed to the image. Fails if the scanner refuses an image, or cannot scan it.
-    """
-    project = context.project
-    images = plan.make_plan(project, project.select(patterns or ("*",))).images
-    scans = scan.scan_released(project, context.host, images, View(context.err), registry=registry, signer=signer)
-    if form == "json":
-        rows = [
-            {
-                "cell": each.cell,
-                "digest": each.digest,
-                "record": each.record.model_dump() if each.record else None,
-                "error": str(each.error or ""),
-            }
-            for each in scans
-        ]
-        context.print_json(rows)
-    if failures := [each.error for each in scans if each.error]:
-        raise errors.join(failures, f"of {counted(len(scans), 'image')} were refused or not scanned")
-    context.say(f"{counted(len(scans), 'image')} scanned, none refused")
-
-
 @click.command(name="status", epilog=ALL_CELLS_HELP)
 @cells_argument
 @staging_option
@@ -441,10 +410,9 @@ def status_command(
     TESTED, TIME and GPU are the tests of the staged image, or of the one built here if none is staged. RELEASED shows
     whether the full tag names that image, and which of its other tags name another image or are missing. SIGNATURE
     shows whether a signer that `evidence` in matrix.yaml lists signed it for its cell and tag: `untrusted` if only
-    others did, `listed` if matrix.yaml has no signers to check it with. SCAN is the newest scan of the released image
-    for vulnerabilities. PACKAGES is the age of the locked Debian packages; `builder doctor` shows which of them the
-    archives no longer have. Below the table are the ends of support that are over or at most 60 days away, and the
-    cells that were not built yet.
+    others did, `listed` if matrix.yaml has no signers to check it with. PACKAGES is the age of the locked Debian
+    packages; `builder doctor` shows which of them the archives no longer have. Below the table are the ends of support
+    that are over or at most 60 days away, and the cells that were not built yet.
     """
     project = context.project
     selected = project.select(patterns or ("*",))

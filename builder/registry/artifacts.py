@@ -187,11 +187,8 @@ def entries(index: bytes, name: str) -> list[str]:
     return [entry.digest for entry in oci.parse_document(_ArtifactList, index, f"index {name}", hint=_HINT).manifests]
 
 
-def read_artifact(
-    registry: Registry, reference: str, artifact_type: str, subject: str = "", *, without: str = ""
-) -> dict[str, bytes] | None:
-    """The documents of an artifact (a tag or a digest) by media type, except for the types `without`; None if there is
-    no such artifact.
+def read_artifact(registry: Registry, reference: str, artifact_type: str, subject: str = "") -> dict[str, bytes] | None:
+    """The documents of an artifact (a tag or a digest) by media type; None if there is no such artifact.
 
     Raises VerifyError for a manifest that is invalid, or has another type or subject; RegistryError.
     """
@@ -207,7 +204,7 @@ def read_artifact(
             f"expected {subject or 'nothing'}",
             hint=_HINT,
         )
-    return {blob.media_type: registry.read_blob(blob.digest) for blob in artifact.layers if blob.media_type != without}
+    return {blob.media_type: registry.read_blob(blob.digest) for blob in artifact.layers}
 
 
 def documents(registry: Registry, subject: str, artifact_type: str) -> Iterator[dict[str, bytes]]:

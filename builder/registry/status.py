@@ -17,7 +17,7 @@ from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import Plan, PlannedImage
-from builder.registry import evidence, publish, reports, scan, signing, staging, tagging
+from builder.registry import evidence, publish, reports, signing, staging, tagging
 from builder.registry.client import Registry
 from builder.registry.evidence import OWN, Coverage, Requirement
 from builder.registry.failures import RejectedError
@@ -28,7 +28,7 @@ from builder.registry.suite import Suite
 
 NO, YES, NONE = "no", "yes", "-"
 LISTED, UNTRUSTED = "listed", "untrusted"  # signatures: not checked without trusted signers, or not of any of them
-OF_REGISTRY = ("staged", "released", "signature", "scan")  # fields of a status
+OF_REGISTRY = ("staged", "released", "signature")  # fields of a status
 _Tests = tuple[str, float | None, str]  # the fields `tested`, `seconds` and `gpu` of a status
 
 
@@ -41,8 +41,8 @@ class Status:
     stamp. `released` is whether the full tag names that image, with the checks that its release left out, whether it
     relies on unsigned results of one machine, and the other tags that name another image or are missing. `signature` is
     whether a trusted signer signed it for this cell and tag; UNTRUSTED if only others did, LISTED if matrix.yaml lists
-    no signers to check its signature with. `scan` is the newest scan of it. `packages` is the age of the lock of its
-    Debian packages in days, None if it is not locked. `support` is the last day of support of all its parts, if known.
+    no signers to check its signature with. `packages` is the age of the lock of its Debian packages in days, None if it
+    is not locked. `support` is the last day of support of all its parts, if known.
     """
 
     cell: str
@@ -54,7 +54,6 @@ class Status:
     staged: str = NONE
     released: str = NONE
     signature: str = NONE
-    scan: str = NONE
     packages: int | None = None
     support: str = NONE
 
@@ -109,7 +108,7 @@ class StatusReader:
         else:
             tested, seconds, gpu = NONE, None, NONE
         expected = staged.digest if staged and is_current else stored.manifest.digest if stored else ""
-        released, signature, scanned = self._released(planned, expected)
+        released, signature = self._released(planned, expected)
         stamp = self._release.stamp if self._release else ""
         return Status(
             cell=planned.id,
@@ -121,7 +120,6 @@ class StatusReader:
             staged=(stamp if is_current else f"{stamp}, another plan") if staged else NONE,
             released=released,
             signature=signature,
-            scan=scanned,
             packages=planned.os_lock.age(datetime.now(UTC)),
             support=planned.support[0].last.isoformat() if planned.support else NONE,
         )
@@ -143,22 +141,22 @@ class StatusReader:
         except (ImageTestError, VerifyError, RegistryError, SigningError) as error:
             return str(error).splitlines()[0].removeprefix(f"{planned.id}: "), None, NONE
 
-    def _released(self, planned: PlannedImage, expected: str) -> tuple[str, str, str]:
-        """The fields `released`, `signature` and `scan` of a status, compared with the image `expected`.
+    def _released(self, planned: PlannedImage, expected: str) -> tuple[str, str]:
+        """The fields `released` and `signature` of a status, compared with the image `expected`.
 
         If `expected` is empty, because neither staging nor the store has the image, compares the plan in its labels.
         """
         full, *others = publish.references(planned, self.registry)
         if self.here or not full.registry:
-            return NONE, NONE, NONE
+            return NONE, NONE
         registry = self.new_registry(full, host=self.host, write=False)
         tagged = registry.digest_of(full.tag)
         try:
             manifest = registry.image_manifest(tagged, planned.cell.arch) if tagged else None
         except VerifyError:
-            return "invalid index", NONE, NONE
+            return "invalid index", NONE
         if tagged is None or manifest is None:
-            return NO, NONE, NONE
+            return NO, NONE
         digest = manifest.digest
         notes = self._notes.get(digest, "") + self._unreadable
         for tag, current in tagging.read_tags(registry, [other.tag for other in others]).items():
@@ -169,11 +167,10 @@ class StatusReader:
         if not is_expected:
             with suppress(VerifyError, RejectedError):
                 if oci.read_labels(manifest.content, registry.read_blob)[0] != cell.arch:
-                    return f"another image{notes}", NONE, NONE  # signed for the cell of its own architecture, if at all
+                    return f"another image{notes}", NONE  # signed for the cell of its own architecture, if at all
         # As a release signs them: the image as its cell, an index as the cell without an architecture.
         signature = self._signature(registry, full, {tagged: f"{cell.axes}{cell.suffix}", digest: cell.id})
-        scanned = scan.newest_scan(self.project, registry, digest)
-        return (YES if is_expected else "another image") + notes, signature, scanned
+        return (YES if is_expected else "another image") + notes, signature
 
     def _signature(self, registry: Registry, full: ImageRef, cells: Mapping[str, str]) -> str:
         """The field `signature`: YES if a trusted signer signed each digest, as its cell, for the full tag."""

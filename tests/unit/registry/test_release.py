@@ -555,7 +555,7 @@ def test_an_image_that_the_scanner_refuses_is_not_released_even_with_a_scan_that
         output=desk.image.manifest.digest,
     )
     with artifacts.attaching(cast("Registry", desk.registry), desk.image.manifest) as attachments:
-        ImageScan(record=record, output=b"", refusal=None).add_to(attachments, None)
+        ImageScan(record=record, output=b"").add_to(attachments, None)
     desk.project = with_scanner(desk.project, "print('CVE-1 in libtls'); raise SystemExit(1)")
     message = desk.refused(RefusedError)
     assert message.startswith(f"{CELL}: refused by ")
