@@ -107,7 +107,7 @@ class Archives:
         self._sources: dict[str, tuple[AptSource, ...]] = {}  # by Debian release
         self._slots: dict[str, threading.Semaphore] = {}
         self.faults: dict[str, str] = {}  # why a place is not used any more
-        self._sizes: dict[str, int | None] = {}  # by address, of the files that were looked up; None: no such file
+        self._sizes: dict[str, int | None] = {}  # by address; 0: unknown, None: no such file
 
     def places(self, lock: OsLock) -> Iterator[Place]:
         """The places that may have a package of this lock, in the order in which they are tried."""
@@ -170,54 +170,73 @@ class Archives:
         with self._lock:
             return self._slots.setdefault(place.name, threading.Semaphore(place.connections))
 
+    def try_places(
+        self, lock: OsLock, package: DebianPackage, attempt: Callable[[Place, str], None]
+    ) -> tuple[str, dict[str, str]]:
+        """Calls `attempt` with each place that may have a package, and the address there, until it succeeds.
+
+        Returns the name of that place, empty if there is none, and by name why the places before it failed. `attempt`
+        raises AbsentError, or LostError for a place that is then not used any more.
+        """
+        reasons: dict[str, str] = {}
+        for place in self.places(lock):
+            for pool in place.pools:
+                if place.name in self.faults:
+                    reasons[place.name] = self.faults[place.name]
+                    break
+                try:
+                    with self.slot(place):
+                        attempt(place, f"{pool}/{package.pool_path}")
+                    return place.name, reasons
+                except (AbsentError, LostError) as error:
+                    reasons[place.name] = str(error).removeprefix(f"{package.file}: ")
+                    if isinstance(error, LostError):
+                        self.faults[place.name] = reasons[place.name]
+        return "", reasons
+
     def locate(self, lock: OsLock, is_kept: Kept, *, policy: RetryPolicy = LOOK_UP_POLICY) -> PackageLocations:
         """Looks for all packages of a lock: in the store, then in the places in their order, with HEAD requests."""
-        at = {package.sha256: STORE for package in lock.packages if is_kept(package)}
-        others: list[DebianPackage] = []
-        faults: dict[str, str] = {}
         session = self.session(policy, retries=policy.retries)
-        places = self.places(lock)
-        while missing := [package for package in lock.packages if package.sha256 not in at]:
-            place = next(places, None)
-            if place is None:
-                break
-            if place.name not in self.faults:
-                with thread_pool(place.connections, "look-up") as pool:
-                    sizes = list(pool.map(lambda package: self._size(session, place, package), missing))  # noqa: B023
-                if not any(sizes) and missing == list(lock.packages):
-                    faults[place.name] = _MOVED
-                for package, size in zip(missing, sizes, strict=True):
-                    if size == package.size:
-                        at[package.sha256] = place.name
-                    elif size is not None and package not in others:
-                        others.append(package)
-                if any(sizes):  # the release has moved from the places before to this one
-                    faults = {name: fault for name, fault in faults.items() if fault != _MOVED}
-            if place.name in self.faults:
-                faults[place.name] = self.faults[place.name]
-        return PackageLocations(packages=lock.packages, at=at, others=tuple(others), faults=faults)
+        at: dict[str, str] = {}
+        others: set[DebianPackage] = set()
+        failed: dict[str, str] = {}  # places, and why one of them has not a package
 
-    def _size(self, session: IndexSession, place: Place, package: DebianPackage) -> int | None:
-        """The size of a package's file in a place; None if it has no such file, or cannot be read."""
-        for pool in place.pools:
-            address = f"{pool}/{package.pool_path}"
-            if address not in self._sizes:
-                if place.name in self.faults:
-                    return None
-                try:
-                    response = session.head(address, allow_redirects=True, headers={"Accept-Encoding": "identity"})
-                    if response.status_code >= requests.codes.server_error or response.status_code in _NO_ANSWER:
-                        response.raise_for_status()
-                except (requests.RequestException, OSError) as error:
-                    self.faults[place.name] = describe(error, place.name)
-                    return None
-                # Some servers send no length, or 0, in the response to HEAD.
-                length = response.headers.get("Content-Length", "0")
-                is_size = response.ok and length.isdecimal() and len(length) < LONGEST_SIZE
-                self._sizes[address] = int(length) or package.size if is_size else None
-            if (size := self._sizes[address]) is not None:
-                return size
-        return None
+        def find(package: DebianPackage) -> None:
+            def look_up(place: Place, address: str) -> None:
+                if address not in self._sizes:
+                    self._sizes[address] = _size(session, place, address)
+                if (size := self._sizes[address]) not in (0, package.size):
+                    if size is not None:
+                        others.add(package)
+                    raise AbsentError("no such file")
+
+            name, reasons = (STORE, {}) if is_kept(package) else self.try_places(lock, package, look_up)
+            failed.update(reasons)
+            if name:
+                at[package.sha256] = name
+
+        with thread_pool(CONNECTIONS, "look-up") as pool:
+            list(pool.map(find, lock.packages))
+        is_moved = not (at or others)
+        return PackageLocations(
+            packages=lock.packages,
+            at=at,
+            others=tuple(package for package in lock.packages if package in others),
+            faults={name: self.faults.get(name, _MOVED) for name in failed if is_moved or name in self.faults},
+        )
+
+
+def _size(session: IndexSession, place: Place, address: str) -> int | None:
+    """The size of the file at an address, 0 if the server does not say; None without a file. Raises LostError."""
+    try:
+        response = session.head(address, allow_redirects=True, headers={"Accept-Encoding": "identity"})
+        if response.status_code >= requests.codes.server_error or response.status_code in _NO_ANSWER:
+            response.raise_for_status()
+    except (requests.RequestException, OSError) as error:
+        raise LostError(describe(error, place.name)) from error
+    # Some servers send no length, or 0, in the response to HEAD.
+    length = response.headers.get("Content-Length", "0")
+    return int(length) if response.ok and length.isdecimal() and len(length) < LONGEST_SIZE else None
 
 
 def read_apt(run: Run) -> Apt:
@@ -276,21 +295,12 @@ class DebianFetcher(FileFetcher[DebianPackage]):
             return dict(zip((each.sha256 for each in packages), pool.map(self.fetch, packages), strict=True))
 
     def _get(self, package: DebianPackage, file: BufferedRandom) -> None:
-        reasons = {}
-        for place in self._archives.places(self._os_lock):
-            for pool in place.pools:
-                if place.name in self._archives.faults:
-                    break
-                try:
-                    with self._archives.slot(place):
-                        self._download(package, file, f"{pool}/{package.pool_path}")
-                    return
-                except AbsentError as error:
-                    reasons[place.name] = str(error).removeprefix(f"{package.file}: ")
-                except LostError as error:
-                    self._archives.faults[place.name] = str(error).removeprefix(f"{package.file}: ")
-            if fault := self._archives.faults.get(place.name):
-                reasons[place.name] = fault
+        def attempt(_: Place, address: str) -> None:
+            self._download(package, file, address)
+
+        name, reasons = self._archives.try_places(self._os_lock, package, attempt)
+        if name:
+            return
         lines = [f"  {name}: {reason}" for name, reason in reasons.items()] or ["  no archive of Debian is known here"]
         raise FetchError(
             "\n".join([f"{package.file} of Debian {self._os_lock.debian} was not found", *lines]),

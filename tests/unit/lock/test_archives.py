@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +15,7 @@ import requests
 from builder.common.errors import EngineError, FetchError
 from builder.common.tasks import RetryPolicy
 from builder.index import host as host_settings
+from builder.index.download import AbsentError
 from builder.index.host import Apt, AptSource, Host, Run
 from builder.lock import archives
 from builder.lock.archives import (
@@ -27,6 +27,7 @@ from builder.lock.archives import (
     STORE,
     Archives,
     DebianFetcher,
+    Place,
 )  # fmt: skip
 from builder.lock.os_lock import DebianPackage, OsLock
 from builder.matrix.project import Project
@@ -98,8 +99,6 @@ class World:
         self.missing: set[str] = set()
         self.broken: dict[str, Exception] = {}
         self.other: dict[str, bytes] = {}
-        self.running = self.most = 0
-        self.lock = threading.Lock()
         self.wire = Wire.install(monkeypatch, self.answer)
 
     def answer(self, sent: Sent) -> Reply | Exception:
@@ -440,11 +439,15 @@ def test_the_message_names_every_place_and_what_to_do(everywhere: Project, world
 def test_few_connections_to_a_snapshot_archive(everywhere: Project) -> None:
     known_archives = Archives(everywhere.matrix, host())
     *_, snapshot = known_archives.places(LOCK)
-    slot = known_archives.slot(snapshot)
-    assert [slot.acquire(blocking=False) for _ in range(SNAPSHOT_CONNECTIONS + 1)] == [True] * SNAPSHOT_CONNECTIONS + [
-        False
-    ]
-    assert known_archives.slot(snapshot) is slot, "of all operating systems together"
+    slot = known_archives.slot(snapshot)  # of all operating systems together
+
+    def attempt(place: Place, address: str) -> None:
+        if place != snapshot:
+            raise AbsentError("no such file")
+        others = [slot.acquire(blocking=False) for _ in range(SNAPSHOT_CONNECTIONS)]
+        assert others == [True] * (SNAPSHOT_CONNECTIONS - 1) + [False]
+
+    assert known_archives.try_places(LOCK, PACKAGES[0], attempt)[0] == SNAPSHOT
 
 
 def test_apts_proxy_comes_before_that_of_the_environment(
