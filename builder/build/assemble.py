@@ -201,7 +201,7 @@ class Assembler(ImageProvider):
             work.view.begin(image.id, "loading")
             meter = Meter(work.view, image.id, "loaded", 0)
             image_id = self._loader.load(assembled, meter.add)
-        record_built(work.project.state, f"assembled-{image_id}", image_id)
+        record_built(work.project.state, image_id)
         origin: Origin = "loaded" if assembled.manifest.digest in known else "built"
         return LoadedImage(id=image_id, digest=assembled.manifest.digest, origin=origin)
 

@@ -280,7 +280,8 @@ def run_steps(
                 waiting.remove(image)
                 running[pool.submit(_timed, step, image)] = image
             making = [] if len(running) == jobs else [layer for image in waiting for layer in layers[image.id]]
-            finished, _ = wait([*running, *making], return_when=FIRST_COMPLETED)
+            # Not for ever: Python notices a signal that arrives just before a wait begins only when the wait ends.
+            finished, _ = wait([*running, *making], timeout=1, return_when=FIRST_COMPLETED)
             for future in [future for future in running if future in finished]:
                 outcome = outcomes[running.pop(future).id] = future.result()
                 if outcome.error:

@@ -130,7 +130,7 @@ class StagedImages(ImageProvider):
             work.view.begin(image.id, "loading")
             image_id = self._loader.load(stored, Meter(work.view, image.id, "loaded", 0).add)
         self._images[image.id], self._coverage[image.id] = stored, coverage
-        record_built(work.project.state, f"staged-{image_id}", image_id)
+        record_built(work.project.state, image_id)
         return LoadedImage(id=image_id, digest=stored.manifest.digest, origin="loaded")
 
     def reports(self, image: PlannedImage) -> Sequence[Report]:

@@ -77,17 +77,9 @@ class ImageProvider:
         """Ends what `prepare` started."""
 
 
-def record_built(state: Path, key: str, image_id: str) -> None:
-    """Records under `key` that this checkout built an image."""
-    write_atomically(_record(state, key), image_id + "\n")
-
-
-def built_id(state: Path, key: str) -> str:
-    """Id of the image recorded under `key`; empty if there is none or the record is damaged."""
-    try:
-        return _record(state, key).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
+def record_built(state: Path, image_id: str) -> None:
+    """Records that this checkout built an image."""
+    write_atomically(state / "built" / image_id.replace(":", "-"), image_id + "\n")
 
 
 def built_ids(state: Path) -> set[str]:
@@ -106,6 +98,3 @@ def clean(engine: Engine, project: Project, *, cache: bool) -> str:
     text = f"removed {counted(containers, 'container')} and {counted(len(removed), 'image')}"
     return text + (f", freed {size(engine.prune_cache())} of build cache" if cache else "")
 
-
-def _record(state: Path, key: str) -> Path:
-    return state / "built" / key.replace(":", "-")

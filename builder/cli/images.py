@@ -119,18 +119,17 @@ def make_selected(
             lookup = LayerLookup(project, work.host, work.view, store, KnownLayers(project.root))
             with image_provider(context, work, method, options.jobs, lookup) as provider:
                 to_make = provider.systems_to_make(planned.images)
-            is_assembled = method == ASSEMBLE
-            archives = Archives(project.matrix, work.host, work.view.say_once, with_default=is_assembled)
+            archives = Archives(project.matrix, work.host, work.view.say_once)
 
             def is_kept(package: DebianPackage) -> bool:
-                return is_assembled and store.has(f"sha256:{package.sha256}", package.size)
+                return store.has(f"sha256:{package.sha256}", package.size)
 
             if has_new_locks := _lock_stale_systems(work, planned, to_make, archives, is_kept, locked=locked):
                 planned = render.load_checked_plan(project, chosen)
                 lookup = LayerLookup(project, work.host, work.view, store, KnownLayers(project.root))
 
             try:
-                if is_assembled:
+                if method == ASSEMBLE:
                     garbage.make_room(store, partial(disk.store_bytes, store, planned.images), wait=context.wait)
                 with image_provider(context, work, method, options.jobs, lookup, archives) as provider:
                     outcomes = images.make_images(work, provider, planned, options)

@@ -13,7 +13,7 @@ from builder.build.images import Options
 from builder.build.staged_tests import StagedImages, only_for, test_staged
 from builder.cli import machine
 from builder.cli.context import Context
-from builder.cli.images import DOCKERFILE, METHOD, REPORT, command, gpu_option, image_provider, show_outcomes
+from builder.cli.images import ASSEMBLE, REPORT, command, gpu_option, image_provider, show_outcomes
 from builder.cli.options import sign_option, staging_option
 from builder.common.errors import ImageTestError, UsageError
 from builder.plan import render
@@ -25,7 +25,7 @@ NEWEST = "newest"
 
 
 @command(
-    "test", METHOD, gpu_option, *REPORT,
+    "test", gpu_option, *REPORT,
     click.option(
         "--staged", "stamp", default="", metavar="STAMP", help="Test a staged release: its stamp, or `newest`."
     ),
@@ -38,7 +38,7 @@ NEWEST = "newest"
     sign_option,
 )  # fmt: skip
 def test_command(  # noqa: PLR0913  the options of the command
-    context: Context, /, patterns: Sequence[str], *, method: str, stamp: str, no_attach: bool, place: str,
+    context: Context, /, patterns: Sequence[str], *, stamp: str, no_attach: bool, place: str,
     signer: Signer | None, form: str, start_engine: bool, **values: Any
 ) -> None:  # fmt: skip
     """Run the tests of built or staged images.
@@ -51,8 +51,6 @@ def test_command(  # noqa: PLR0913  the options of the command
     """
     began = time.monotonic()
     options = Options(**values)
-    if stamp and method == DOCKERFILE:
-        raise UsageError("--staged needs --method assemble: staged images are assembled")
     if no_attach and not stamp:
         raise UsageError("--no-attach needs --staged: only results of staged images are attached")
     project = context.project
@@ -79,7 +77,7 @@ def test_command(  # noqa: PLR0913  the options of the command
                 outcomes = test_staged(work, staged_images, planned, options)
         else:
             planned = render.load_checked_plan(project, project.select(patterns))
-            with image_provider(context, work, method, options.jobs) as provider:
+            with image_provider(context, work, ASSEMBLE, options.jobs) as provider:
                 outcomes = images.retest(work, provider, planned, options)
     show_outcomes(context, work, planned, outcomes, began=began, form=form)
     tested = any(outcome.coverage or isinstance(outcome.error, ImageTestError) for outcome in outcomes)

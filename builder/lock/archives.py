@@ -90,18 +90,12 @@ class PackageLocations:
 
 
 class Archives:
-    """The places of one run, and what is known about them. Every method may be called from several threads.
+    """The places of one run, and what is known about them. Every method may be called from several threads."""
 
-    `with_default`: include the snapshot archive that apt has by default.
-    """
-
-    def __init__(
-        self, matrix: Matrix, host: Host, say: Callable[[str], None] = lambda _: None, *, with_default: bool = True
-    ) -> None:
+    def __init__(self, matrix: Matrix, host: Host, say: Callable[[str], None] = lambda _: None) -> None:
         self._matrix = matrix
         self._host = host
         self._say = say
-        self._with_default = with_default
         self._lock = threading.RLock()
         self._in_container: Apt | None = None  # the archives that apt in a container of Debian uses
         self._sources: dict[str, tuple[AptSource, ...]] = {}  # by Debian release
@@ -120,7 +114,7 @@ class Archives:
             return
         if debian.snapshot:
             yield Place.of(SNAPSHOT, self._host.with_snapshot(debian.snapshot, lock.time).apt.sources)
-        elif sources := self._snapshots() if self._with_default else ():
+        elif sources := self._snapshots():
             dated = [replace(source, uri=source.uri.replace(SNAPSHOT_ID, lock.time)) for source in sources]
             yield Place.of(DEFAULT_SNAPSHOT, dated)
 
