@@ -5,7 +5,6 @@ JupyterHub is installed from hub/requirements.txt, and its proxy from hub/packag
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -13,7 +12,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -26,6 +24,7 @@ import websocket
 from docker.models.containers import Container
 
 from tests.browser.conftest import START_S, newest_image, wait
+from tests.kernel import run_code
 from tests.paths import ROOT
 
 FILES = ROOT / "tests/browser/hub"
@@ -128,25 +127,12 @@ def hub(request: pytest.FixtureRequest, programs: Path, tmp_path: Path) -> Itera
         sys.stderr.write(log.read_text())  # pytest shows it if the test fails
 
 
-def execute(hub: Hub, kernel: str, code: str) -> str:
-    """The output of code in a kernel, over the websocket of a browser."""
+def execute(hub: Hub, kernel: str, code: str) -> tuple[str, str]:
+    """What code prints in a kernel, and its error, over the websocket of a browser."""
     cookies = "; ".join(f"{cookie.name}={cookie.value}" for cookie in hub.session.cookies if USER in cookie.path)
     address = f"{hub.url.replace('http', 'ws', 1)}/user/{USER}/api/kernels/{kernel}/channels"
     channel = websocket.create_connection(address, cookie=cookies, origin=hub.url, timeout=LIMIT_S)
-    with closing(channel):
-        header = {"msg_id": uuid.uuid4().hex, "session": "s", "username": "", "msg_type": "execute_request"}
-        content = {"code": code, "silent": False, "store_history": False, "user_expressions": {}, "allow_stdin": False}
-        message = {"header": {**header, "version": "5.3"}, "parent_header": {}, "metadata": {}, "content": content}
-        channel.send(json.dumps({**message, "channel": "shell"}))
-        printed = ""
-        while True:
-            reply = json.loads(channel.recv())
-            if reply["parent_header"].get("msg_id") != header["msg_id"]:
-                continue
-            if reply["msg_type"] == "stream":
-                printed += reply["content"]["text"]
-            if reply["msg_type"] == "status" and reply["content"]["execution_state"] == "idle":
-                return printed
+    return run_code(channel, code)
 
 
 def test_a_user_of_a_hub_works_in_the_image(hub: Hub) -> None:
@@ -162,7 +148,7 @@ def test_a_user_of_a_hub_works_in_the_image(hub: Hub) -> None:
     assert (login.status_code, "/hub/api/oauth2/authorize" in login.headers["Location"]) == (302, True)
 
     kernel = hub.send("POST", f"{home}/api/kernels").json()["id"]
-    assert execute(hub, kernel, "import os; print(6 * 7, os.getcwd())") == "42 /workspace\n"
+    assert execute(hub, kernel, "import os; print(6 * 7, os.getcwd())") == ("42 /workspace\n", "")
     page = f"{home}/tensorboard/"
     wait(lambda: "<title>TensorBoard</title>" in hub.get(page).text, "TensorBoard of the user", START_S)
 

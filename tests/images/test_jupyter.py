@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
-import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +18,8 @@ import websocket
 from docker.models.containers import Container
 from testinfra.host import Host
 from urllib3.exceptions import InsecureRequestWarning
+
+from tests.kernel import run_code
 
 START_S = 90
 
@@ -229,30 +229,9 @@ def execute(server: Server, code: str) -> tuple[str, str]:
 
 
 def execute_in(server: Server, kernel: str, code: str) -> tuple[str, str]:
-    """Runs code with the Jupyter API; returns its output and its error."""
-    ids = {"msg_id": uuid.uuid4().hex, "session": uuid.uuid4().hex}
-    query = f"session_id={ids['session']}&token={server.token}"
-    channel = websocket.create_connection(
-        f"ws://127.0.0.1:{server.port}/api/kernels/{kernel}/channels?{query}", timeout=60
-    )
-    try:
-        header = {**ids, "username": "", "msg_type": "execute_request", "version": "5.3"}
-        content = {"code": code, "silent": False, "store_history": False, "user_expressions": {}, "allow_stdin": False}
-        message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
-        channel.send(json.dumps(message))
-        printed, failure = "", ""
-        while True:
-            reply = json.loads(channel.recv())
-            if reply["parent_header"].get("msg_id") != header["msg_id"]:
-                continue
-            if reply["msg_type"] == "stream":
-                printed += reply["content"]["text"]
-            elif reply["msg_type"] == "error":
-                failure = reply["content"]["ename"]
-            elif reply["msg_type"] == "status" and reply["content"]["execution_state"] == "idle":
-                return printed, failure
-    finally:
-        channel.close()
+    """Runs code in a kernel; returns its output and its error."""
+    address = f"ws://127.0.0.1:{server.port}/api/kernels/{kernel}/channels?token={server.token}"
+    return run_code(websocket.create_connection(address, timeout=60), code)
 
 
 def test_a_kernel_runs_code_over_the_api(server: Server, subject: Any) -> None:
