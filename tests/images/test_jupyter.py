@@ -708,6 +708,12 @@ def test_the_single_user_server_of_a_hub_is_the_one_that_enforces_a_login(host: 
     )
 
 
+def test_the_servers_start_with_a_safe_path(host: Host) -> None:
+    """Python then does not look beside a program for its modules."""
+    for program in (LAB, "jupyterhub-singleuser"):
+        assert re.fullmatch(r"[0-9.]+", host.check_output(f"PYTHONSAFEPATH=1 {program} --version"))
+
+
 def test_the_help_is_printed_once(once: Callable[..., Any]) -> None:
     status, out, err = once(["start-notebook.py", "--help"])
     assert status == 0
