@@ -607,11 +607,22 @@ def test_settings_of_extensions_need_a_login(start: Callable[..., Container], un
         websocket.create_connection(address, timeout=30)
 
 
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("/tmp/x.py", "c.ServerApp.quit_button = False"),
+        ("~/my.conf.py", "c.ServerApp.quit_button = False"),
+        ("/tmp/my.conf.json", '{"ServerApp": {"quit_button": false}}'),
+    ],
+)
 def test_a_configuration_file_adds_to_the_settings_of_the_image(
-    start: Callable[..., Container], until: Callable[..., None]
+    start: Callable[..., Container], until: Callable[..., None], file: str, text: str
 ) -> None:
-    """Jupyter itself then reads no other file: the server had another address and token than the log said."""
-    command = "echo 'c.ServerApp.quit_button = False' >/tmp/x.py && exec start start-notebook.py --config=/tmp/x.py"
+    """Jupyter itself then reads no other file: the server had another address and token than the log said.
+
+    traitlets removes a suffix itself: `my.conf.py` was ignored.
+    """
+    command = f"echo '{text}' >{file} && exec start start-notebook.py --config={file}"
     environment = {"JUPYTER_BASE_URL": "/team/gpu", "JUPYTER_TOKEN": "chosen-by-me"}
     container = start(["sh", "-c", command], ports=[8888], environment=environment)
     until(lambda: ready(container), seconds=START_S, what="the server")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import sys
 import uuid
@@ -38,13 +39,14 @@ class Server(ServerApp):  # type: ignore[misc]  # Jupyter has no types here
 
     def load_config_file(self, suppress_errors: bool = True) -> None:
         """Reads the usual files, then that of `--config`. Jupyter reads only the latter: without /etc/jupyter."""
-        named = os.path.splitext(os.path.abspath(self.config_file))[0] if self.config_file else ""
-        if named and not any(os.path.exists(named + suffix) for suffix in (".py", ".json")):
+        named = re.sub(r"\.(py|json)$", "", os.path.abspath(os.path.expanduser(self.config_file or "")))
+        if self.config_file and not any(os.path.exists(named + suffix) for suffix in (".py", ".json")):
             _refuse(self, f"--config={self.config_file}: no such file")
         for file in dict.fromkeys(("jupyter_config", "jupyter_server_config", self.config_file_name)):
             super(JupyterApp, self).load_config_file(file, path=self.config_file_paths)
-        if named:
-            super(JupyterApp, self).load_config_file(named)
+        if self.config_file:
+            # traitlets removes a suffix, whatever it is (`my.conf` became `my`), then reads NAME.py and NAME.json.
+            super(JupyterApp, self).load_config_file(f"{named}.py")
 
     def init_httpserver(self) -> None:
         """The last step before the server listens: all files, arguments and extensions have had their effect."""
