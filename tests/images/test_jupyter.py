@@ -521,15 +521,26 @@ def test_kubeflow_gets_in_without_a_login_only_if_asked_for(
     assert statuses == {"kubeflow.example.org": 200, "ada.team.svc.cluster.local": 200, "evil.example": 403}
 
 
+@pytest.mark.parametrize(("port", "command"), [(8888, None), (9000, ["start-notebook.py", "--ServerApp.port=9000"])])
 def test_a_port_that_is_in_use_is_named_once(
-    start: Callable[..., Container], once: Callable[..., Any], until: Callable[..., None]
+    start: Callable[..., Container],
+    once: Callable[..., Any],
+    until: Callable[..., None],
+    port: int,
+    command: list[str] | None,
 ) -> None:
-    listen = "import socket, time; s = socket.create_server(('', 8888)); print('listens', flush=True); time.sleep(300)"
+    """It was an error of the service's preparation, which knew no arguments: with one, Jupyter started five times."""
+    listen = (
+        f"import socket, time; s = socket.create_server(('', {port})); print('listens', flush=True); time.sleep(300)"
+    )
     other = start(["python", "-c", listen])
     until(lambda: b"listens" in other.logs(), seconds=START_S, what="the other program")
-    status, _, err = once(None, network_mode=f"container:{other.id}")
+    status, _, err = once(command, network_mode=f"container:{other.id}")
     assert status == 78
-    assert err.count("error: port 8888: Address already in use: set JUPYTER_PORT to another port") == 1, err
+    message = (
+        f"error: cannot listen on port {port} of 0.0.0.0: Address already in use: set JUPYTER_PORT to another port"
+    )
+    assert err.count(message) == 1, err
     assert "restart" not in err
 
 

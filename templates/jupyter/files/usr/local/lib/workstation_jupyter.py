@@ -25,6 +25,7 @@ from jupyter_server.serverapp import ServerApp  # noqa: E402
 from jupyter_server_proxy.handlers import ProxyHandler  # noqa: E402
 from tornado.httpserver import HTTPServer  # noqa: E402
 from tornado.iostream import IOStream  # noqa: E402
+from tornado.netutil import bind_sockets  # noqa: E402
 from tornado.web import HTTPError  # noqa: E402
 
 CONFIG = 78  # EX_CONFIG of sysexits.h
@@ -50,6 +51,7 @@ class Server(ServerApp):  # type: ignore[misc]  # Jupyter has no types here
 
     def init_httpserver(self) -> None:
         """The last step before the server listens: all files, arguments and extensions have had their effect."""
+        require_port(self)
         self._has_login = require_login(self)
         # Kernels inherit this: `%tensorboard` then shows TensorBoard through this server.
         os.environ.setdefault("TENSORBOARD_PROXY_URL", f"{self.base_url}proxy/%PORT%/")
@@ -58,6 +60,22 @@ class Server(ServerApp):  # type: ignore[misc]  # Jupyter has no types here
     def server_info(self) -> dict[str, Any]:
         """The contents of the file that `check` and `ready` of the service read."""
         return {**super().server_info(), "login": self._has_login}
+
+
+def require_port(server: Any) -> None:
+    """Ends a server whose port is taken, once: the service would start again and again."""
+    if server.sock or server.port_retries:
+        return
+    try:
+        sockets = bind_sockets(server.port, server.ip)
+    except OSError as error:
+        _refuse(
+            server,
+            f"cannot listen on port {server.port} of {server.ip or 'all addresses'}: {error.strerror}: "
+            "set JUPYTER_PORT to another port, or correct the setting of `ServerApp.port` or `ServerApp.ip`",
+        )
+    for listening in sockets:
+        listening.close()
 
 
 def require_login(server: Any) -> bool:
