@@ -563,10 +563,20 @@ def test_a_token_is_in_no_log(start: Callable[..., Container], until: Callable[.
 
 OPENED = "c.IdentityProvider.token = ''"
 PROVIDER = """
+from jupyter_server.auth import Authorizer
 from jupyter_server.auth.identity import IdentityProvider, User
 class Open(IdentityProvider):
     def get_user(self, handler):
         return User("anyone")
+class Closed(IdentityProvider):
+    def get_user(self, handler):
+        return None
+class Broken(IdentityProvider):
+    def get_user(self, handler):
+        raise RuntimeError
+class Nothing(Authorizer):
+    def is_authorized(self, handler, user, action, resource):
+        return False
 """
 LAB = "/usr/local/lib/jupyter-lab"
 
@@ -595,6 +605,7 @@ def test_a_server_without_a_login_does_not_start(once: Callable[..., Any], comma
         "{lab} --ServerApp.config_file=/tmp/login/mine.py",
         "{lab} --ServerApp.jpserver_extensions='{{}}' --IdentityProvider.token=",
         "PYTHONPATH=/tmp/login {lab} --ServerApp.identity_provider_class=provider.Open",
+        "PYTHONPATH=/tmp/login {lab} --ServerApp.authorizer_class=provider.Nothing --IdentityProvider.token=",
         "JUPYTER_CONFIG_DIR=/tmp/login {lab}",
         "JUPYTER_CONFIG_PATH=/tmp/login {lab}",
         "JUPYTER_NO_CONFIG=1 {lab} --IdentityProvider.token=",
@@ -608,6 +619,15 @@ def test_no_setting_turns_off_the_login(shell: Callable[..., Any], command: str)
     status, text = shell().result(f"{files} {command.format(lab='timeout 60 ' + LAB)}")
     assert status == 78, text
     assert "the server answers without a login" in text
+
+
+@pytest.mark.thorough
+def test_an_unexpected_answer_is_no_login(shell: Callable[..., Any]) -> None:
+    files = f"mkdir -p /tmp/login; echo '{PROVIDER}' >/tmp/login/provider.py; "
+    command = f"PYTHONPATH=/tmp/login timeout 60 {LAB} --ServerApp.identity_provider_class=provider.Broken"
+    status, text = shell().result(files + command)
+    assert status == 78, text
+    assert "cannot check the login: the server answers 500 to GET /api/me" in text
 
 
 def test_settings_of_extensions_need_a_login(start: Callable[..., Container], until: Callable[..., None]) -> None:
@@ -651,20 +671,23 @@ def test_a_configuration_file_that_does_not_exist_is_an_error(once: Callable[...
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environment", "note"),
+    ("setting", "environment", "note"),
     [
-        (["--IdentityProvider.token=of-mine"], {}, "log in as your configuration sets"),
-        ([], {"JUPYTER_TOKEN": "", "JUPYTER_ALLOW_NO_LOGIN": "1"}, "no login"),
+        ("c.IdentityProvider.token = 'of-mine'", {}, "log in as your configuration sets"),
+        (f"{PROVIDER}\nc.ServerApp.identity_provider_class = Closed", {}, "log in as your configuration sets"),
+        ("", {"JUPYTER_TOKEN": "", "JUPYTER_ALLOW_NO_LOGIN": "1"}, "no login"),
     ],
+    ids=["another token", "another provider", "no login"],
 )
 def test_the_log_says_how_to_log_in(
     start: Callable[..., Container],
     until: Callable[..., None],
-    arguments: list[str],
+    setting: str,
     environment: dict[str, str],
     note: str,
 ) -> None:
-    container = start(["start-notebook.py", *arguments], environment=environment)
+    command = 'echo "$0" >/tmp/x.py && exec start start-notebook.py --config=/tmp/x.py'
+    container = start(["sh", "-c", command, setting], environment=environment)
     until(lambda: ready(container), seconds=START_S, what="the server")
     log = container.logs().decode()
     assert f"http://127.0.0.1:8888/lab   ({note})\n" in log

@@ -14,6 +14,7 @@ import sys
 import uuid
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 # jsonschema uses rfc3987_syntax, if it can be imported, to check IRIs, which Jupyter's schemas do not have. Its import
 # compiles a grammar, which takes longer than the rest of the start.
@@ -30,6 +31,7 @@ from tornado.web import HTTPError  # noqa: E402
 
 CONFIG = 78  # EX_CONFIG of sysexits.h
 LIMIT_S = 60
+OK = 200
 REFUSED = {302, 401, 403}  # 302: to the login page
 SERVER = uuid.uuid4().hex  # of this process, in the requests that it proxies
 HOPS = "CDN-Loop"  # RFC 8586: a proxy adds its name and refuses requests that have it
@@ -37,6 +39,9 @@ HOPS = "CDN-Loop"  # RFC 8586: a proxy adds its name and refuses requests that h
 
 class Server(ServerApp):  # type: ignore[misc]  # Jupyter has no types here
     """A Jupyter server that listens only if it has a login, or if the user asked for none."""
+
+    _has_login = False
+    _takes_launcher_token = False
 
     def load_config_file(self, suppress_errors: bool = True) -> None:
         """Reads the usual files, then that of `--config`. Jupyter reads only the latter: without /etc/jupyter."""
@@ -53,13 +58,16 @@ class Server(ServerApp):  # type: ignore[misc]  # Jupyter has no types here
         """The last step before the server listens: all files, arguments and extensions have had their effect."""
         require_port(self)
         self._has_login = require_login(self)
+        token = launcher_token(os.environ)
+        self._takes_launcher_token = bool(token) and _status(self, f"?token={quote(token or '')}") == OK
         # Kernels inherit this: `%tensorboard` then shows TensorBoard through this server.
         os.environ.setdefault("TENSORBOARD_PROXY_URL", f"{self.base_url}proxy/%PORT%/")
         super().init_httpserver()
 
     def server_info(self) -> dict[str, Any]:
         """The contents of the file that `check` and `ready` of the service read."""
-        return {**super().server_info(), "login": self._has_login}
+        ours = {"login": self._has_login, "takes_launcher_token": self._takes_launcher_token}
+        return {**super().server_info(), **ours}
 
 
 def require_port(server: Any) -> None:
@@ -85,8 +93,15 @@ def require_login(server: Any) -> bool:
     """
     settings = server.web_app.settings
     settings["allow_unauthenticated_access"] = False  # what extensions serve, unless a handler explicitly allows it
-    if server.io_loop.run_sync(lambda: _status_without_login(server), timeout=LIMIT_S) in REFUSED:
+    status = _status(server)
+    if status in REFUSED:
         return True
+    if status != OK:
+        _refuse(
+            server,
+            f"cannot check the login: the server answers {status} to GET /api/me without a login, instead of 403. "
+            "Remove the setting or the extension that changes this answer",
+        )
     if not login_is_off(os.environ):
         _refuse(
             server,
@@ -104,11 +119,17 @@ def require_login(server: Any) -> bool:
 
 
 def login_is_off(environ: Any) -> bool:
-    """Whether the user asked for no login, with both variables. `prepare` of the service writes the token to a file."""
+    """Whether the user asked for no login, with both variables."""
     if environ.get("JUPYTER_ALLOW_NO_LOGIN") != "1":
         return False
+    token = launcher_token(environ)
+    return (environ.get("JUPYTER_TOKEN") if token is None else token) == ""
+
+
+def launcher_token(environ: Any) -> str | None:
+    """The token that `prepare` of the service wrote, that of JUPYTER_TOKEN or a random one; else None."""
     file = Path(environ.get("STATE_DIR", "/nowhere"), "jupyter-token")
-    return (file.read_text() if file.exists() else environ.get("JUPYTER_TOKEN")) == ""
+    return file.read_text() if file.exists() else None
 
 
 def hosts(environ: Any) -> list[str]:
@@ -119,17 +140,24 @@ def hosts(environ: Any) -> list[str]:
     return [*names, f"{parts[2]}.{parts[1]}.svc.cluster.local"] if parts[0] == "notebook" and len(parts) == 3 else names
 
 
-async def _status_without_login(server: Any) -> int:
-    """The status of the answer to a request without a token or cookie, over a pair of sockets: no one else can ask."""
+def _status(server: Any, query: str = "") -> int:
+    """The status of the answer to a request without credentials, other than those in `query`.
+
+    Of /api/me, which needs a login and nothing else: other paths may be refused by an `authorizer_class` too.
+    """
+    path = f"{server.base_url}api/me{query}"
+    status: int = server.io_loop.run_sync(lambda: _status_of(server, path), timeout=LIMIT_S)
+    return status
+
+
+async def _status_of(server: Any, path: str) -> int:
+    """The status of the answer of the server, over a pair of sockets: no one else can ask."""
     ours, theirs = (IOStream(end) for end in socket.socketpair())
     logging.disable(logging.CRITICAL)  # a refusal would be in the log at each start
     try:
         HTTPServer(server.web_app).handle_stream(theirs, ("127.0.0.1", 0))
         # Jupyter's check of the host, which would hide that of the login, admits all addresses of the loopback.
-        request = (
-            f"GET {server.base_url}api/contents?content=0 HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
-        )
-        await ours.write(request.encode())
+        await ours.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
         return int((await ours.read_until(b"\r\n")).split()[1])
     finally:
         logging.disable(logging.NOTSET)
