@@ -299,6 +299,28 @@ def test_jupyter_lab_as_command_is_the_program_that_enforces_a_login(program: li
     assert foreign.command([*program, "--x"], {}, ["ssh"]) == ([*program, "--x"], [])
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--IdentityProvider.token=hunter2"],
+        ["--x", "--ServerApp.token", "hunter2"],
+        ["--NotebookApp.token=hunter2", "--y"],
+        ["--PasswordIdentityProvider.token=hunter2"],
+    ],
+)
+def test_a_token_in_the_arguments_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(Refusal, match=r"value of --\w+\.token: set JUPYTER_TOKEN") as refused:
+        foreign.command(["start-notebook.py", *arguments], {}, ["jupyter"])
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("argument", ["--IdentityProvider.token=", "--IdentityProvider.token_x=y", "--x=--A.token=y"])
+def test_other_arguments_than_tokens_are_passed_on(argument: str) -> None:
+    environ: dict[str, str] = {}
+    assert foreign.command(["start-notebook.py", argument, "--z"], environ, ["jupyter"])[0] == ["services"]
+    assert environ["JUPYTER_ARGUMENTS"] == f"{argument}\n--z"
+
+
 def test_what_only_prints_is_no_service() -> None:
     environ: dict[str, str] = {}
     words, _ = foreign.command(["start-notebook.py", "--a=b", "--help-all"], environ, ["jupyter"])

@@ -6,6 +6,7 @@ documentation of each platform.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
@@ -21,6 +22,8 @@ JUPYTER_ARGUMENTS = "JUPYTER_ARGUMENTS"  # for the run program of the service, o
 JUPYTER_LAB = "/usr/local/lib/jupyter-lab"
 # Jupyter prints something and ends: it is no service.
 PRINTS = {"-h", "--help", "--help-all", "--version", "--show-config", "--show-config-json", "--generate-config"}
+# With a value, in JUPYTER_ARGUMENTS; of IdentityProvider, ServerApp, NotebookApp, ...
+TOKEN = re.compile(r"^(--\w+\.token)[=\n].", re.MULTILINE)
 VARIABLES = {
     "NB_USER": "the user's name is fixed: NB_UID and NB_GID set the user's ids",
     "NB_GROUP": "the group's name is fixed: NB_GID sets its id",
@@ -77,6 +80,8 @@ def command(
     if PRINTS & set(words):
         return [JUPYTER_LAB, *words[1:]], []
     environ[JUPYTER_ARGUMENTS] = "\n".join(words[1:])
+    if match := TOKEN.search(environ[JUPYTER_ARGUMENTS]):
+        raise Refusal(f"{name}: everyone in the container can read the value of {match[1]}: set JUPYTER_TOKEN instead")
     return [SERVICES], [f"{name} is not needed: `docker run IMAGE` starts JupyterLab; it uses your arguments"]
 
 
