@@ -586,7 +586,9 @@ LAB = "/usr/local/lib/jupyter-lab"
     [
         ["start-notebook.py", "--ServerApp.token="],
         ["sh", "-c", f'echo "{OPENED}" >/tmp/mine.py && exec start start-notebook.py --config=/tmp/mine.py'],
-        ["jupyter", "lab", "--IdentityProvider.token="],
+        ["jupyter", "server", "--IdentityProvider.token="],
+        ["sh", "-c", "jupyter lab --ServerApp.token=''"],
+        ["python", "-m", "jupyterlab", "--IdentityProvider.token="],
     ],
 )
 def test_a_server_without_a_login_does_not_start(once: Callable[..., Any], command: list[str]) -> None:
@@ -628,6 +630,28 @@ def test_an_unexpected_answer_is_no_login(shell: Callable[..., Any]) -> None:
     status, text = shell().result(files + command)
     assert status == 78, text
     assert "cannot check the login: the server answers 500 to GET /api/me" in text
+
+
+@pytest.mark.thorough
+def test_other_servers_need_a_login_without_the_proxy(shell: Callable[..., Any]) -> None:
+    """As in an environment of the user's own, with another Jupyter."""
+    files = "mkdir -p /tmp/own; echo 'raise ImportError' >/tmp/own/jupyter_server_proxy.py; "
+    command = "PYTHONPATH=/tmp/own timeout 60 jupyter server --IdentityProvider.token="
+    status, text = shell().result(files + command)
+    assert status == 78, text
+    assert "the server answers without a login" in text
+
+
+@pytest.mark.thorough
+def test_other_servers_without_a_login_need_both_variables(
+    start: Callable[..., Container], until: Callable[..., None]
+) -> None:
+    environment = {"JUPYTER_TOKEN": "", "JUPYTER_ALLOW_NO_LOGIN": "1"}
+    command = ["jupyter", "server", "--IdentityProvider.token="]  # Jupyter itself ignores an empty JUPYTER_TOKEN
+    container = start(command, ports=[8888], environment=environment)
+    address = f"http://127.0.0.1:{published(container)}/api/contents"
+    until(lambda: answers(address, 200), seconds=START_S, what="the server")
+    assert requests.get(address, headers={"Host": "evil.example"}, timeout=30).status_code == 403
 
 
 def test_settings_of_extensions_need_a_login(start: Callable[..., Container], until: Callable[..., None]) -> None:
@@ -695,16 +719,25 @@ def test_the_log_says_how_to_log_in(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("command", [["jupyter", "lab"], ["start.sh", "jupyter-lab"]])
-def test_jupyter_lab_as_command(
+@pytest.mark.parametrize(
+    "command",
+    [["jupyter", "lab"], ["start.sh", "jupyter-lab"], ["sh", "-c", "jupyter server"], ["python", "-m", "jupyterlab"]],
+)
+def test_other_servers_start_with_a_login_and_refuse_proxies_to_themselves(
     start: Callable[..., Container], until: Callable[..., None], command: list[str]
 ) -> None:
     container = start(command, ports=[8888])
-    pattern = rb"http://127\.0\.0\.1:8888/lab\?token=([0-9a-f]{48})"
+    pattern = rb"http://127\.0\.0\.1:8888/\w*\?token=([0-9a-f]{48})"
     until(lambda: re.search(pattern, container.logs()), seconds=START_S, what="the address in Jupyter's log")
-    token = re.findall(pattern, container.logs())[0].decode()
-    url = f"http://127.0.0.1:{published(container)}/api/contents?token={token}"
-    until(lambda: answers(url, 200), seconds=START_S, what="an answer with the token")
+    [token] = re.findall(pattern, container.logs())
+    address, query = f"http://127.0.0.1:{published(container)}", f"?token={token.decode()}"
+    until(lambda: answers(f"{address}/api/contents{query}", 200), seconds=START_S, what="an answer with the token")
+    assert requests.get(f"{address}/api/contents", timeout=30).status_code == 403
+    assert "leads back to this server" in requests.get(f"{address}/proxy/absolute/8888/{query}", timeout=30).text
+    before = container.logs().count(token)
+    assert requests.get(f"{address}/proxy/9999/{query}", timeout=30).status_code == 500
+    until(lambda: b"/proxy/9999/?token=[secret]" in container.logs(), seconds=30, what="the failed request in the log")
+    assert container.logs().count(token) == before
 
 
 def test_tensorboard_listens_on_no_port(server: Server, until: Callable[..., None]) -> None:

@@ -279,7 +279,6 @@ def test_the_sitecustomize_has_the_units_of_the_launcher() -> None:
         (["python", "train.py"], ["python", "train.py"]),
         (["start.sh"], []),
         (["start.sh", "jupyter", "server"], ["jupyter", "server"]),
-        (["start.sh", "jupyter", "lab", "--a=b"], ["/usr/local/lib/jupyter-lab", "--a=b"]),
         (["start-notebook.py"], ["services"]),
         (["start-notebook.sh", "--a=b c", "--d"], ["services"]),
     ],
@@ -291,12 +290,6 @@ def test_start_scripts_of_docker_stacks(arguments: list[str], expected: list[str
     assert len(notes) == (bool(arguments) and arguments[0].startswith("start"))
     passed_on = arguments[1:] if "notebook" in "".join(notes) else []
     assert environ.get("JUPYTER_ARGUMENTS", "").split("\n") == (passed_on or [""])
-
-
-@pytest.mark.parametrize("program", [["jupyter", "lab"], ["jupyter-lab"]])
-def test_jupyter_lab_as_command_is_the_program_that_enforces_a_login(program: list[str]) -> None:
-    assert foreign.command([*program, "--x"], {}, ["jupyter"]) == (["/usr/local/lib/jupyter-lab", "--x"], [])
-    assert foreign.command([*program, "--x"], {}, ["ssh"]) == ([*program, "--x"], [])
 
 
 @pytest.mark.parametrize(

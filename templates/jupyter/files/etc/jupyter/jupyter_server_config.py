@@ -12,10 +12,15 @@ from jupyter_server.utils import JupyterServerAuthWarning
 
 
 class _WithoutTokens(logging.LogRecord):
-    """A log record without tokens. Tornado logs the complete address of a failed request."""
+    """A log record without tokens. Tornado logs the complete address of a failed request.
+
+    Jupyter prints the address with a token that it generated at the level CRITICAL, so that its user can log in.
+    """
 
     def getMessage(self) -> str:
-        return re.sub(r"(token=)[^&\s'\"]+", r"\1[secret]", super().getMessage())
+        message = super().getMessage()
+        is_address = self.levelno == logging.CRITICAL
+        return message if is_address else re.sub(r"(token=)[^&\s'\"]+", r"\1[secret]", message)
 
 
 environ = os.environ
@@ -47,7 +52,7 @@ c.LabApp.app_dir = str(assets if assets.exists() else "/opt/venv/share/jupyter/l
 token, file = None, Path(environ.get("STATE_DIR", "/nowhere"), "jupyter-token")
 if file.exists():
     token = c.IdentityProvider.token = file.read_text()
-    logging.setLogRecordFactory(_WithoutTokens)
+logging.setLogRecordFactory(_WithoutTokens)
 
 # A web page can point its own name at this server (DNS rebinding) and then read everything that needs no login. With a
 # login, any Host header is allowed.

@@ -1,7 +1,8 @@
-"""The image's Jupyter server. It checks its own login before it listens, whatever configured it.
+"""The login of Jupyter servers: each checks its own before it listens, whatever configured it.
 
-`jupyter-lab` and `jupyterhub-singleuser` run it. None of this is in the configuration in /etc/jupyter, which arguments,
-variables and files of the user can replace.
+The service and a JupyterHub run `Server`. Its check is not in the configuration in /etc/jupyter, which arguments,
+variables and files of the user can replace. For all other servers (`jupyter lab` in a terminal, `jupyter server` as the
+command of a container), that configuration loads this module as an extension.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # its import f
 from jupyter_core.application import JupyterApp  # noqa: E402
 from jupyter_server.base.handlers import JupyterHandler  # noqa: E402
 from jupyter_server.serverapp import ServerApp  # noqa: E402
-from jupyter_server_proxy.handlers import ProxyHandler  # noqa: E402
 from tornado.httpserver import HTTPServer  # noqa: E402
 from tornado.iostream import IOStream  # noqa: E402
 from tornado.netutil import bind_sockets  # noqa: E402
 from tornado.web import HTTPError  # noqa: E402
+
+try:
+    from jupyter_server_proxy.handlers import ProxyHandler
+except ImportError:  # an environment of the user's own, whose Jupyter reads /etc/jupyter too
+    ProxyHandler = None
 
 CONFIG = 78  # EX_CONFIG of sysexits.h
 LIMIT_S = 60
@@ -60,14 +65,21 @@ class Server(ServerApp):  # type: ignore[misc]  # Jupyter has no types here
         self._has_login = require_login(self)
         token = launcher_token(os.environ)
         self._takes_launcher_token = bool(token) and _status(self, f"?token={quote(token or '')}") == OK
-        # Kernels inherit this: `%tensorboard` then shows TensorBoard through this server.
-        os.environ.setdefault("TENSORBOARD_PROXY_URL", f"{self.base_url}proxy/%PORT%/")
         super().init_httpserver()
 
     def server_info(self) -> dict[str, Any]:
         """The contents of the file that `check` and `ready` of the service read."""
         ours = {"login": self._has_login, "takes_launcher_token": self._takes_launcher_token}
         return {**super().server_info(), **ours}
+
+
+def _load_jupyter_server_extension(server: Any) -> None:
+    """Jupyter calls this for every server: /etc/jupyter/jupyter_server_config.d enables it. No loop runs yet."""
+    # Kernels inherit this: `%tensorboard` then shows TensorBoard through this server.
+    if ProxyHandler:
+        os.environ.setdefault("TENSORBOARD_PROXY_URL", f"{server.base_url}proxy/%PORT%/")
+    if not isinstance(server, Server):
+        require_login(server)
 
 
 def require_port(server: Any) -> None:
@@ -188,4 +200,5 @@ async def _prepare_proxied(handler: Any, *_: Any, **__: Any) -> None:
     handler.request.headers.add(HOPS, SERVER)  # the proxy copies the headers
 
 
-ProxyHandler.prepare = _prepare_proxied
+if ProxyHandler:
+    ProxyHandler.prepare = _prepare_proxied

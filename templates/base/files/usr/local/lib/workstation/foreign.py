@@ -72,9 +72,6 @@ def command(
             f"{name} needs the variables of the JupyterHub that starts it ({', '.join(HUB_VARIABLES)}): without a "
             "JupyterHub, give no command"
         )
-    if name == "jupyter-lab" or words[:2] == ["jupyter", "lab"]:
-        # Jupyter's own program does not enforce a login.
-        return ([JUPYTER_LAB, *words[1 if name == "jupyter-lab" else 2 :]] if has_jupyter else words), []
     if name not in NOTEBOOK:
         return words, []
     if PRINTS & set(words):
