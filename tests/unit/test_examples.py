@@ -262,6 +262,7 @@ def test_kubeflow_finds_its_container_and_the_login_is_turned_off_for_its_host_o
     kubernetes_validate.validate(claim, "1.35", strict=True)
     spec = notebook["spec"]["template"]["spec"]
     kubernetes_validate.validate({"apiVersion": "v1", "kind": "Pod", "metadata": {}, "spec": spec}, "1.35", strict=True)
+    assert spec["enableServiceLinks"] is False
     [server] = spec["containers"]
     assert server["name"] == notebook["metadata"]["name"]
     assert {port["containerPort"] for port in server["ports"]} == {8888}
@@ -296,6 +297,7 @@ def test_no_id_is_fixed_on_openshift() -> None:
 def test_each_profile_of_the_hub_has_a_gpu_or_does_not_require_one() -> None:
     [values] = documents(EXAMPLES / "jupyterhub-kubernetes.yaml")
     assert values["singleuser"]["extraEnv"] == {"GPU_REQUIRED": "1"}
+    assert values["singleuser"]["extraPodConfig"] == {"enableServiceLinks": False}
     for profile in values["singleuser"]["profileList"]:
         settings = profile["kubespawner_override"]
         has_gpu = "nvidia.com/gpu" in settings.get("extra_resource_limits", {})

@@ -95,6 +95,18 @@ def test_programs_see_flags_as_1_or_0() -> None:
     assert environ == {"A": "1", "B": "1", "C": "0", "D": "0", "E": "1", "F": "", "G": "yes"}
 
 
+@pytest.mark.parametrize("value", ["tcp://10.96.0.7:8888", "udp://[fd00::7]:53"])
+def test_a_port_that_kubernetes_sets_for_a_service_has_no_effect(value: str) -> None:
+    """With a Service named jupyter in the namespace, no container with Jupyter started."""
+    known = [Variable("JUPYTER_PORT", "port", "8888", ""), Variable("SSH_PORT", "port", "22", "")]
+    environ = {"JUPYTER_PORT": value, "SSH_PORT": "2222"}
+    [line] = variables.check(environ, known)
+    assert line.startswith(f"JUPYTER_PORT={value} has no effect: Kubernetes sets it for a Service named jupyter. ")
+    assert environ == {"SSH_PORT": "2222"}
+    with pytest.raises(Refusal, match="JUPYTER_PORT='x': expected a port"):
+        variables.check({"JUPYTER_PORT": "x"}, known)
+
+
 def test_a_similar_name_is_suggested() -> None:
     known = [Variable("JUPYTER_TOKEN", "secret", "", "")]
     assert variables.check({"JUPYTER_TOKN": "x"}, known) == [

@@ -17,6 +17,8 @@ from .refusal import Refusal
 
 FOLDER = Path("/etc/variables.d")
 SIZE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*(MB|GB|MiB|GiB)", re.ASCII)
+# Kubernetes, and Docker's --link, set JUPYTER_PORT for a Service named jupyter in the namespace.
+SERVICE = re.compile(r"(?:tcp|udp|sctp)://\S+")
 FLAGS = {"1": "1", "yes": "1", "true": "1", "0": "0", "no": "0", "false": "0", "": ""}
 _UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 
@@ -37,7 +39,16 @@ def declared(folder: Path = FOLDER) -> list[Variable]:
 
 
 def check(environ: MutableMapping[str, str], known: list[Variable]) -> list[str]:
-    """Returns warnings about misspelt names, and sets flags to 1 or 0. Raises Refusal with every invalid value."""
+    """Sets flags to 1 or 0, removes ports of Kubernetes, returns warnings. Raises Refusal with every invalid value."""
+    warnings = []
+    for variable in known:
+        if variable.kind == "port" and SERVICE.fullmatch(value := environ.get(variable.name, "")):
+            del environ[variable.name]
+            service = variable.name.removesuffix("_PORT").lower()
+            warnings.append(
+                f"{variable.name}={value} has no effect: Kubernetes sets it for a Service named {service}. To have no "
+                "such variables, set `enableServiceLinks: false` in the pod"
+            )
     errors = [
         f"{variable.name}={_shown(variable, environ[variable.name])}: {error}"
         for variable in known
@@ -50,7 +61,7 @@ def check(environ: MutableMapping[str, str], known: list[Variable]) -> list[str]
             environ[variable.name] = FLAGS[environ[variable.name].lower()]
     names = [variable.name for variable in known]
     families = {name.split("_", 1)[0] for name in names}
-    return [
+    return warnings + [
         f"{name} is not a variable of this image; did you mean {close[0]}?"
         for name in environ
         if name not in names
