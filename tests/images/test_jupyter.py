@@ -19,6 +19,7 @@ from docker.models.containers import Container
 from testinfra.host import Host
 from urllib3.exceptions import InsecureRequestWarning
 
+from tests.images.containers import runs
 from tests.kernel import run_code
 
 START_S = 90
@@ -790,6 +791,30 @@ def test_the_servers_start_with_a_safe_path(host: Host) -> None:
     """Python then does not look beside a program for its modules."""
     for program in (LAB, "jupyterhub-singleuser"):
         assert re.fullmatch(r"[0-9.]+", host.check_output(f"PYTHONSAFEPATH=1 {program} --version"))
+
+
+HUB = {
+    "JUPYTERHUB_API_TOKEN": "x", "JUPYTERHUB_SERVICE_URL": "http://0.0.0.0:8888/user/ada/",
+    # Nothing answers there. The server asks for minutes.
+    "JUPYTERHUB_API_URL": "http://127.0.0.1:9/hub/api",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [None, ["start-singleuser.py"], ["/opt/venv/bin/jupyter", "lab"]])
+def test_the_server_of_a_hub_does_not_run_as_root(
+    start: Callable[..., Container], until: Callable[..., None], command: list[str] | None
+) -> None:
+    container = start(command, user="root", environment=HUB)
+    until(lambda: runs(container, "jupyterhub-sing"), seconds=START_S, what="the server")  # a name has 15 characters
+    host = testinfra.get_host(f"docker://{container.id}")
+    assert host.check_output("ps -o user= -C jupyterhub-sing").split() == ["user"]
+
+
+def test_what_only_prints_does_not_run_as_root(once: Callable[..., Any]) -> None:
+    """The image allows root only for a server that runs as root."""
+    status, out, err = once(["start-notebook.py", "--show-config"], user="root")
+    assert status == 0, err
+    assert ".allow_root = False" in out
 
 
 def test_the_help_is_printed_once(once: Callable[..., Any]) -> None:

@@ -124,7 +124,7 @@ def test_sizes(text: str, expected: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "uid", "runs_services", "owner", "expected"),
+    ("environ", "uid", "runs_server", "owner", "expected"),
     [
         ({}, 1000, True, 1000, None),
         ({}, 123456, False, 1000, None),
@@ -139,14 +139,14 @@ def test_sizes(text: str, expected: int) -> None:
     ],
 )
 def test_the_user_to_become(
-    environ: dict[str, str], uid: int, runs_services: bool, owner: int, expected: tuple[int, int] | None
+    environ: dict[str, str], uid: int, runs_server: bool, owner: int, expected: tuple[int, int] | None
 ) -> None:
-    assert person.target(environ, uid=uid, runs_services=runs_services, owner=owner) == expected
+    assert person.target(environ, uid=uid, runs_server=runs_server, owner=owner) == expected
 
 
 def test_another_user_needs_root() -> None:
     with pytest.raises(Refusal, match="add `--user root`"):
-        person.target({"NB_UID": "7"}, uid=1000, runs_services=True, owner=1000)
+        person.target({"NB_UID": "7"}, uid=1000, runs_server=True, owner=1000)
 
 
 def test_the_image_user_has_the_new_ids_and_is_first(tmp_path: Path) -> None:
@@ -291,15 +291,19 @@ def test_the_sitecustomize_has_the_units_of_the_launcher() -> None:
         (["python", "train.py"], ["python", "train.py"]),
         (["start.sh"], []),
         (["start.sh", "jupyter", "server"], ["jupyter", "server"]),
+        (["/usr/local/bin/start.sh", "jupyter", "lab", "--a=b"], ["jupyter", "lab", "--a=b"]),
+        (["/workspace/start.sh", "--a=b"], ["/workspace/start.sh", "--a=b"]),
+        (["./start-notebook.sh"], ["./start-notebook.sh"]),
         (["start-notebook.py"], ["services"]),
         (["start-notebook.sh", "--a=b c", "--d"], ["services"]),
+        (["/usr/local/bin/start-notebook.py", "--a=b"], ["services"]),
     ],
 )
 def test_start_scripts_of_docker_stacks(arguments: list[str], expected: list[str]) -> None:
     environ: dict[str, str] = {}
     words, notes = foreign.command(arguments, environ, ["jupyter"])
     assert words == expected
-    assert len(notes) == (bool(arguments) and arguments[0].startswith("start"))
+    assert len(notes) == (bool(arguments) and arguments[0].startswith(("start", "/usr/local/bin/")))
     passed_on = arguments[1:] if "notebook" in "".join(notes) else []
     assert environ.get("JUPYTER_ARGUMENTS", "").split("\n") == (passed_on or [""])
 
@@ -354,6 +358,13 @@ HUB = {"JUPYTERHUB_API_TOKEN": "x", "JUPYTERHUB_SERVICE_URL": "http://0.0.0.0:88
         ["start-singleuser.sh", "--debug"],
         ["jupyterhub-singleuser", "--debug"],
         ["start.sh", "jupyter-labhub", "--debug"],
+        ["jupyter", "lab", "--debug"],
+        ["jupyter", "labhub", "--debug"],
+        ["jupyter-lab", "--debug"],
+        ["/opt/venv/bin/jupyter", "labhub", "--debug"],
+        ["/opt/conda/bin/jupyterhub-singleuser", "--debug"],
+        ["/usr/local/bin/start-notebook.py", "--debug"],
+        ["/usr/local/bin/start.sh", "/usr/local/bin/start-singleuser.py", "--debug"],
     ],
 )
 def test_a_hub_starts_the_single_user_server_whatever_the_command(arguments: list[str]) -> None:
@@ -361,18 +372,57 @@ def test_a_hub_starts_the_single_user_server_whatever_the_command(arguments: lis
     assert words == ["/usr/local/bin/jupyterhub-singleuser", *arguments[-1:]]
 
 
-@pytest.mark.parametrize("arguments", [["bash", "-c", "exec jupyterhub-singleuser"], ["--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["bash", "-c", "exec jupyterhub-singleuser"],
+        ["--help"],
+        ["jupyter", "--version"],
+        ["/workspace/.venv/bin/jupyterhub-singleuser"],
+    ],
+)
 def test_other_commands_of_a_hub_run_as_they_are(arguments: list[str]) -> None:
     assert foreign.command(arguments, dict(HUB), ["jupyter"]) == (arguments, [])
 
 
-def test_variables_of_other_images_and_platforms_are_reported() -> None:
-    assert foreign.variables({"NB_UID": "1", "HOME": "/x"}) == []
-    [line] = foreign.variables({"GRANT_SUDO": "yes"})
+def test_variables_of_other_images_are_reported() -> None:
+    assert foreign.variables({"NB_UID": "1", "HOME": "/x"}, []) == []
+    [line] = foreign.variables({"GRANT_SUDO": "yes"}, [])
     assert line.startswith("GRANT_SUDO has no effect here: ")
-    [line] = foreign.variables({"JUPYTER_PASSWORD": "hunter2"})
-    assert line == "JUPYTER_PASSWORD has no effect here: it is of RunPod: set JUPYTER_TOKEN"
-    assert not foreign.VARIABLES.keys() & {variable.name for variable in every_variable()}
+    assert not {*foreign.VARIABLES, *foreign.PLATFORMS} & {variable.name for variable in every_variable()}
+
+
+@pytest.mark.parametrize(
+    ("environ", "ours"),
+    [
+        ({"JUPYTER_PASSWORD": "hunter2"}, ["JUPYTER_TOKEN"]),
+        ({"OPEN_BUTTON_TOKEN": "hunter2"}, ["JUPYTER_TOKEN"]),
+        ({"PUBLIC_KEY": "ssh-rsa", "RUNPOD_POD_ID": "x"}, ["SSH_PUBLIC_KEY", "SSH_PUBLIC_KEYS_FILE"]),
+    ],
+)
+def test_a_variable_of_a_platform_is_reported_until_its_replacement_is_set(
+    environ: dict[str, str], ours: list[str]
+) -> None:
+    """The platform sets its own variable whatever the user does."""
+    known = {variable.name for variable in every_variable()}
+    assert {*ours} <= known
+    name = next(iter(environ))
+    [line] = foreign.variables(environ, known)
+    assert line.startswith(f"{name} has no effect here: it is of ")
+    assert line.endswith(f": set {ours[0]}")
+    assert "hunter2" not in line
+    assert [foreign.variables({**environ, each: "x"}, known) for each in ours] == [[]] * len(ours)
+    assert foreign.variables(environ, known - {*ours}) == [], "the image has nothing that the variable is for"
+
+
+def test_a_public_key_may_be_for_something_else() -> None:
+    assert foreign.variables({"PUBLIC_KEY": "x"}, {"SSH_PUBLIC_KEY"}) == []
+
+
+def test_only_a_volume_at_the_home_of_other_images_is_reported() -> None:
+    [line] = foreign.homes(lambda path: path == "/home/jovyan")
+    assert line.startswith("/home/jovyan is not the home here: ")
+    assert foreign.homes(lambda _: False) == [], "a derived image may have the folder"
 
 
 def test_a_hook_that_is_not_executable_is_reported(tmp_path: Path) -> None:

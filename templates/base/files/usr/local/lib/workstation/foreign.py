@@ -6,20 +6,24 @@ documentation of each platform.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, MutableMapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 
 from .refusal import Refusal
 
-START = ("start.sh", "/usr/local/bin/start.sh")
+START = "start.sh"
 NOTEBOOK = ("start-notebook.py", "start-notebook.sh")
 HUB = ("start-singleuser.py", "start-singleuser.sh", "jupyterhub-singleuser", "jupyter-labhub")
+LAB = "jupyter-lab"
+# Docker Stacks' and this image's folders of programs. `./start.sh` and `/workspace/start.sh` are programs of the user.
+FOLDERS = ("", "/usr/local/bin/", "/opt/conda/bin/", "/opt/venv/bin/")
 HUB_VARIABLES = ("JUPYTERHUB_API_TOKEN", "JUPYTERHUB_SERVICE_URL")  # a JupyterHub sets them
-SINGLE_USER = "/usr/local/bin/jupyterhub-singleuser"
 SERVICES = "services"
 JUPYTER_ARGUMENTS = "JUPYTER_ARGUMENTS"  # for the run program of the service, one on each line
 JUPYTER_LAB = "/usr/local/lib/jupyter-lab"
+SINGLE_USER = "/usr/local/bin/jupyterhub-singleuser"
+SERVERS = (JUPYTER_LAB, SINGLE_USER)
 # Jupyter prints something and ends: it is no service.
 PRINTS = {"-h", "--help", "--help-all", "--version", "--show-config", "--show-config-json", "--generate-config"}
 # With a value, in JUPYTER_ARGUMENTS; of IdentityProvider, ServerApp, NotebookApp, ...
@@ -36,16 +40,17 @@ VARIABLES = {
     "NOTEBOOK_ARGS": "pass them after the image: `docker run ... IMAGE start-notebook.py --ServerApp.x=y`",
     "RESTARTABLE": "a service that ends is always restarted",
     "JUPYTER_ENV_VARS_TO_UNSET": "unset them in a hook: /etc/start.d/*.sh",
-    # Of platforms.
-    "PUBLIC_KEY": "it is of RunPod: set SSH_PUBLIC_KEY, in the variants ssh and full",
-    "JUPYTER_PASSWORD": "it is of RunPod: set JUPYTER_TOKEN",
-    "OPEN_BUTTON_TOKEN": "it is of Vast.ai: set JUPYTER_TOKEN",
     "PROVISIONING_SCRIPT": "it is of Vast.ai: use a hook, /etc/start.d/*.sh",
-    "PAPERSPACE_FQDN": "it is of Paperspace: its notebooks need `jupyter lab ...` as the command of the container",
-    "SAGEMAKER_APP_TYPE": "it is of SageMaker Studio, which needs JUPYTER_BASE_URL=/jupyterlab/default",
-    "CODER_AGENT_TOKEN": "it is of Coder: its agent starts with the template's `entrypoint` or `command`",
 }
-HOMES = ("/home/jovyan", "/home/sagemaker-user")  # of other images; here, only a volume can be there
+# Platforms set these by themselves. By name: the platform, and the variables of this image that replace it.
+PLATFORMS = {
+    "JUPYTER_PASSWORD": ("RunPod", ("JUPYTER_TOKEN",)),
+    "OPEN_BUTTON_TOKEN": ("Vast.ai", ("JUPYTER_TOKEN",)),
+    "PUBLIC_KEY": ("RunPod", ("SSH_PUBLIC_KEY", "SSH_PUBLIC_KEYS_FILE")),
+}
+# Others may use the same name: only with this variable, it is the platform's.
+MARKERS = {"PUBLIC_KEY": "RUNPOD_POD_ID"}
+HOMES = ("/home/jovyan", "/home/sagemaker-user")  # of other images
 
 
 def command(
@@ -56,17 +61,17 @@ def command(
     Raises Refusal if it cannot work.
     """
     words = list(arguments)
-    name = words[0] if words else SERVICES
-    if name in START:
-        rest, notes = command(words[1:], environ, services)
-        return rest, [f"{name} is not needed: `docker run IMAGE COMMAND ...` does the same", *notes]
+    name, rest = _program(words)
+    if name == START:
+        replaced, notes = command(rest, environ, services)
+        return replaced, [f"{name} is not needed: `docker run IMAGE COMMAND ...` does the same", *notes]
     has_jupyter = "jupyter" in services
     if name in (*NOTEBOOK, *HUB) and not has_jupyter:
         raise Refusal(f"{name}: JupyterLab is not in this image: use the variant jupyter or full")
     # A spawner without a command of its own passes the image's, and appends its arguments.
     is_in_hub = all(variable in environ for variable in HUB_VARIABLES)
-    if is_in_hub and has_jupyter and name in (SERVICES, *NOTEBOOK, *HUB):
-        return [SINGLE_USER, *words[1:]], []
+    if is_in_hub and has_jupyter and name in (SERVICES, LAB, *NOTEBOOK, *HUB):
+        return [SINGLE_USER, *rest], []
     if name in HUB:
         raise Refusal(
             f"{name} needs the variables of the JupyterHub that starts it ({', '.join(HUB_VARIABLES)}): without a "
@@ -74,21 +79,38 @@ def command(
         )
     if name not in NOTEBOOK:
         return words, []
-    if PRINTS & set(words):
-        return [JUPYTER_LAB, *words[1:]], []
-    environ[JUPYTER_ARGUMENTS] = "\n".join(words[1:])
+    if PRINTS & set(rest):
+        return [JUPYTER_LAB, *rest], []
+    environ[JUPYTER_ARGUMENTS] = "\n".join(rest)
     if match := TOKEN.search(environ[JUPYTER_ARGUMENTS]):
         raise Refusal(f"{name}: everyone in the container can read the value of {match[1]}: set JUPYTER_TOKEN instead")
     return [SERVICES], [f"{name} is not needed: `docker run IMAGE` starts JupyterLab; it uses your arguments"]
 
 
-def homes() -> list[str]:
+def _program(words: Sequence[str]) -> tuple[str, list[str]]:
+    """The name of the program that is run, and its arguments: `jupyter lab` is `jupyter-lab`."""
+    path, *rest = words or [SERVICES]
+    folder, slash, name = path.rpartition("/")
+    if folder + slash not in FOLDERS:
+        return path, rest
+    if name == "jupyter" and rest and f"jupyter-{rest[0]}" in (LAB, *HUB):
+        return f"jupyter-{rest[0]}", rest[1:]
+    return name, rest
+
+
+def homes(is_mount: Callable[[str], bool] = os.path.ismount) -> list[str]:
     """A warning for each volume that is at the home of other images: files elsewhere are lost with the container."""
-    return [
-        f"{home} is not the home here: mount it at /home/user or /workspace" for home in HOMES if Path(home).exists()
+    return [f"{home} is not the home here: mount it at /home/user or /workspace" for home in HOMES if is_mount(home)]
+
+
+def variables(environ: Mapping[str, str], known: Collection[str]) -> list[str]:
+    """A warning for each variable of Docker Stacks or of a platform that has no effect. `known` are the image's own.
+
+    One that a platform sets causes none if a variable is set that replaces it, or if the image has no such variable.
+    """
+    warnings = [f"{name} has no effect here: {instead}" for name, instead in VARIABLES.items() if name in environ]
+    return warnings + [
+        f"{name} has no effect here: it is of {platform}: set {ours[0]}"
+        for name, (platform, ours) in PLATFORMS.items()
+        if {name, MARKERS.get(name, name)} <= environ.keys() and ours[0] in known and not environ.keys() & {*ours}
     ]
-
-
-def variables(environ: Mapping[str, str]) -> list[str]:
-    """A warning for each variable of Docker Stacks or of a platform that has no effect."""
-    return [f"{name} has no effect here: {instead}" for name, instead in VARIABLES.items() if name in environ]

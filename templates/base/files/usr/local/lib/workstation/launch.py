@@ -54,9 +54,10 @@ def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
         sys.stdout.write(HELP.format(what=what, table=variables.table(known)))
         return 0
     runs_services = arguments == [foreign.SERVICES] or (not arguments and bool(folders))
-    warnings = [*notes, *variables.check(environ, known), *foreign.variables(environ), *foreign.homes()]
-    warnings += replace_locales(environ)
-    target = person.target(environ, uid=os.getuid(), runs_services=runs_services, owner=_workspace_owner())
+    warnings = [*notes, *variables.check(environ, known), *foreign.homes()]
+    warnings += [*foreign.variables(environ, [variable.name for variable in known]), *replace_locales(environ)]
+    runs_server = runs_services or (bool(arguments) and arguments[0] in foreign.SERVERS)
+    target = person.target(environ, uid=os.getuid(), runs_server=runs_server, owner=_workspace_owner())
     if target:
         person.become(*target, chown_home=variables.flag(environ, "CHOWN_HOME"))
     try:

@@ -18,8 +18,10 @@ NAMES = Path("/var/lib/extrausers")  # passwd and group of libnss-extrausers, wh
 _NO_GROUP = _UNMAPPED = 65534  # Debian's nogroup; in a user namespace, every user without an id there
 
 
-def target(environ: Mapping[str, str], *, uid: int, runs_services: bool, owner: int) -> tuple[int, int] | None:
+def target(environ: Mapping[str, str], *, uid: int, runs_server: bool, owner: int) -> tuple[int, int] | None:
     """The user and group to become, None to stay. `owner` is the owner of the workspace.
+
+    `runs_server` is whether the launcher will run services or a Jupyter server, not a command of the user.
 
     Raises Refusal if NB_UID or NB_GID need root.
     """
@@ -34,7 +36,7 @@ def target(environ: Mapping[str, str], *, uid: int, runs_services: bool, owner: 
                 "anything else), or unset them and use `--user $(id -u):0`"
             )
         return None
-    if (not is_set and not runs_services) or int(environ.get("NB_UID", UID)) == 0:
+    if (not is_set and not runs_server) or int(environ.get("NB_UID", UID)) == 0:
         return None  # `docker run --user root IMAGE apt-get ...`; rootless Docker, where root is the user of the host
     return int(environ.get("NB_UID", owner or UID)), int(environ.get("NB_GID", 0))
 
