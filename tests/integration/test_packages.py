@@ -79,5 +79,7 @@ def test_packages_are_installed_checked_and_recorded(checkout: Checkout, index: 
     assert index.address not in f"{written}{done.stderr}{results}"
     assert checkout.containers() == []
 
-    done = run(checkout, "--cells", EXTRA, "--image", checkout.references()[0])
+    done = run(checkout, "--cells", PLAIN, "--image", checkout.references()[0])
+    assert (done.returncode, "--image needs --no-record: " in done.stderr) == (2, True), done.stderr
+    done = run(checkout, "--cells", EXTRA, "--image", checkout.references()[0], "--no-record")
     assert (done.returncode, f"is not an image of {EXTRA}" in done.stderr) == (2, True), done.stderr

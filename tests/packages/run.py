@@ -138,7 +138,6 @@ class Trial:
     name: str
     package: Package
     container: Container
-    user: str = ""  # empty: the image's
     environment: Mapping[str, str] = field(default_factory=dict)
     installed: dict[str, str] = field(default_factory=dict)
     replaced: dict[str, str] = field(default_factory=dict)
@@ -189,8 +188,13 @@ class Trial:
         return {canonicalize_name(entry["name"]): entry["version"] for entry in listed}
 
     def _conflicts(self) -> set[str]:
-        """The lines of `pip check`, which has a status of its own for conflicts."""
-        return set(self._run(["pip", "check"]).stdout.splitlines()) - {"No broken requirements found."}
+        """The conflicts that `pip check` prints; its status is then 1. Raises Fault if it fails in another way."""
+        done = self._run(["pip", "check"])
+        if done.returncode == 0:
+            return set()
+        if done.returncode == 1 and (conflicts := set(done.stdout.splitlines())):
+            return conflicts
+        raise Fault(f"pip check ended with status {done.returncode}: {error_line(done.stderr)}", done.stderr)
 
     def _succeed(self, command: Sequence[str], *, user: str = "") -> subprocess.CompletedProcess[str]:
         """Runs a program. Raises Fault with the line of its error if it fails."""
@@ -202,7 +206,7 @@ class Trial:
 
     def _run(self, command: Sequence[str], *, user: str = "") -> subprocess.CompletedProcess[str]:
         try:
-            done = self.container.run(command, self.environment, TIMEOUT_S, user=user or self.user)
+            done = self.container.run(command, self.environment, TIMEOUT_S, user=user)
         except subprocess.TimeoutExpired:
             raise Fault(f"{command[0]}: not finished within {TIMEOUT_S} s") from None
         self.log += [f"$ {' '.join(command)}", done.stdout, done.stderr]
@@ -339,7 +343,7 @@ def run_all(
                 container.put(files_of(work.host, project.matrix.python[cell.python].debian))
                 package = listed.packages[name]
                 environment = environment_of(work.host)
-                trial = Trial(name=name, package=package, container=container, user=user, environment=environment)
+                trial = Trial(name=name, package=package, container=container, environment=environment)
                 try:
                     trial.run(listed.frameworks[cell.framework])
                 except Fault as error:
@@ -367,7 +371,7 @@ def run_all(
 @click.command()
 @click.option("--cells", "patterns", default="", metavar="CELLS", help="Only for these cells: ids, patterns or sets.")
 @click.option("--packages", "names", default="", metavar="NAMES", help="Only these packages, separated by spaces.")
-@click.option("--image", default="", help="Another image of the chosen cell than the one that is tagged here.")
+@click.option("--image", default="", help="Another image of the chosen cell, such as a derived one; with --no-record.")
 @click.option("--user", default="", metavar="UID:GID", help="Install as another user; with --no-record.")
 @click.option("--no-record", is_flag=True, help=f"Write neither {RESULTS} nor {PAGE}.")
 @click.option("--render", is_flag=True, help=f"Only write {PAGE} again.")
@@ -395,8 +399,9 @@ def packages(
         raise UsageError(f"{LIST} has no such packages for these cells")
     if image and len(ids) > 1:
         raise UsageError("--image needs one cell", hint=f"Add --cells with one of: {', '.join(ids)}")
-    if user and not no_record:
-        raise UsageError("--user needs --no-record: results are those of the image's user")
+    if (image or user) and not no_record:
+        option = "--image" if image else "--user"
+        raise UsageError(f"{option} needs --no-record: the recorded results are those of the built image and its user")
     if list_cells:
         click.echo(json.dumps(ids))
     elif render:

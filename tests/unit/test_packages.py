@@ -78,7 +78,9 @@ class FakeContainer:
                 versions = {**self.versions, **self.new} if self.is_installed else self.versions
                 output = json.dumps([{"name": name, "version": version} for name, version in versions.items()])
             case ["pip", "check"]:
-                output = "\n".join(self.conflicts if self.is_installed else ["No broken requirements found."])
+                if self.is_installed and self.conflicts:
+                    return subprocess.CompletedProcess(command, 1, "\n".join(self.conflicts), "")
+                output = "No broken requirements found.\n"
             case ["cat", path]:
                 assert path == run.CONSTRAINTS
                 output = "# pinned\ntorch==2.9.1,!=0+to.override\n"
@@ -114,12 +116,13 @@ MISSING = "Traceback (most recent call last):\n  File\nOSError: libcudart.so.12:
         (FakeContainer(failing={"import torch": "ImportError: libcudnn.so.9\n"}), "ImportError: libcudnn.so.9"),
         (FakeContainer(new={"torch": "2.8.0"}), "replaces what the image pins: torch 2.9.1 -> 2.8.0"),
         (FakeContainer(conflicts=["torchvision 0.24 requires x"]), "torchvision 0.24 requires x"),
+        (FakeContainer(failing={"check": MISSING}), f"pip check ended with status 1: {MISSING.splitlines()[-1]}"),
         (
             FakeContainer(failing={"Faiss_GPU[cu12]<2": "Collecting faiss\nERROR: no match\nadvice\n"}),
             "ERROR: no match",
         ),
     ],
-    ids=["its library is missing", "the framework's is", "another version", "a conflict", "refused"],
+    ids=["its library is missing", "the framework's is", "another version", "a conflict", "pip crashes", "refused"],
 )
 def test_a_package_that_does_not_work(container: FakeContainer, message: str) -> None:
     with pytest.raises(Fault) as caught:
