@@ -24,11 +24,14 @@ import websocket
 from docker.models.containers import Container
 
 from tests.browser.conftest import START_S, newest_image, wait
+from tests.integration.programs import install as install_program
 from tests.kernel import run_code
 from tests.paths import ROOT
 
 FILES = ROOT / "tests/browser/hub"
 USER = "ada"
+# Of the container. Without a hub, the first two turn off the login.
+VARIABLES = {"JUPYTER_ALLOW_NO_LOGIN": "1", "JUPYTER_TOKEN": "", "JUPYTER_PORT": "9999", "JUPYTER_BASE_URL": "/mine/"}
 LIMIT_S = 60
 SPAWN_S = 240  # on a busy machine
 
@@ -81,10 +84,7 @@ def programs() -> Path:
     done = folder / "locks"
     if not done.exists() or done.read_text(encoding="utf-8") != wanted:
         shutil.rmtree(folder, ignore_errors=True)
-        if not shutil.which("npm"):
-            command = ["apt-get", "install", "-y", "-q", "--no-install-recommends", "npm"]
-            subprocess.run(["apt-get", "update", "-q"], check=True, capture_output=True)
-            subprocess.run(command, check=True, capture_output=True)
+        install_program("npm")
         uv = str(Path(sys.executable).with_name("uv"))
         subprocess.run([uv, "venv", "-q", "--python", sys.executable, str(folder)], check=True)
         install = [uv, "pip", "install", "-q", "--python", str(folder), "--require-hashes", "--only-binary", ":all:"]
@@ -107,7 +107,7 @@ def hub(request: pytest.FixtureRequest, programs: Path, tmp_path: Path) -> Itera
         "TEST_API_PORT": api_port, "TEST_COMMAND": request.param,
         "TEST_EXAMPLE": str(ROOT / "examples/jupyterhub_config.py"), "TEST_HUB_IP": bridge["Gateway"],
         "TEST_HUB_PORT": hub_port, "TEST_IMAGE": newest_image(), "TEST_PASSWORD": it.password, "TEST_PORT": port,
-        "TEST_PREFIX": it.prefix,
+        "TEST_PREFIX": it.prefix, "TEST_VARIABLES": json.dumps(VARIABLES),
     }  # fmt: skip
     log = tmp_path / "hub.log"
     with log.open("w") as output:
@@ -149,6 +149,8 @@ def test_a_user_of_a_hub_works_in_the_image(hub: Hub) -> None:
 
     kernel = hub.send("POST", f"{home}/api/kernels").json()["id"]
     assert execute(hub, kernel, "import os; print(6 * 7, os.getcwd())") == ("42 /workspace\n", "")
+    seen, _ = execute(hub, kernel, f"import json; print(json.dumps([os.environ.get(name) for name in {[*VARIABLES]}]))")
+    assert json.loads(seen) == [*VARIABLES.values()]
     page = f"{home}/tensorboard/"
     wait(lambda: "<title>TensorBoard</title>" in hub.get(page).text, "TensorBoard of the user", START_S)
 

@@ -1,5 +1,6 @@
 """examples/jupyterhub_config.py, for the test that starts it, test_jupyterhub.py: it sets the variables."""
 
+import json
 from os import environ
 
 c = get_config()  # type: ignore[name-defined]  # noqa: F821
@@ -16,7 +17,7 @@ if environ["TEST_COMMAND"]:  # else the command of the image
     c.DockerSpawner.cmd = environ["TEST_COMMAND"].split()
 c.DockerSpawner.prefix = environ["TEST_PREFIX"]
 c.DockerSpawner.volumes = {environ["TEST_PREFIX"] + name: path for name, path in c.DockerSpawner.volumes.items()}
+c.DockerSpawner.environment = json.loads(environ["TEST_VARIABLES"])
 # This machine may have no GPU, and less memory.
-c.DockerSpawner.environment = {}
 del c.DockerSpawner.extra_host_config["device_requests"]
 c.DockerSpawner.mem_limit = "4G"
