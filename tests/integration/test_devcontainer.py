@@ -87,7 +87,6 @@ def start(cli: Path, built: Checkout) -> Iterator[Callable[[int], DevContainer]]
     with TemporaryDirectory(prefix="devcontainer-") as name:
         top = Path(name)
         top.chmod(0o755)
-        ids: list[str] = []
 
         def start_as(user: int) -> DevContainer:
             example = (ROOT / "examples/devcontainer.json").read_text(encoding="utf-8")
@@ -101,16 +100,18 @@ def start(cli: Path, built: Checkout) -> Iterator[Callable[[int], DevContainer]]
                 os.chown(path, user, user)
             container = DevContainer(cli, folder, user)
             result = json.loads(container.devcontainer("up").splitlines()[-1])
-            ids.append(result["containerId"])
             assert result["remoteUser"] == "user"
             return container
 
         yield start_as
-        for container in ids:
-            image = docker("inspect", "--format", "{{.Config.Image}}", container)
-            docker("rm", "--force", "--volumes", container)
-            if image.startswith("vsc-"):  # what the CLI made of the image
-                docker("image", "rm", "--force", image)
+        for folder in top.iterdir():
+            # By the label that the CLI sets: an `up` that fails does not print the id of its container.
+            label = f"label=devcontainer.local_folder={folder}"
+            for container in docker("ps", "-aq", "--filter", label).split():
+                image = docker("inspect", "--format", "{{.Config.Image}}", container)
+                docker("rm", "--force", "--volumes", container)
+                if image.startswith("vsc-"):  # what the CLI made of the image
+                    docker("image", "rm", "--force", image)
 
 
 @pytest.mark.parametrize("user", [1000, 1234, 0])
