@@ -15,8 +15,9 @@ from builder.layers.estargz import LayerReader
 
 DPKG = "var/lib/dpkg/status"
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"  # source: OCI image specification, "Image Layer Filesystem Changeset"
-# Python packages of wheels. Those of Debian are in dist-packages, and have a record of dpkg.
-_METADATA = re.compile(r".*/site-packages/[^/]+\.dist-info/METADATA", re.ASCII)
+# Python packages of wheels. Those of Debian are in dist-packages, and have a record of dpkg. Images with a layer format
+# before 6 have NVIDIA's in /opt/nvidia.
+_METADATA = re.compile(r"(?:.*/site-packages|opt/nvidia)/[^/]+\.dist-info/METADATA", re.ASCII)
 
 
 class InstalledPackage(NamedTuple):

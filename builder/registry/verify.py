@@ -244,7 +244,7 @@ def _rebuild(layer: Layer, of: WheelsOf, downloads: Mapping[str, Future[Path]], 
     With the order, the wheels determine every byte of the layer.
     """
     if of.format != LAYER_FORMAT:
-        return "failed", f"layer format {of.format} is not supported: this builder writes {LAYER_FORMAT}"
+        return "failed", f"its layer format is {of.format}, this builder's is {LAYER_FORMAT}: use the one that built it"
     try:
         prefetch = estargz.prefetched(blob)
     except VerifyError:  # its bytes are compared anyway

@@ -61,6 +61,8 @@ def test_debian_and_python_packages() -> None:
         {
             f"{SITE}/Some_Package-1.0.dist-info/METADATA": metadata("Some.Package", "1.0.0"),
             f"{SITE}/nvidia_cublas_cu12-12.8.4.1.dist-info/METADATA": metadata("nvidia-cublas-cu12", "12.8.4.1"),
+            # In images of earlier builders.
+            "opt/nvidia/nvidia_cufft_cu12-11.3.dist-info/METADATA": metadata("nvidia-cufft-cu12", "11.3"),
             # Neither of these is an installed package.
             f"{SITE}/setuptools/_vendor/wheel-0.45.dist-info/METADATA": metadata("wheel", "0.45"),
             f"{SITE}/linked-1.dist-info/METADATA": "../elsewhere",
@@ -71,6 +73,7 @@ def test_debian_and_python_packages() -> None:
         BASH,
         ("pypi", "some-package", "1"),
         ("pypi", "nvidia-cublas-cu12", "12.8.4.1"),
+        ("pypi", "nvidia-cufft-cu12", "11.3"),
     }
 
 

@@ -412,7 +412,7 @@ def test_a_forged_table_of_contents_is_refused_if_its_wheels_cannot_be_downloade
 def test_an_unsupported_layer_format(fetcher: MemoryFetcher) -> None:
     layer = of_wheels(TINY)
     line = layer.line.replace(f"format={LAYER_FORMAT}", "format=99")
-    detail = f"layer format 99 is not supported: this builder writes {LAYER_FORMAT}"
+    detail = f"its layer format is 99, this builder's is {LAYER_FORMAT}: use the one that built it"
     assert only(image(replace(layer, line=line)), fetcher) == ("failed", detail)
 
 
