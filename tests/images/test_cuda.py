@@ -43,6 +43,22 @@ def test_every_cuda_library_exists_once(host: Host, subject: Any) -> None:
 
 
 @pytest.mark.emulated
+def test_the_modules_of_cuda_wheels_are_empty(subject: Any, python: Callable[[str], Any]) -> None:
+    """Several wheels have `nvidia/__init__.py`, and their layers have no bytecode: another text would need it."""
+    code = f"""
+import importlib.metadata, json
+files = [
+    file for name in {subject.data["cuda_wheels"]!r} for file in importlib.metadata.distribution(name).files
+    if file.parts[0] == "nvidia" and file.suffix == ".py"
+]
+print(json.dumps([len(files), [str(file) for file in files if file.locate().stat().st_size]]))
+"""
+    count, others = python(code)
+    assert count
+    assert others == []
+
+
+@pytest.mark.emulated
 def test_cuda_runtime_is_that_of_the_cell(subject: Any, python: Callable[[str], Any]) -> None:
     """From the library itself: cudaRuntimeGetVersion works without a driver since CUDA 12."""
     code = """

@@ -159,7 +159,8 @@ def test_gpus_visible_by_cuda_visible_devices(selected: str | None, names: list[
 def test_loaded_libraries(tmp_path: Path) -> None:
     maps = tmp_path / "maps"
     line = "7f00-7f01 r-xp 00000000 00:1f 42 {}\n"
-    paths = ["/opt/nvidia/lib/libcudnn_cnn.so.9", "/opt/nvidia/lib/libcudnn.so.9", "[heap]", "/lib/libc.so.6"]
+    cudnn = "/opt/venv/lib/python/site-packages/nvidia/cudnn/lib"
+    paths = [f"{cudnn}/libcudnn_cnn.so.9", f"{cudnn}/libcudnn.so.9", "[heap]", "/lib/libc.so.6"]
     maps.write_text("".join(line.format(path) for path in [*paths, *paths]))
     assert common.loaded("libcudnn_cnn", maps) == ["libcudnn_cnn.so.9"]
     assert common.loaded("libcublas", maps) == []
