@@ -295,7 +295,7 @@ def _row(result: Result, package: Package) -> str:
 HEAD = """\
 # Packages that people add
 
-What happens after `pip install` in the images, for their user and without a GPU. `make packages` installs each package
+The results of `pip install` in the images, as their user and without a GPU. `make packages` installs each package
 of [tests/packages/packages.yaml](../tests/packages/packages.yaml) from the package index into a new container, and
 writes this page.
 
