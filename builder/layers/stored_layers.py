@@ -173,13 +173,13 @@ def read_component_files(root: Path, image: PlannedImage) -> dict[str, Entry]:
 def component_file_entries(files: Mapping[str, Entry], folders: tuple[str, ...]) -> Iterator[Entry]:
     """Sorted by path, each folder before its contents. All are prefetched: few files, and a start reads half of them.
 
-    `folders` are those of the operating system that are not 0755 root:root, which a layer must not write. Raises
-    BuildError for a file in one of them.
+    `folders` are those of the operating system that are not 0755 root:root. A layer must not write them, except those
+    of the environment, whose mode it has. Raises BuildError for a file in one of the others.
     """
     seen: set[str] = set()
     for path in sorted(files):
         for entry in wheel.new_folders(path, seen):
-            if entry.path in folders:
+            if entry.path in folders and entry.mode == wheel.FOLDER_MODE:
                 raise BuildError(
                     f"templates/ has a file for /{path}, but folder /{entry.path} of the system is not 0755 root:root"
                 )

@@ -42,6 +42,9 @@ def render(root: Path, matrix: Matrix, plan: Plan) -> dict[str, str]:
             "epoch": layer_order.MTIME,
             "constraints": settings.CONSTRAINTS,
             "python": image.cell.python,
+            "has_environment_files": any(
+                (root / f"templates/{name}/files/opt/venv").exists() for name in image.file_components
+            ),
         }
         try:
             files[image.dockerfile] = environment.get_template("Dockerfile.j2").render(context)

@@ -65,6 +65,8 @@ COPY templates/cuda11/files/ /
 COPY templates/tensorboard/files/ /
 COPY templates/science/files/ /
 COPY templates/jupyter/files/ /
+# COPY has changed the modes of folders that existed.
+RUN find /opt/venv -type d ! -perm 0775 -exec chmod 0775 {} +
 COPY images/tf-2.9-cu118-py310/constraints.txt /etc/pip/constraints.txt
 
 ENV PATH="/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin:/home/user/.local/bin" \

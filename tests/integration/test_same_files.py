@@ -15,12 +15,16 @@ from tests.integration.tree import differences, inspect, tree
 SUFFIXES = pytest.mark.parametrize("suffix", ["", "-extra"], ids=["plain", "extra"])
 # BuildKit's layers have no table of contents: only those of the builder are eStargz.
 MAY_DIFFER = set(RESERVED)
+LINK = "opt/venv/lib/python/site-packages/tinyframe/libcudart.so.12"  # COPY changes the modes of the folders above it
 
 
 @pytest.fixture(scope="module")
 def both(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Mapping[str, str]]:
     """Image ids of a checkout by method and suffix."""
     checkout = new_checkout(tmp_path_factory.mktemp("both"))
+    link = checkout.root / "templates/tiny/files" / LINK
+    link.parent.mkdir(parents=True)
+    link.symlink_to("../nvidia/cuda_runtime/lib/libcudart.so.12")
     checkout.lock_and_render()
     checkout.builder("build")
     assembled = _ids(checkout)
@@ -48,6 +52,7 @@ def test_every_path_is_the_same(both: Mapping[str, Mapping[str, str]], suffix: s
         "opt/venv/bin/tinyframe",
         "opt/venv/lib/python/site-packages/nvidia/cuda_runtime/lib/libcudart.so.12",
         "usr/bin/tini",
+        LINK,
     ):
         assert path in assembled
     assert any(path.endswith("tinyframe/__pycache__/__init__.cpython-311.pyc") for path in assembled)

@@ -342,6 +342,13 @@ def test_a_file_in_a_folder_with_its_own_owner_or_mode_is_refused(
     assert entries(tiny, image, folders=("tmp", f"{folder}/other", f"{folder}-2"))
 
 
+def test_a_file_in_the_environment_keeps_the_mode_of_its_folders(tiny: Project, image: PlannedImage) -> None:
+    put(tiny, "base", "opt/venv/lib/python/it")
+    folders = ("opt/venv", "opt/venv/lib", "opt/venv/lib/python")
+    modes = {entry.path: entry.mode for entry in entries(tiny, image, folders=folders)}
+    assert [modes[folder] for folder in ("opt", *folders)] == [0o755, 0o775, 0o775, 0o775]
+
+
 def test_a_file_below_a_link_of_another_component_is_refused(tiny: Project, image: PlannedImage) -> None:
     link = tiny.root / "templates/base/files/srv/data"
     link.parent.mkdir(parents=True)
