@@ -5,6 +5,7 @@ JupyterHub is installed from hub/requirements.txt, and its proxy from hub/packag
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets

@@ -69,6 +69,18 @@ def test_the_environment_comes_first_in_every_shell(host: Host, shell: str) -> N
 
 
 @pytest.mark.emulated
+@pytest.mark.parametrize("shell", ["sh -lc", "bash -lc", "bash -ic"])
+def test_shells_have_the_path_of_the_image_and_programs_in_the_home(
+    host: Host, attributes: dict[str, Any], shell: str
+) -> None:
+    (path,) = [line.removeprefix("PATH=") for line in attributes["Config"]["Env"] if line.startswith("PATH=")]
+    assert host.check_output(f"{shell} 'echo $PATH'") == path
+    # Login shells have another PATH at first, that of Debian.
+    other = f"{path}:/data/.local/bin" if shell == "bash -ic" else path.replace("/home/user/", "/data/")
+    assert host.check_output(f"HOME=/data {shell} 'echo $PATH'") == other
+
+
+@pytest.mark.emulated
 def test_labels_describe_the_plan(subject: Any, attributes: dict[str, Any]) -> None:
     labels = attributes["Config"]["Labels"]
     expected = {

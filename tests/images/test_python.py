@@ -576,6 +576,12 @@ def test_uv_sync_keeps_the_framework(shell: Callable[..., Any], subject: Any) ->
     session.project("uv-sync -q --group checks --extra plots")
     assert session.installed().items() >= {"optional": "1.0", "grouped": "1.0"}.items()
 
+    # Options about the output, which uv-sync also passes for its check.
+    for options in ("-q", "-qq", "-v", "--verbose", "--dry-run"):
+        session.project(f"uv-sync {options}")
+    for options in ("--output-format json", "--output-format=json -v"):
+        assert "sync" in json.loads(session.project(f"uv-sync {options} 2>/dev/null"))
+
     # A Python that the project names does not replace the environment.
     session.project("echo 3.7 >.python-version && uv-sync")
     assert session.installed().items() >= before.items()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from builder.common.reference import ImageRef
 from builder.index.host import Host
+from builder.layers import oci
+from builder.layers.blobs import LAYER_TYPE, Descriptor
 from builder.registry import artifacts
 from builder.registry.client import Registry
 from tests.integration import programs
@@ -60,8 +63,10 @@ PLAIN_HTTP = {
     "oras copy -r --to-oci-layout": "oras copy -r --from-plain-http --to-oci-layout",
     "oras copy --to-oci-layout": "oras copy --from-plain-http --to-oci-layout",
     "oras copy -r --from-oci-layout": "oras copy -r --to-plain-http --from-oci-layout",
+    "oras copy --from-oci-layout": "oras copy --to-plain-http --from-oci-layout",
     "oras repo tags": "oras repo tags --plain-http",
     "oras resolve": "oras resolve --plain-http",
+    "oras manifest fetch": "oras manifest fetch --plain-http",
     'skopeo copy --all "docker:': 'skopeo copy --all --src-tls-verify=false "docker:',
     'skopeo copy --all "oci:': 'skopeo copy --all --dest-tls-verify=false "oci:',
     "skopeo list-tags": "skopeo list-tags --tls-verify=false",
@@ -69,12 +74,23 @@ PLAIN_HTTP = {
 }
 
 
-def follow_guide(program: str, folder: Path, changes: Mapping[str, str]) -> None:
+def follow_guide(program: str, folder: Path, repository: str, tags: Sequence[str], source: str, target: str) -> None:
     """Runs the commands of the guide for this program: with internet, then with nothing but their file."""
+    programs.install("jq")
+    if program == "oras":
+        programs.install_from("trixie", program)
+    else:
+        programs.install(program)
+    names = {
+        "2.9 2.9-jupyter": " ".join(tags),
+        "org/pt-cuda": repository,
+        "registry.example.com": source,
+        "registry.internal": target,
+    }
     blocks = re.findall(r"```sh\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
     scripts = [block for block in blocks if f"{program} copy" in block and "images.tar" in block]
     for side, script in zip(("outside", "closed"), scripts, strict=True):
-        for old, new in changes.items():
+        for old, new in (names | PLAIN_HTTP).items():
             script = script.replace(old, new)  # noqa: PLW2901
         place = folder / side
         place.mkdir()
@@ -88,19 +104,36 @@ def follow_guide(program: str, folder: Path, changes: Mapping[str, str]) -> None
 def test_a_release_is_copied_with_its_signatures_as_the_guide_says(
     ours: Checkout, proxy: Proxy, keys: Path, inside: Server, tmp_path: Path, program: str
 ) -> None:
-    programs.install("jq")
-    programs.install_from("trixie", "oras") if program == "oras" else programs.install("skopeo")
     sign = ("--sign", str(keys / "ours.key"))
     release(ours, proxy, stage(ours, *sign), UNTESTED_GPU, *sign)
     tags = [ours.references(suffix)[0].rpartition(":")[2] for suffix in ("", "-extra")]
-    names = {
-        "2.9 2.9-jupyter": " ".join(tags),
-        "org/pt-cuda": f"{ours.namespace}/ty-cuda",
-        "registry.example.com": proxy.address,
-        "registry.internal": inside.address,
-    }
-    follow_guide(program, tmp_path, names | PLAIN_HTTP)
+    follow_guide(program, tmp_path, f"{ours.namespace}/ty-cuda", tags, proxy.address, inside.address)
     for tag in tags:
         verify(ours, inside, keys, tag)
     assert attached(ours, inside.address) == attached(ours, proxy.address)
     assert all(attached(ours, inside.address))
+
+
+@pytest.mark.parametrize("program", ["oras", "skopeo"])
+def test_an_index_is_copied_with_what_is_attached_to_its_images(
+    proxy: Proxy, inside: Server, tmp_path: Path, program: str
+) -> None:
+    """`oras copy -r` alone fails with `not found`: oras 1.2 copies what is attached to the images, and no index."""
+    source, copied = (
+        Registry(ImageRef(registry=address, repository="org/both"), host=Host(), write=True)
+        for address in (proxy.address, inside.address)
+    )
+    images: dict[str, Descriptor] = {}
+    for arch in ("amd64", "arm64"):
+        layer = gzip.compress(arch.encode())
+        image = artifacts.manifest("", {LAYER_TYPE: layer})
+        artifacts.put_artifact(source, image, [layer])
+        images[arch] = Descriptor(media_type=image.media_type, digest=image.digest, size=len(image.content))
+        artifacts.attach(source, images[arch], "application/x-note", {"text/plain": layer})
+        source.put_manifest(f"{image.digest.replace(':', '-')}.sig", image.content, image.media_type)
+    index = source.put_manifest("2.9", oci.platform_index(images), oci.INDEX_TYPE)
+    follow_guide(program, tmp_path, "org/both", ["2.9"], proxy.address, inside.address)
+    assert copied.digest_of("2.9") == index
+    assert sorted(copied.list_tags()) == sorted(source.list_tags())
+    for each in images.values():
+        assert artifacts.attached(copied, each.digest) == artifacts.attached(source, each.digest) != []

@@ -162,11 +162,6 @@ def test_the_image_user_has_the_new_ids_and_is_first(tmp_path: Path) -> None:
     assert groups.read_text() == "user:x:8:\nroot:x:0:\n"
 
 
-def test_login_shells_have_the_path_of_the_image() -> None:
-    text = (ROOT / "templates/base/files/etc/profile.d/10-venv.sh").read_text()
-    assert f'PATH="{settings.PATH}"' in text
-
-
 # ---- GPUs
 
 

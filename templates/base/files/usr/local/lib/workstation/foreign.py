@@ -24,7 +24,7 @@ JUPYTER_ARGUMENTS = "JUPYTER_ARGUMENTS"  # for the run program of the service, o
 JUPYTER_LAB = "/usr/local/lib/jupyter-lab"
 SINGLE_USER = "/usr/local/bin/jupyterhub-singleuser"
 SERVERS = (JUPYTER_LAB, SINGLE_USER)
-# Jupyter prints something and ends: it is no service.
+# With these arguments, Jupyter prints a text and ends: no service is needed.
 PRINTS = {"-h", "--help", "--help-all", "--version", "--show-config", "--show-config-json", "--generate-config"}
 # With a value, in JUPYTER_ARGUMENTS; of IdentityProvider, ServerApp, NotebookApp, ...
 TOKEN = re.compile(r"^(--\w+\.token)[=\n].", re.MULTILINE)
