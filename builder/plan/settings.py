@@ -38,8 +38,9 @@ _ENV = {
     "HOME": "/home/user",
     "USER": "user",
     "LOGNAME": "user",
-    # For every pip and uv in the container, also in environments that users create, and for those in which packages are
-    # built: a project that needs torch to build was built with another torch.
+    # For every pip and uv in the container, also in environments that users create. UV_BUILD_CONSTRAINT is for those in
+    # which uv builds packages: one that needs torch was built with the newest. The path file of templates/steps/os.sh
+    # does this for pip.
     "PIP_CONSTRAINT": CONSTRAINTS,
     "UV_CONSTRAINT": CONSTRAINTS,
     "UV_BUILD_CONSTRAINT": CONSTRAINTS,

@@ -11,12 +11,9 @@ set -eu
 python=/opt/venv/bin/python
 index=$(sed -n 's/^# index: //p' /mnt/wheels.txt)
 export NETRC=/mnt/netrc
-install_wheels() {
-    UV_CACHE_DIR=/mnt/uv-cache UV_LINK_MODE=copy /mnt/uv/bin/uv pip install --no-progress --no-config --no-deps --no-build \
-        --require-hashes --requirement /mnt/wheels.txt --python "$python" ${index:+--default-index "$index"} \
-        ${UV_FIND_LINKS:+--no-index}
-}
-install_wheels
+UV_CACHE_DIR=/mnt/uv-cache UV_LINK_MODE=copy /mnt/uv/bin/uv pip install --no-progress --no-config --no-deps --no-build \
+    --require-hashes --requirement /mnt/wheels.txt --python "$python" ${index:+--default-index "$index"} \
+    ${UV_FIND_LINKS:+--no-index}
 rm -f /opt/venv/.lock
 [ "${1-}" = cuda ] || "$python" -B /mnt/steps/compile.py
 site=$("$python" -c 'import os, sysconfig; print(os.path.realpath(sysconfig.get_path("purelib")))')
