@@ -113,7 +113,8 @@ def test_modules_are_compiled_without_time_stamps(python: Callable[[str], Any]) 
 import importlib.metadata as metadata, importlib.util, json, pathlib, sys
 in_wheels = set()
 for distribution in metadata.distributions():
-    in_wheels |= {str(distribution.locate_file(f)) for f in distribution.files or () if f.suffix == ".pyc" and f.hash}
+    files = [file for file in distribution.files or () if file.suffix == ".pyc" and file.hash]
+    in_wheels |= {str(pathlib.Path(distribution.locate_file(file)).resolve()) for file in files}
 counts = dict(unchecked=0, other=[])
 site = pathlib.Path("/opt/venv/lib/python/site-packages")
 for source in site.rglob("*.py"):
