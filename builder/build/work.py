@@ -97,4 +97,3 @@ def clean(engine: Engine, project: Project, *, cache: bool) -> str:
         log.unlink()
     text = f"removed {counted(containers, 'container')} and {counted(len(removed), 'image')}"
     return text + (f", freed {size(engine.prune_cache())} of build cache" if cache else "")
-

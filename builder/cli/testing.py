@@ -37,7 +37,7 @@ NEWEST = "newest"
     staging_option,
     sign_option,
 )  # fmt: skip
-def test_command(  # noqa: PLR0913  the options of the command
+def test_command(
     context: Context, /, patterns: Sequence[str], *, stamp: str, no_attach: bool, place: str,
     signer: Signer | None, form: str, start_engine: bool, **values: Any
 ) -> None:  # fmt: skip
