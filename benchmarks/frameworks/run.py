@@ -93,15 +93,16 @@ def _round(engine: Engine, subject: Subject, settings: Settings, *, is_first: bo
 def _container(engine: Engine, subject: Subject, settings: Settings, command: list[str]) -> Iterator[Container]:
     """A container of the image, removed afterwards."""
     # An engine whose default runtime is NVIDIA's gives GPUs to every container.
-    hidden = {} if settings.gpu else {"NVIDIA_VISIBLE_DEVICES": "void"}
+    none: dict[str, Any] = {"environment": {"NVIDIA_VISIBLE_DEVICES": "void"}}
+    options = engine.info().gpu_options((settings.gpu,)) if settings.gpu else none
+    options["environment"] = {"PYTHONPATH": FOLDER, **options.get("environment", {})}
     container = engine.start(
         subject.image_id,
         checkout=settings.checkout,
         command=command,
-        gpus=[settings.gpu] if settings.gpu else False,
         shm_size=SHM,
         network_mode="none",
-        environment={"PYTHONPATH": FOLDER, **hidden},
+        **options,
     )
     try:
         with translated(f"measuring {subject.id}"):

@@ -13,8 +13,9 @@ from builder.build.layer_lookup import LayerLookup
 from builder.build.operating_systems import Mmdebstrap
 from builder.build.programs import Program, Programs
 from builder.build.work import ImageProvider, LoadedImage, RunContext, built_ids, record_built
-from builder.common.errors import BuildError, EngineError
+from builder.common.errors import FREE_DISK, BuildError, DiskError, EngineError
 from builder.common.files import files_below
+from builder.engine.model import is_disk_full
 from builder.index.logins import netrc_of
 from builder.plan.plan import COMMON_INPUTS, PlannedImage
 from builder.plan.settings import built_labels
@@ -56,7 +57,7 @@ class DockerfileBuilder(ImageProvider):
     def build(self, image: PlannedImage) -> LoadedImage:
         """Builds the image in a copy of the files that its Dockerfile reads, with the settings of the build host.
 
-        Raises BuildError with the last lines of the output.
+        Raises BuildError with the last lines of the output, or DiskError.
         """
         work, root, arch = self._work, self._work.project.root, image.cell.arch
         host = work.host.for_release(work.project.matrix.debian[image.debian])
@@ -111,7 +112,9 @@ class DockerfileBuilder(ImageProvider):
             if self._programs.run(program, on_line):
                 work.engine.check()  # buildx also fails if the engine has stopped
                 output = "\n".join(f"  | {line}" for line in _failed_output(log.read_text(encoding="utf-8")))
-                hint = f"Full log: {log.relative_to(root)}   New versions of everything: builder refresh {image.id}"
+                if is_disk_full(output):
+                    raise DiskError(f"{image.id}: the disk filled up during the build", hint=FREE_DISK)
+                hint = f"Full log: {log.relative_to(root)}"
                 raise BuildError(f"{image.id}: docker buildx build failed\n{output}", hint=hint)
             image_id = id_file.read_text(encoding="ascii").strip()
         is_known = image_id in built_ids(work.project.state)

@@ -106,7 +106,7 @@ class Tester:
         unless every test passed.
         """
         self._view.begin(image.id, "testing")
-        self._view.note(image.id, f"not tested yet, to look inside: docker run --rm -it {loaded.id[7:19]} bash")
+        self._view.note(image.id, f"to look inside before it has its tags: docker run --rm -it {loaded.id[7:19]} bash")
         no_gpu = self._why_no_gpu(image)
         results: list[Evidence] = []
         before = known.image_tests
@@ -253,6 +253,7 @@ class Tester:
                 # No plugins either: importing those of this environment takes 0.8 s.
                 "PYTEST_PLUGINS": "",
                 "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+                "PYTEST_XDIST_WORKER": "",  # set if tests of this program run it
                 "IMAGE_TEST_SUBJECT": str(subject),
                 "IMAGE_TEST_REPORT": str(report),
                 "IMAGE_TEST_FIGURES": str(figures),

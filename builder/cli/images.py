@@ -170,7 +170,7 @@ def _lock_stale_systems(
     if not new:
         return False
     if locked:
-        options = given("method", "gpu_mode", "junit", "jobs", "patterns")
+        options = given("gpu_mode", "junit", "jobs", "patterns")
         command = f"builder images --no-locked{options}"
         raise operating_systems.refuse_stale(work, planned.images, new, command)
     operating_systems.lock_current(work, planned.images, new)

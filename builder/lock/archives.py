@@ -175,11 +175,11 @@ class Archives:
         reasons: dict[str, str] = {}
         for place in self.places(lock):
             for pool in place.pools:
-                if place.name in self.faults:
-                    reasons[place.name] = self.faults[place.name]
-                    break
                 try:
                     with self.slot(place):
+                        if place.name in self.faults:  # perhaps since this thread began to wait
+                            reasons[place.name] = self.faults[place.name]
+                            break
                         attempt(place, f"{pool}/{package.pool_path}")
                     return place.name, reasons
                 except (AbsentError, LostError) as error:

@@ -2,9 +2,6 @@
 
 A report counts if its evidence does, and if a signer that `evidence` in matrix.yaml lists has signed it. An unsigned
 one counts if this machine ran the tests itself.
-
-Apart from `builder.registry.evidence`, which is part of the test suite's digest: an edit of the registry client must
-not require all tests to run again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The test files of a checkout, and their tests.
 
 Read without running them, from syntax trees: what a file imports from `tests` is part of the suite too. These files use
-nothing of `builder`, which gives them plain data about the image: a change of it does not require all tests again.
+nothing of `builder`, which gives them plain data about the image: of its modules, only the one that runs them is part
+of the suite, without what it imports. Other changes of the builder do not require all tests again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 from builder.common.files import digest_of_bytes, files_below
 
 IMAGE_TESTS, GPU_TESTS = "tests/images", "tests/gpu"
+RUNNER = "builder/build/image_tests.py"
+PACKAGE = Path(__file__).parents[1]
 _MARK = "pytest.mark."
 THOROUGH, EMULATED = "thorough", "emulated"  # marks: see pyproject.toml
 
@@ -31,8 +34,9 @@ class Suite:
     tests: Mapping[str, Mapping[str, frozenset[str]]]
 
     @classmethod
-    def of(cls, root: Path) -> Suite:
-        """The Python files and notebooks of the image tests, and the modules below `tests` that these import.
+    def of(cls, root: Path, package: Path = PACKAGE) -> Suite:
+        """The Python files and notebooks of the image tests, the modules below `tests` that these import, and the
+        module of `package` that runs them.
 
         Other files (an editor's swap file) and file modes change no test.
         """
@@ -45,7 +49,10 @@ class Suite:
                 contents[name] = (root / name).read_bytes()
                 waiting += _paths(_imports(contents[name])) if name.endswith(".py") else ()
         return cls(
-            files={name: digest_of_bytes(content) for name, content in sorted(contents.items())},
+            files={
+                RUNNER: digest_of_bytes((package / RUNNER.removeprefix("builder/")).read_bytes()),
+                **{name: digest_of_bytes(content) for name, content in sorted(contents.items())},
+            },
             tests={name: _tests_of(name, contents) for name in contents if name.endswith(".py")},
         )
 

@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if "PYTEST_XDIST_WORKER" not in os.environ:  # the main process gets the reports of its workers
+    if not os.environ.get("PYTEST_XDIST_WORKER"):  # the main process gets the reports of its workers
         write_report(report, report.outcome)
 
 
@@ -116,7 +116,7 @@ def subject() -> Subject:
 
 @pytest.fixture(scope="session")
 def docker_client() -> docker.DockerClient:
-    return docker.from_env(timeout=CALL_S)
+    return docker.from_env(timeout=CALL_S, use_ssh_client=True)
 
 
 Start = Callable[..., Container]

@@ -142,7 +142,9 @@ def test_nothing_of_the_build_host_is_left(
     assert trusted <= packaged
     assert container.image is not None
     text = f"{attributes['Config']}{container.image.history()}"
-    assert [name for name in subject.data["private_hosts"] if name in text] == []
+    hosts = [rf"(?<![\w.-]){re.escape(name)}(?![\w-])" for name in subject.data["private_hosts"]]
+    assert [host for host in hosts if re.search(host, text, re.IGNORECASE)] == []
+    assert re.findall(r"://[^/\s@]*@", text) == [], "a login"
 
 
 def test_no_key_or_secret_is_in_the_image(host: Host) -> None:

@@ -589,6 +589,8 @@ LAB = "/usr/local/lib/jupyter-lab"
         ["sh", "-c", f'echo "{OPENED}" >/tmp/mine.py && exec start start-notebook.py --config=/tmp/mine.py'],
         ["jupyter", "server", "--IdentityProvider.token="],
         ["sh", "-c", "jupyter lab --ServerApp.token=''"],
+        # As the command of a container, the image's own program checks, even without the extension.
+        ["jupyter", "lab", "--ServerApp.jpserver_extensions={'workstation_jupyter': False}", "--ServerApp.token="],
         ["python", "-m", "jupyterlab", "--IdentityProvider.token="],
     ],
 )
@@ -808,6 +810,15 @@ def test_the_server_of_a_hub_does_not_run_as_root(
     until(lambda: runs(container, "jupyterhub-sing"), seconds=START_S, what="the server")  # a name has 15 characters
     host = testinfra.get_host(f"docker://{container.id}")
     assert host.check_output("ps -o user= -C jupyterhub-sing").split() == ["user"]
+
+
+def test_jupyter_lab_as_command_does_not_run_as_root(
+    start: Callable[..., Container], until: Callable[..., None]
+) -> None:
+    container = start(["jupyter", "lab"], user="root")
+    until(lambda: runs(container, "jupyter-lab"), seconds=START_S, what="the server")
+    host = testinfra.get_host(f"docker://{container.id}")
+    assert host.check_output("ps -o user= -C jupyter-lab").split() == ["user"]
 
 
 def test_what_only_prints_does_not_run_as_root(once: Callable[..., Any]) -> None:

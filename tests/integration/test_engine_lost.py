@@ -123,7 +123,10 @@ def test_too_little_room_is_seen_before_the_build(there: Checkout, daemon: Daemo
     assert there.image_ids() == set()
 
 
-def test_a_disk_that_fills_up_is_said_to_be_full(there: Checkout, daemon: Daemon, index: Index) -> None:
+@pytest.mark.parametrize(("method", "words"), [("assemble", "is full"), ("dockerfile", "filled up")])
+def test_a_disk_that_fills_up_is_said_to_be_full(
+    there: Checkout, daemon: Daemon, index: Index, method: str, words: str
+) -> None:
     """The engine is reached by TCP: how much room it has cannot be foreseen."""
     there.engine = ""
     index.publish(wheels.framework(there.release, padding=3 * ROOM))
@@ -131,13 +134,13 @@ def test_a_disk_that_fills_up_is_said_to_be_full(there: Checkout, daemon: Daemon
     there.builder("render")
     there.engine = daemon.tcp
     _leave(daemon, ROOM)
-    output = there.builder("images", PLAIN, code=10)
+    output = there.builder("images", PLAIN, "--method", method, code=10)
     assert f"{PLAIN}: failed" in output
-    assert "is full" in output
+    assert words in output
     assert "docker builder prune" in output
     assert there.image_ids() == set()
     assert stores.faults(there.store) == []
 
     daemon.resize(ENOUGH)
-    there.builder("images", PLAIN)
+    there.builder("images", PLAIN, "--method", method)
     assert set(there.tags()) == set(there.references())

@@ -233,8 +233,14 @@ def test_an_error_shows_the_end_of_the_failed_step_but_no_mirror(checkout: TinyP
         "  | GET http://<mirror>/x",
         "  | ERROR: failed to solve: process did not complete successfully: exit code: 1",
     ]
-    assert caught.value.hint.startswith(f"Full log: .builder/logs/{CELL}.log ")
+    assert caught.value.hint == f"Full log: .builder/logs/{CELL}.log"
     assert "mirror.example.test" not in (checkout.project.logs / f"{CELL}.log").read_text()
+
+
+def test_a_full_disk_is_named(checkout: TinyProject) -> None:
+    checkout.buildx.status, checkout.buildx.output = 1, ["#9 1.2 write /var/lib/x: no space left on device"]
+    with pytest.raises(DiskError, match="the disk filled up"):
+        checkout.build()
 
 
 def test_an_error_before_any_step_shows_the_last_lines(checkout: TinyProject) -> None:

@@ -286,7 +286,7 @@ def test_the_sitecustomize_has_the_units_of_the_launcher() -> None:
         (["python", "train.py"], ["python", "train.py"]),
         (["start.sh"], []),
         (["start.sh", "jupyter", "server"], ["jupyter", "server"]),
-        (["/usr/local/bin/start.sh", "jupyter", "lab", "--a=b"], ["jupyter", "lab", "--a=b"]),
+        (["/usr/local/bin/start.sh", "jupyter", "lab", "--a=b"], ["/usr/local/lib/jupyter-lab", "--a=b"]),
         (["/workspace/start.sh", "--a=b"], ["/workspace/start.sh", "--a=b"]),
         (["./start-notebook.sh"], ["./start-notebook.sh"]),
         (["start-notebook.py"], ["services"]),
@@ -310,10 +310,12 @@ def test_start_scripts_of_docker_stacks(arguments: list[str], expected: list[str
         ["--x", "--ServerApp.token", "hunter2"],
         ["--NotebookApp.token=hunter2", "--y"],
         ["--PasswordIdentityProvider.token=hunter2"],
+        ["-IdentityProvider.token=hunter2"],
+        ["--ServerApp.IdentityProvider.token=hunter2"],
     ],
 )
 def test_a_token_in_the_arguments_is_refused(arguments: list[str]) -> None:
-    with pytest.raises(Refusal, match=r"value of --\w+\.token: set JUPYTER_TOKEN") as refused:
+    with pytest.raises(Refusal, match=r"value of -[\w.-]+\.token: set JUPYTER_TOKEN") as refused:
         foreign.command(["start-notebook.py", *arguments], {}, ["jupyter"])
     assert "hunter2" not in str(refused.value)
 
@@ -323,6 +325,15 @@ def test_other_arguments_than_tokens_are_passed_on(argument: str) -> None:
     environ: dict[str, str] = {}
     assert foreign.command(["start-notebook.py", argument, "--z"], environ, ["jupyter"])[0] == ["services"]
     assert environ["JUPYTER_ARGUMENTS"] == f"{argument}\n--z"
+
+
+@pytest.mark.parametrize("program", [["jupyter", "lab"], ["jupyter-lab"], ["/opt/venv/bin/jupyter", "lab"]])
+def test_jupyter_lab_as_command_is_the_program_that_checks_its_login(program: list[str]) -> None:
+    """A setting can switch off the extension that checks the login of Jupyter's own program, which root may run."""
+    replaced, _ = foreign.command([*program, "--x"], {}, ["jupyter"])
+    assert replaced == [foreign.JUPYTER_LAB, "--x"]
+    assert replaced[0] in foreign.SERVERS
+    assert foreign.command([*program, "--x"], {}, ["ssh"]) == ([*program, "--x"], [])
 
 
 def test_what_only_prints_is_no_service() -> None:
@@ -414,10 +425,12 @@ def test_a_public_key_may_be_for_something_else() -> None:
     assert foreign.variables({"PUBLIC_KEY": "x"}, {"SSH_PUBLIC_KEY"}) == []
 
 
-def test_only_a_volume_at_the_home_of_other_images_is_reported() -> None:
-    [line] = foreign.homes(lambda path: path == "/home/jovyan")
-    assert line.startswith("/home/jovyan is not the home here: ")
-    assert foreign.homes(lambda _: False) == [], "a derived image may have the folder"
+@pytest.mark.parametrize("folder", ["/home/jovyan", "/home/jovyan/work", "/home/sagemaker-user"])
+def test_a_volume_in_the_home_of_other_images_is_reported(folder: str) -> None:
+    mounts = "22 1 0:20 / / rw - overlay overlay rw\n31 22 8:1 /data {} rw,relatime - ext4 /dev/sda1 rw\n"
+    [line] = foreign.homes(mounts.format(folder))
+    assert line.startswith(f"{folder} is not in the home here: ")
+    assert foreign.homes(mounts.format("/home/user")) == foreign.homes(mounts.format("/home/jovyans")) == []
 
 
 def test_a_hook_that_is_not_executable_is_reported(tmp_path: Path) -> None:

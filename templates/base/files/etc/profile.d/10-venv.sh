@@ -5,10 +5,10 @@ case ":$PATH:" in
 *) PATH="/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin" ;;
 esac
 # The image's PATH has the programs in /home/user. HOME may be another folder: `-e HOME=...`, root, Apptainer.
-programs="${HOME:-/home/user}/.local/bin"
+_programs="${HOME:-/home/user}/.local/bin"
 case ":$PATH:" in
-*":$programs:"*) ;;
-*) PATH="$PATH:$programs" ;;
+*":$_programs:"*) ;;
+*) PATH="$PATH:$_programs" ;;
 esac
 export PATH
-unset programs
+unset _programs

@@ -79,7 +79,10 @@ def _load_jupyter_server_extension(server: Any) -> None:
     if ProxyHandler:
         os.environ.setdefault("TENSORBOARD_PROXY_URL", f"{server.base_url}proxy/%PORT%/")
     if not isinstance(server, Server):
-        require_login(server)
+        try:
+            require_login(server)
+        except Exception as error:  # Jupyter would log it, and start without this extension
+            _refuse(server, f"cannot check the login: {error!r}")
 
 
 def require_port(server: Any) -> None:

@@ -6,9 +6,9 @@ documentation of each platform.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from pathlib import Path
 
 from .refusal import Refusal
 
@@ -21,13 +21,13 @@ FOLDERS = ("", "/usr/local/bin/", "/opt/conda/bin/", "/opt/venv/bin/")
 HUB_VARIABLES = ("JUPYTERHUB_API_TOKEN", "JUPYTERHUB_SERVICE_URL")  # a JupyterHub sets them
 SERVICES = "services"
 JUPYTER_ARGUMENTS = "JUPYTER_ARGUMENTS"  # for the run program of the service, one on each line
-JUPYTER_LAB = "/usr/local/lib/jupyter-lab"
+JUPYTER_LAB = "/usr/local/lib/jupyter-lab"  # checks its login, whatever its configuration
 SINGLE_USER = "/usr/local/bin/jupyterhub-singleuser"
 SERVERS = (JUPYTER_LAB, SINGLE_USER)
 # With these arguments, Jupyter prints a text and ends: no service is needed.
 PRINTS = {"-h", "--help", "--help-all", "--version", "--show-config", "--show-config-json", "--generate-config"}
 # With a value, in JUPYTER_ARGUMENTS; of IdentityProvider, ServerApp, NotebookApp, ...
-TOKEN = re.compile(r"^(--\w+\.token)[=\n].", re.MULTILINE)
+TOKEN = re.compile(r"^(--?[\w.]+\.token)[=\n].", re.MULTILINE)
 VARIABLES = {
     "NB_USER": "the user's name is fixed: NB_UID and NB_GID set the user's ids",
     "NB_GROUP": "the group's name is fixed: NB_GID sets its id",
@@ -77,6 +77,8 @@ def command(
             f"{name} needs the variables of the JupyterHub that starts it ({', '.join(HUB_VARIABLES)}): without a "
             "JupyterHub, give no command"
         )
+    if name == LAB and has_jupyter:
+        return [JUPYTER_LAB, *rest], []
     if name not in NOTEBOOK:
         return words, []
     if PRINTS & set(rest):
@@ -98,9 +100,18 @@ def _program(words: Sequence[str]) -> tuple[str, list[str]]:
     return name, rest
 
 
-def homes(is_mount: Callable[[str], bool] = os.path.ismount) -> list[str]:
-    """A warning for each volume that is at the home of other images: files elsewhere are lost with the container."""
-    return [f"{home} is not the home here: mount it at /home/user or /workspace" for home in HOMES if is_mount(home)]
+def homes(mounts: str | None = None) -> list[str]:
+    """A warning for each volume in the home of other images: files elsewhere are lost with the container.
+
+    `mounts` are the lines of /proc/self/mountinfo; the fifth word of each is a folder. Source: proc(5).
+    """
+    lines = (Path("/proc/self/mountinfo").read_text() if mounts is None else mounts).splitlines()
+    folders = [line.split()[4] for line in lines]
+    return [
+        f"{folder} is not in the home here: mount it at /home/user or /workspace"
+        for folder in folders
+        if f"{folder}/".startswith(tuple(f"{home}/" for home in HOMES))
+    ]
 
 
 def variables(environ: Mapping[str, str], known: Collection[str]) -> list[str]:
