@@ -49,7 +49,9 @@ clean: .venv/.ready ## remove this checkout's untagged images, containers, logs
 
 check: lint unit ## lint, types and unit tests: no engine, no network
 
-test: check integration ## all tests of the project, including those that need an engine
+test: check integration ## what a contributor runs: lint, unit and integration tests; the latter need an engine
+
+test-all: test nightly ## also the tests that run each night: other engines, uv's builds of Python, the workflows
 
 ci: test demo ## what CI runs for every change: all tests of the project, then the demo
 
@@ -59,8 +61,14 @@ lint: .venv/.ready ## ruff, mypy, hadolint, shellcheck, workflow checks, rendere
 unit: .venv/.ready ## unit tests: no engine, no network
 	@.venv/bin/pytest -q -n auto tests/unit
 
+PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder --durations 15
+NIGHTLY := tests/integration/nightly
+
 integration: engine ## integration tests: the real engine, tiny wheels
-	@.venv/bin/pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 15 tests/integration
+	@.venv/bin/pytest $(PARALLEL) --ignore $(NIGHTLY) tests/integration
+
+nightly: engine ## further integration tests (FILES=test_podman.py): other engines, uv's builds of Python, the workflows
+	@.venv/bin/pytest $(PARALLEL) $(addprefix $(NIGHTLY)/,$(FILES)) $(if $(FILES),,$(NIGHTLY))
 
 browser: engine ## Jupyter and TensorBoard in a real Chromium, with the newest Jupyter image of PyTorch
 	@.venv/bin/pytest tests/browser

@@ -41,8 +41,8 @@ LONGEST_TEST_S = 400
 FIRST = (
     "test_images", "test_wheel_like_pip", "test_readme", "test_bytecode", "test_push_faults", "test_nvml_stub",
     "test_faults", "test_release", "test_store", "test_interrupted", "test_build_failures", "test_engine_lost",
-    "test_workflows_run", "test_publish", "test_same_bytes", "test_containerd_store", "test_prune", "test_load",
-    "test_layers", "test_image_tests", "test_snapshot", "test_cosign", "test_plain_build",
+    "test_workflows_run", "test_publish", "test_same_bytes", "test_prune", "test_load", "test_layers",
+    "test_image_tests", "test_cosign", "test_plain_build",
 )  # fmt: skip
 
 

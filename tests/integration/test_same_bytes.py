@@ -1,4 +1,4 @@
-"""Same inputs, same bytes, in every folder and build order. (For engines, see test_containerd_store.)"""
+"""Same inputs, same bytes, in every folder and build order. (For engines, see nightly/test_containerd_store.)"""
 
 from __future__ import annotations
 

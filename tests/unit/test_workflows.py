@@ -14,7 +14,7 @@ import yaml
 from packaging.version import Version
 
 from builder.cli import cli
-from tests.integration.actions import applies, evaluate, expand
+from tests.integration.nightly.actions import applies, evaluate, expand
 from tests.integration.test_readme import DOCUMENTS
 from tests.packages.run import packages
 from tests.paths import ROOT
@@ -22,7 +22,7 @@ from tools.upstream import upstream
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 TARGETS = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-# Commands that are not of this repository, and a script that tests/integration/test_workflows_run.py runs.
+# Commands that are not of this repository, and a script that tests/integration/nightly/test_workflows_run.py runs.
 OTHERS = (
     "sudo rm -rf /usr/local/lib/android ",
     "sudo apt-get ",

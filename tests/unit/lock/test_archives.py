@@ -1,4 +1,4 @@
-"""Where locked Debian packages are looked for and downloaded from. See also tests/integration/test_snapshot.py."""
+"""Where locked Debian packages are looked for and downloaded from: see also nightly/test_snapshot.py."""
 
 from __future__ import annotations
 

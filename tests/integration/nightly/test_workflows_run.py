@@ -16,9 +16,9 @@ import pytest
 from builder.index import mmdebstrap
 from tests.integration import programs, wheels
 from tests.integration import registry as registries
-from tests.integration.actions import FAKES, TOKEN, UBUNTU, USER, Runner, commit, git
 from tests.integration.checkout import ROOT, Checkout, today
 from tests.integration.index import Index
+from tests.integration.nightly.actions import FAKES, TOKEN, UBUNTU, USER, Runner, commit, git
 from tests.integration.registry import Server
 from tests.packages.run import LIST
 
@@ -215,11 +215,11 @@ def test_every_night_all_images_are_built(runner: Runner) -> None:
     """With an empty store, and without root: the builder runs mmdebstrap in a container of Debian, from a registry."""
     runner.store = None
     runner.play("nightly", {"event_name": "schedule"})
-    assert runner.jobs == ["plan", f"images {PLAIN} {EXTRA}", "list", f"packages {PLAIN}", "unsupported"]
-    assert runner.calls == [FREE_DISK] * 3
+    assert runner.jobs == ["plan", f"images {PLAIN} {EXTRA}", "tests", "list", f"packages {PLAIN}", "unsupported"]
+    assert runner.calls == [FREE_DISK, "sudo make test-all", FREE_DISK, FREE_DISK]
     files = runner.files("checkout/.builder/evidence/*.json", job=1)
     assert {(each["cell"], *each["failed"]) for each in map(json.loads, files)} == {(PLAIN,), (EXTRA,)}
-    [[tested]] = map(json.loads, runner.files("checkout/tests/packages/results.json", job=3))
+    [[tested]] = map(json.loads, runner.files("checkout/tests/packages/results.json", job=4))
     assert (tested["package"], tested["cell"], tested["fault"]) == ("tinyextra", PLAIN, "")
 
 
