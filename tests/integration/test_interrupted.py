@@ -124,19 +124,17 @@ def test_at_each_step_of_assembling(
 def test_during_the_build_of_the_operating_system(
     alone: Checkout, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    """In os.sh, on this machine and in a container."""
+    """In os.sh: killed on this machine, interrupted in a container."""
     script = (alone.root / OS_SCRIPT).read_text(encoding="utf-8")
     alone.base_image("trixie")
-    here, in_container = os.environ["PATH"], without(tmp_path, "unshare")
-    for path in (here, in_container) if number != signal.SIGKILL else (here,):
-        slow = f"{script}/bin/sh -c '{SLOW}{alone.root}'\n"
-        (alone.root / OS_SCRIPT).write_text(slow, encoding="utf-8")
-        with alone.running("images", PLAIN, PATH=path) as run:
-            run.reaches(lambda: _sleeps(alone), seconds=240)  # a container first installs mmdebstrap
-            run.process.send_signal(number)
-            run.ends(code)
-        is_untouched(alone)
-        assert alone.containers() == []
+    path = os.environ["PATH"] if number == signal.SIGKILL else without(tmp_path, "unshare")
+    (alone.root / OS_SCRIPT).write_text(f"{script}/bin/sh -c '{SLOW}{alone.root}'\n", encoding="utf-8")
+    with alone.running("images", PLAIN, PATH=path) as run:
+        run.reaches(lambda: _sleeps(alone), seconds=240)  # a container first installs mmdebstrap
+        run.process.send_signal(number)
+        run.ends(code)
+    is_untouched(alone)
+    assert alone.containers() == []
     (alone.root / OS_SCRIPT).write_text(script, encoding="utf-8")
     finishes(alone)
 
