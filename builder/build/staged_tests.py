@@ -145,7 +145,7 @@ class StagedImages(ImageProvider):
         requirement = Requirement.of(image, loaded.digest, self._suite)
         registry = self._place.open(self._staged[image.id].repository, write=True)
         own = [report.evidence for report in evidence.local_coverage(project.state, requirement).reports]
-        reports.attach_evidence(project, registry, self._images[image.id].manifest, own, self._signer)
+        reports.attach_evidence(registry, self._images[image.id].manifest, own, self._signer)
 
     def _check_paths(self, image: PlannedImage, stored: Image) -> None:
         """Warns of layers that have different files for one path, or raises BuildError: see `check_paths`.

@@ -177,6 +177,7 @@ def stage_command(
             f"  -> builder stage{given('patterns', 'place', 'images_only', 'untested', 'skip_incomplete')} --sign KEY"
         )
     day = tagging.first_stamp(staging_place.open(INDEX), context.today) if planned.images else ""
+    signer = signer and signer.with_trust(project)
     store, view = context.store, View(context.err)
     assembler = None
     if untested:

@@ -59,6 +59,7 @@ def test_command(
         work = machine.connect(context, project, start=start_engine)
         if stamp:
             staging_place = StagingArea.of(project, place, work.host)
+            signer = signer and signer.with_trust(project)
             release = staging_place.read("" if stamp == NEWEST else stamp)
             staged = {image.cell: image for image in release.images}
             if patterns and (missing := sorted(chosen - staged.keys())):

@@ -87,11 +87,12 @@ class Attachments:
     subject: Descriptor
     _stored: list[Manifest] = field(default_factory=list, init=False)
 
-    def add(self, kind: str, documents: Mapping[str, bytes], notes: Mapping[str, str] = {}) -> None:
-        """Adds an artifact, as in `manifest`. Raises RegistryError."""
+    def add(self, kind: str, documents: Mapping[str, bytes], notes: Mapping[str, str] = {}) -> Manifest:
+        """Adds an artifact, as in `manifest`; returns its manifest. Raises RegistryError."""
         artifact = manifest(kind, documents, notes, self.subject)
         put_artifact(self.registry, artifact, documents.values())
         self._stored.append(artifact)
+        return artifact
 
     def add_file(
         self,

@@ -32,6 +32,7 @@ from builder.registry.signing import Trust
 from builder.registry.verify import Check, Finding, ImageSource
 
 SHOWN = 5  # packages that differ
+NO_STATEMENT = "no statement of a trusted signer"
 
 
 class _Property(BaseModel, frozen=True):
@@ -102,7 +103,7 @@ class Attestations:
         yield self._signature("signature", self._digest, {"cell": cell, "image": name})
 
     def _signature(self, part: str, digest: str, annotations: Mapping[str, str]) -> Finding:
-        signer, signatures = signing.signer_of_image(self.registry, digest, annotations, self.trust)
+        signer, signatures = signing.signer_of_manifest(self.registry, digest, annotations, self.trust)
         if not signer:
             as_cell = f"as cell {annotations['cell'][:100]!a} of" if "cell" in annotations else "as"
             detail = f"no trusted signer signed it {as_cell} {annotations['image']}"
@@ -165,7 +166,10 @@ class Attestations:
         labels = self.image.labels
         cell = labels.get(CELL_LABEL, "")
         requirement = Requirement(image=self._digest, cell=cell, plan=labels.get(PLAN_LABEL, ""))
-        coverage = reports.registry_coverage(self.registry, requirement, self.trust)
+        predicates = signing.statements_of_image(self.registry, self._digest, reports.TEST_RESULT, self.trust)
+        if not predicates:
+            return self._finding("test results", NO_STATEMENT)
+        coverage = reports.stated_coverage(predicates, requirement)
         try:
             coverage.require_pass(cell)
         except ImageTestError as error:
@@ -175,7 +179,7 @@ class Attestations:
     def _statement(self, name: str, contents: Sequence[bytes], check: Callable[[bytes], str]) -> Finding:
         """A finding for the signed statements of one kind; `check` returns the detail, or raises VerifyError."""
         # A later release may have attached a corrected one.
-        reason = "no statement of a trusted signer"
+        reason = NO_STATEMENT
         for content in contents:
             try:
                 return self._finding(name, check(content), "signed")

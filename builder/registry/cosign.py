@@ -27,7 +27,7 @@ _FAILED_REQUEST = re.compile(
 )
 _DENIED = re.compile(r": (UNAUTHORIZED|DENIED)\b|: unexpected status code 40[13]\b")
 _REPETITION = "\nerror during command execution: "
-_SUBJECT = re.compile(r"^signing \S+: ")  # a long name, or that of a temporary file
+_SUBJECT = re.compile(r"^signing \S+: ")  # a long name
 _QUERY = re.compile(r"\?[^\s\"]*[^\s\":]")  # of a URL: that of a signed URL is a credential
 
 

@@ -36,8 +36,8 @@ _ATTACHED_TAG = re.compile(rf"sha256-({SHA256_HEX})(?:\.[a-z]+)?", re.ASCII)
 class Repository:
     """What a repository has: digests by tag, its images, and what is attached to each image, whether it exists or not.
 
-    `images` have their newest evidence; None if no report can be read, or none was. `attached` also has what an index
-    of images names.
+    `images` have their newest evidence; None if no report can be read, or none was. `attached` also has the signatures
+    of what is attached to an image, and what an index of images names.
     """
 
     registry: Registry
@@ -105,7 +105,7 @@ def unneeded(contents: Contents, keep: int, now: datetime) -> list[Item]:
     documents = contents.documents
     old = {*(f"{PREFIX}{release.stamp}" for release in contents.releases), *contents.lists} - current.keys()
     # Two tags may name one manifest, and deleting it deletes both.
-    used = {digest for tag, digest in documents.tags.items() if tag not in old}
+    used = {digest for tag, digest in documents.tags.items() if not (tag in old or _ATTACHED_TAG.fullmatch(tag))}
     items = [
         Item(registry=documents.registry, digest=digest, kind="document", text=tag)
         for tag, digest in documents.tags.items()
@@ -117,7 +117,7 @@ def unneeded(contents: Contents, keep: int, now: datetime) -> list[Item]:
     for each in contents.public:
         tagged = {digest for tag, digest in each.tags.items() if not _ATTACHED_TAG.fullmatch(tag)}
         items += _items(contents, each, tagged | set(each.images))
-    return items
+    return items + _items(contents, documents, used)  # signatures of documents
 
 
 def _is_ours(tag: str) -> bool:
@@ -146,9 +146,10 @@ def _items(contents: Contents, repository: Repository, roots: Iterable[str]) -> 
             needed.add(digest)
             queue += repository.attached.get(digest, ())
     texts = {image: _describe(contents, image, repository.images[image]) for image in repository.images}
+    present = {*repository.images, *repository.tags.values(), *_attachments(repository.attached)}
     for subject, attached in repository.attached.items():
         if subject not in needed:
-            gone = "" if subject in repository.images else ", which no longer exists"
+            gone = "" if subject in present else ", which no longer exists"
             for digest in attached:
                 texts.setdefault(digest, f"attached to {short_digest(subject)}{gone}")
     return [
@@ -203,8 +204,11 @@ def read_registries(
     safe = {image.digest for release in kept(releases, published, keep) for image in release.images}
     staged = {name: place.open(name) for name in images}
     others = [each for each in public if each.name not in {registry.name for registry in staged.values()}]
+    tagged = _digests(index, index.list_tags())
+    signed = {*_subjects(tagged), *(digest for tag, digest in tagged.items() if tag.startswith(PREFIX))}
+    attached = dict(look_up(lambda each: _attached(index, each, tagged), signed))
     return Contents(
-        documents=Repository(registry=index, tags=_digests(index, index.list_tags()), images={}, attached={}),
+        documents=Repository(registry=index, tags=tagged, images={}, attached=attached),
         releases=releases,
         lists=lists,
         staged=[_read_staged(registry, images[name], safe, view) for name, registry in staged.items()],
@@ -240,8 +244,11 @@ def _read_staged(registry: Registry, listed: Collection[str], safe: Collection[s
     present = _digests(registry, registry.list_tags())
     planned = {digest for tag, digest in present.items() if _PLAN_TAG.fullmatch(tag)}
     subjects = sorted({*listed, *planned, *_subjects(present)})
-    images = _digests(registry, subjects)
     attached = dict(look_up(lambda each: _attached(registry, each, present), subjects))
+    # The signatures of reports have tags only in registries without the referrers API.
+    attachments = _attachments(attached)
+    attached |= look_up(lambda each: _attached(registry, each, present), attachments - attached.keys())
+    images = _digests(registry, ({*subjects} - attachments) | {*listed, *planned})
     # If the repository is a public one too: what its tags name.
     for index, entries in _entries(registry, {digest for tag, digest in present.items() if not _is_ours(tag)}).items():
         attached[index] = [*attached.get(index, ()), *entries]
@@ -267,6 +274,11 @@ def _read_public(registry: Registry, view: View) -> Repository:
 def _subjects(names: Iterable[str]) -> list[str]:
     """The images to which something is attached by tag."""
     return sorted({f"sha256:{match[1]}" for name in names if (match := _ATTACHED_TAG.fullmatch(name))})
+
+
+def _attachments(attached: Mapping[str, Iterable[str]]) -> set[str]:
+    """What is attached to other manifests."""
+    return {digest for subject, digests in attached.items() for digest in digests if digest != subject}
 
 
 def _attached(registry: Registry, subject: str, present: Mapping[str, str]) -> list[str]:

@@ -96,7 +96,7 @@ class Releaser:
         self.left_out: tuple[BuilderError, ...] = ()
         self._candidates: dict[str, Candidate] = {}  # that are published, by cell
         self._trust, self._suite = Trust.of(self.project), Suite.of(self.project.root)
-        self.signer = replace(self.signer, trust=self._trust) if self.signer else None
+        self.signer = self.signer and self.signer.with_trust(self.project)
         self._known = KnownLayers(self.project.root)
         settings = self.project.matrix.scan
         self._scanner = Scanner(self.project, settings) if settings else None
@@ -291,7 +291,7 @@ class Releaser:
                         )
             attachments.add(sbom_and_provenance.SBOM_TYPE, {sbom_and_provenance.SBOM_TYPE: candidate.sbom})
             if candidate.scan:
-                candidate.scan.add_to(attachments, signer)
+                candidate.scan.add_to(attachments)
         if signer is None:
             return
         # The commit of the checkout, whose plan was compared with the image: the document in staging is not signed.
@@ -299,6 +299,10 @@ class Releaser:
             planned, source=self.project.matrix.source, revision=git.state(self.project.root)
         )
         documents = {sbom_and_provenance.SBOM: candidate.sbom, sbom_and_provenance.PROVENANCE: provenance}
+        if test_result := reports.test_result(image.coverage):
+            documents[reports.TEST_RESULT] = test_result
+        if candidate.scan:
+            documents[scan.SCAN] = candidate.scan.predicate
         signer.attest(registry, image.digest, documents, sbom_and_provenance.agree)
         # Sign last: once an image has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.
         self._sign(registry, image.digest, image.cell, image, stamped)
@@ -314,7 +318,7 @@ class Releaser:
         if self.signer:
             full = image.references[0]
             annotations = {"cell": cell, "image": staging.name_of(full), "tag": full.tag}
-            self.signer.sign_image(registry, digest, annotations | ({"release": stamped} if stamped else {}))
+            self.signer.sign_manifest(registry, digest, annotations | ({"release": stamped} if stamped else {}))
 
     def _check_newest(self, candidates: Sequence[Candidate]) -> None:
         """Raises RegistryError if a newer release published other images of these cells."""

@@ -1,54 +1,36 @@
 """Evidence in a registry: attached to the image that it is about, usually signed, it is a report.
 
 A report counts if its evidence does, and if a signer that `evidence` in matrix.yaml lists has signed it. An unsigned
-one counts if this machine ran the tests itself.
+one counts if this machine ran the tests itself. A release attaches the evidence that counted to the image as one signed
+statement, for those who have no checkout.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from builder.common.errors import VerifyError
 from builder.common.files import short_digest
+from builder.layers import oci
 from builder.layers.blobs import Descriptor
-from builder.matrix.project import Project
 from builder.registry import artifacts, signing
 from builder.registry.client import Registry
 from builder.registry.evidence import NOT_RUN, OWN, Coverage, Evidence, Report, Requirement, coverage_of, read_evidence
 from builder.registry.failures import RejectedError
-from builder.registry.signing import SIGNATURE_TYPE, Signer, Trust
+from builder.registry.signing import Signer, Trust
 
 TYPE = "application/vnd.gpu-images.evidence.v2+json"
+TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"  # a kind of predicate
 
 
-def attach_evidence(
-    project: Project, registry: Registry, image: Descriptor, results: Iterable[Evidence], signer: Signer | None
-) -> None:
+def attach_evidence(registry: Registry, image: Descriptor, results: Iterable[Evidence], signer: Signer | None) -> None:
     """Attaches evidence to an image in a registry, unless it is attached; signed if there is a signer."""
-    trust = Trust.of(project)
-
-    def is_attached(content: bytes) -> bool:
-        # A damaged report does not prevent a new one. Any signature counts if the matrix lists no signers.
-        return any(
-            documents.get(TYPE) == content
-            and (
-                not signer
-                or (
-                    SIGNATURE_TYPE in documents
-                    and (not trust.signers or bool(signing.trusted_signer(trust, documents, TYPE)))
-                )
-            )
-            for documents in artifacts.documents(registry, image.digest, TYPE)
-        )
-
     with artifacts.attaching(registry, image) as attachments:
         for evidence in results:
-            content = evidence.model_dump_json().encode()
-            if is_attached(content):
-                continue
             state = "failed" if not evidence.is_pass else NOT_RUN if evidence.is_emulated else "passed"
             # Shown by registries and oras, so that whoever pulls sees the state without pulling.
             notes = {
@@ -57,7 +39,11 @@ def attach_evidence(
                 "gpu-images.gpu": evidence.gpu_state,
                 artifacts.CREATED: evidence.finished,
             }
-            attachments.add(TYPE, signing.signed(TYPE, content, signer), notes)
+            report = attachments.add(TYPE, {TYPE: evidence.model_dump_json().encode()}, notes)
+            if signer:
+                # A manifest of its own: on the image itself, signers at the same time lose statements of each other,
+                # and cosign 3 hides those of cosign 2.
+                signer.sign_manifest(registry, report.digest)
 
 
 def registry_coverage(
@@ -85,12 +71,56 @@ def registry_coverage(
                 raise VerifyError("it cannot be read") from error
             if reason := requirement.why_not_met(evidence):
                 raise VerifyError(reason)
-            signer = signing.trusted_signer(trust, documents, TYPE) or (OWN if evidence in own else "")
+            is_signed = signing.has_signature(registry, artifact)  # without one, neither cosign nor a key is needed
+            signer = signing.signer_of_manifest(registry, artifact, {}, trust)[0] if is_signed else ""
+            signer = signer or (OWN if evidence in own else "")
             if not (signer or allow_unsigned):
-                is_signed = SIGNATURE_TYPE in documents
                 reason = "no signer listed under `evidence` in matrix.yaml signed it" if is_signed else "it is unsigned"
                 raise VerifyError(f"{reason}, and this machine did not run these tests")
             reports.append(Report(evidence=evidence, signer=signer, artifact=artifact))
         except (VerifyError, RejectedError) as error:
             refused.append(f"report {short_digest(artifact)} does not count: {error}")
+    return coverage_of(reports, refused)
+
+
+class _TestResult(BaseModel, frozen=True):
+    evidence: tuple[Evidence, ...]
+
+
+def test_result(coverage: Coverage) -> bytes:
+    """A predicate: the results of an image that a trusted signer or this machine answers for; empty without any.
+
+    Source: in-toto attestation framework, "Test Result", version 0.1.
+    """
+    signed = coverage_of(report for report in coverage.reports if report.signer)
+    if not signed.reports:
+        return b""
+    files = {name: digest for each in signed.newest for name, digest in each.suite.items()}
+    predicate = {
+        "result": "FAILED" if signed.failure else "WARNED" if signed.is_emulated else "PASSED",
+        "configuration": [
+            {"name": name, "digest": {"sha256": digest.removeprefix("sha256:")}} for name, digest in files.items()
+        ],
+        "passedTests": signed.passed,
+        "failedTests": signed.failed,
+        "evidence": [report.evidence.model_dump(mode="json") for report in signed.reports],
+    }
+    return json.dumps(predicate).encode()
+
+
+def stated_coverage(predicates: Iterable[bytes], requirement: Requirement) -> Coverage:
+    """The coverage by signed predicates of the kind TEST_RESULT."""
+    reports: list[Report] = []
+    refused: list[str] = []
+    for predicate in predicates:
+        try:
+            results = oci.parse_document(_TestResult, predicate, "statement", hint="").evidence
+        except VerifyError as error:
+            refused.append(str(error))
+            continue
+        for evidence in results:
+            if reason := requirement.why_not_met(evidence):
+                refused.append(reason)
+            else:
+                reports.append(Report(evidence=evidence, signer=""))
     return coverage_of(reports, refused)

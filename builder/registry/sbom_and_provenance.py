@@ -132,7 +132,7 @@ def _component(purl: PackageURL, sha256: str, properties: Iterable[Property] = (
 
 
 def agree(statement: Any, other: Any) -> bool:
-    """Whether two predicates of a kind are equal except for their commits.
+    """Whether two predicates of a kind are equal except for their commits, and for the time of a scan.
 
     Most commits do not change an image, so it needs no new statement for each of them.
     """
@@ -146,7 +146,7 @@ def _without_commit(predicate: Any) -> Any:
         rest = [each for each in dependencies if "gitCommit" not in each.get("digest", {})]
         return definition["internalParameters"], rest, len(rest) == len(dependencies)
     except (KeyError, TypeError, AttributeError):
-        return predicate
+        return predicate | {"time": ""} if isinstance(predicate, dict) else predicate
 
 
 def provenance(planned: PlannedImage, *, source: str, revision: str) -> bytes:

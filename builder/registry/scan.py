@@ -23,11 +23,11 @@ from builder.layers import oci
 from builder.layers.oci import Digest
 from builder.matrix.project import Project
 from builder.matrix.schema import SBOM, Scan
-from builder.registry import artifacts, signing
+from builder.registry import artifacts
 from builder.registry.artifacts import Attachments
-from builder.registry.signing import Signer
 
 TYPE, OUTPUT_TYPE = "application/vnd.gpu-images.scan.v2+json", "text/plain"
+SCAN = "urn:gpu-images:scan:2"  # a kind of predicate
 PASSED, UNSCANNED = "passed", "unscanned"
 TIMEOUT_S = 600
 SHOWN_LINES = 15
@@ -50,9 +50,14 @@ class ImageScan:
     record: ScanRecord
     output: bytes
 
-    def add_to(self, attachments: Attachments, signer: Signer | None) -> None:
-        """Adds the record, signed if there is a signer, and the output. Raises RegistryError, SigningError."""
-        documents = signing.signed(TYPE, self.record.model_dump_json().encode(), signer)
+    @property
+    def predicate(self) -> bytes:
+        """The record, as it is attached and signed."""
+        return self.record.model_dump_json().encode()
+
+    def add_to(self, attachments: Attachments) -> None:
+        """Adds the record and the output. Raises RegistryError."""
+        documents = {TYPE: self.predicate}
         if self.output:  # not every registry stores an empty blob
             documents[OUTPUT_TYPE] = self.output
         attachments.add(TYPE, documents, {artifacts.CREATED: self.record.time})

@@ -1,7 +1,8 @@
-"""Signatures of documents and images, by the program `cosign`.
+"""Signatures of manifests in a registry, and signed statements about images, by the program `cosign`.
 
-A key pair works offline: nothing is sent to a public log. `keyless` signs with the identity of the CI job (OIDC) and
-needs Sigstore's public services. Source: cosign 2.5 and 3.1, `cosign sign-blob --help`; Sigstore bundle format 0.3.
+The manifests are those of images, indexes, test results, lists of staged images and scans. A key pair works offline:
+nothing is sent to a public log. `keyless` signs with the identity of the CI job (OIDC) and needs Sigstore's public
+services. Source: cosign 2.5 and 3.1, `cosign sign --help`, `cosign attest --help`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import base64
 import json
 import operator
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -26,11 +26,8 @@ from builder.registry.auth import credentials
 from builder.registry.client import Registry
 from builder.registry.cosign import CosignError, run_cosign
 
-SIGNATURE_TYPE = "application/vnd.gpu-images.signature.v1+json"  # a bundle of cosign
-_BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"  # what cosign 3 attaches to images
-_SIGN_PREDICATE = "https://sigstore.dev/cosign/sign/v1"  # the predicate type of a bundle that signs an image
-_OLD_FIELDS = ("base64Signature", "cert", "rekorBundle")
-_NEW_FIELDS = ("mediaType", "verificationMaterial", "messageSignature")
+_BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"  # what cosign 3 attaches to manifests
+_SIGN_PREDICATE = "https://sigstore.dev/cosign/sign/v1"  # the predicate type of a bundle that signs a manifest
 KEYLESS = "keyless"
 ATTEMPTS = 5  # to attach statements
 _OFFLINE = "--insecure-ignore-tlog=true"  # for keys: their signatures are in no log
@@ -71,16 +68,12 @@ class Signer:
     key: str = field(repr=False)
     trust: Trust | None = None
 
-    def sign(self, content: bytes) -> bytes:
-        """A bundle with the signature of a document. Raises SigningError."""
-        with TemporaryDirectory() as folder:
-            document, bundle = Path(folder) / "document", Path(folder) / "bundle"
-            document.write_bytes(content)
-            run_cosign("sign-blob", "--yes", *self._options, f"--bundle={bundle}", str(document))
-            return bundle.read_bytes()
+    def with_trust(self, project: Project) -> Signer:
+        """This signer, who does not repeat what identities of matrix.yaml have signed."""
+        return replace(self, trust=Trust.of(project))
 
-    def sign_image(self, registry: Registry, digest: str, annotations: Mapping[str, str]) -> None:
-        """Signs an image of a repository, unless it has this signature. Raises SigningError.
+    def sign_manifest(self, registry: Registry, digest: str, annotations: Mapping[str, str] = {}) -> None:
+        """Signs a manifest of a repository, unless it has this signature. Raises SigningError.
 
         Checks and repeats: cosign 2 loses signatures that several jobs add at the same time.
         """
@@ -88,7 +81,7 @@ class Signer:
         for _ in range(ATTEMPTS):
             if any(_signatures(printed, annotations) for printed in self._verified(registry, digest, "verify")):
                 return
-            _cosign_image(registry, digest, "sign", "--yes", *self._options, *notes)
+            _cosign_manifest(registry, digest, "sign", "--yes", *self._options, *notes)
             if self.key == KEYLESS:  # `trust` need not have its identity
                 return
         raise _missing(registry, digest, "the signature of")
@@ -117,13 +110,13 @@ class Signer:
                     path = Path(folder) / "predicate.json"
                     path.write_bytes(predicate)
                     options = [*self._options, f"--type={kind}", f"--predicate={path}"]
-                    _cosign_image(registry, digest, "attest", "--yes", *options)
+                    _cosign_manifest(registry, digest, "attest", "--yes", *options)
             if not missing or self.key == KEYLESS:
                 return
         raise _missing(registry, digest, "a statement about")
 
     def _verified(self, registry: Registry, digest: str, command: str, *options: str) -> list[str]:
-        """The outputs of cosign if the image has signatures or statements of our key or, for KEYLESS, of identities."""
+        """The outputs of cosign if it has signatures or statements of our key or, for KEYLESS, of identities."""
         if self.key == KEYLESS:
             if self.trust is None:
                 return []
@@ -132,7 +125,7 @@ class Signer:
         with TemporaryDirectory() as folder, suppress(CosignError):
             public = Path(folder) / "key.pub"
             public.write_text(self._public_key, encoding="utf-8")
-            return [_cosign_image(registry, digest, command, f"--key={public}", _OFFLINE, *options)]
+            return [_cosign_manifest(registry, digest, command, f"--key={public}", _OFFLINE, *options)]
         return []
 
     @cached_property
@@ -156,67 +149,10 @@ def _missing(registry: Registry, digest: str, what: str) -> SigningError:
     )
 
 
-def signed(kind: str, content: bytes, signer: Signer | None) -> dict[str, bytes]:
-    """A document of this media type, and its signature if there is a signer, by media type."""
-    return {kind: content} | ({SIGNATURE_TYPE: signer.sign(content)} if signer else {})
-
-
-def trusted_signer(trust: Trust, documents: Mapping[str, bytes], kind: str) -> str:
-    """The name of the first trusted signer who signed the document of this media type; empty if none did.
-
-    Raises SigningError if cosign cannot run or a key is missing.
-    """
-    if not (bundle := documents.get(SIGNATURE_TYPE)):
-        return ""
-    trust.check_keys()
-    try:
-        data = json.loads(bundle)
-        is_new = "mediaType" in data  # of cosign 3; cosign 2 reads it only with access to Sigstore, even for a key
-        signature = data["messageSignature"]["signature"] if is_new else data["base64Signature"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return ""
-    # cosign would read other text as the name of a file, or as an address.
-    if not (isinstance(signature, str) and re.fullmatch(r"[A-Za-z0-9+/]{1,2000}={0,2}", signature, re.ASCII)):
-        return ""
-    with TemporaryDirectory() as folder:
-        document, path = Path(folder) / "document", Path(folder) / "bundle"
-        document.write_bytes(documents[kind])
-        for who in trust.signers:
-            if who.key:  # only the signature itself: see `is_new`
-                path.write_text(signature, encoding="ascii")
-                options = [f"--signature={path}"]
-            elif not is_new and not _has_certificate(data):
-                continue
-            else:
-                # These fields alone: Go takes `Cert` for `cert`.
-                fields = _NEW_FIELDS if is_new else _OLD_FIELDS
-                path.write_text(json.dumps({name: data[name] for name in fields if name in data}), encoding="ascii")
-                options = [f"--bundle={path}", *(["--new-bundle-format"] if is_new else [])]
-            try:
-                run_cosign("verify-blob", *_identity(trust.root, who), *options, str(document))
-            except CosignError:
-                continue
-            return who.name
-    return ""
-
-
-def _has_certificate(bundle: Mapping[str, Any]) -> bool:
-    """Whether the `cert` in a bundle of cosign 2 is a certificate and nothing else.
-
-    Older versions of cosign accept a public key there, and check with it: anybody could sign for an identity
-    (GHSA-fx35-mq7g-6g98).
-    """
-    try:
-        content = base64.b64decode(bundle.get("cert", ""), validate=True)
-    except (ValueError, TypeError):
-        return False
-    return content.startswith(b"-----BEGIN CERTIFICATE-----\n") and b"PUBLIC KEY" not in content
-
-
-def signer_of_image(
+def signer_of_manifest(
     registry: Registry, digest: str, annotations: Mapping[str, str], trust: Trust
 ) -> tuple[str, list[Mapping[str, str]]]:
-    """The first trusted signer of an image with these annotations, and all annotations of each signature.
+    """The first trusted signer of a manifest with these annotations, and all annotations of each signature.
 
     Both are empty if there is no such signature. Raises SigningError.
     """
@@ -227,11 +163,11 @@ def signer_of_image(
 
 
 def _verified(trust: Trust, registry: Registry, digest: str, command: str, *options: str) -> Iterator[tuple[str, str]]:
-    """Each trusted signer of an image or of its statements, with the output of cosign."""
+    """Each trusted signer of a manifest or of its statements, with the output of cosign."""
     trust.check_keys()
     for who in trust.signers:
         with suppress(CosignError):
-            yield who.name, _cosign_image(registry, digest, command, *options, *_identity(trust.root, who))
+            yield who.name, _cosign_manifest(registry, digest, command, *options, *_identity(trust.root, who))
 
 
 def _signatures(output: str, annotations: Mapping[str, str]) -> list[Mapping[str, str]]:
@@ -242,7 +178,7 @@ def _signatures(output: str, annotations: Mapping[str, str]) -> list[Mapping[str
 
 
 def has_signature(registry: Registry, digest: str) -> bool:
-    """Whether an image has a signature of cosign 2 or 3, which is not checked. Raises RegistryError, VerifyError."""
+    """Whether a manifest has a signature of cosign 2 or 3, which is not checked. Raises RegistryError, VerifyError."""
     return registry.digest_of(f"{digest.replace(':', '-')}.sig") is not None or bool(
         artifacts.attached(registry, digest, _BUNDLE_TYPE, {"dev.sigstore.bundle.predicateType": _SIGN_PREDICATE})
     )
@@ -266,8 +202,8 @@ def _identity(root: Path, who: Trusted) -> list[str]:
     return [f"--certificate-identity={who.identity}", f"--certificate-oidc-issuer={who.issuer}"]
 
 
-def _cosign_image(registry: Registry, digest: str, command: str, *options: str) -> str:
-    """Runs cosign for an image in a registry, which it reaches as `registry` does; returns its output.
+def _cosign_manifest(registry: Registry, digest: str, command: str, *options: str) -> str:
+    """Runs cosign for a manifest in a registry, which it reaches as `registry` does; returns its output.
 
     Raises SigningError.
     """

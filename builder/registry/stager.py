@@ -142,7 +142,7 @@ def stage_images(  # noqa: PLR0913  the options of the command
         if image.coverage:
             view.begin(image.staged.cell, "attaching test results")
             results = [report.evidence for report in image.coverage.reports]
-            reports.attach_evidence(project, registry, image.stored.manifest, results, signer)
+            reports.attach_evidence(registry, image.stored.manifest, results, signer)
         built = [wheel for wheel in by_cell[image.staged.cell].wheels if wheel.source]
         with artifacts.attaching(registry, image.stored.manifest) as attachments:
             for wheel in built:
@@ -165,7 +165,7 @@ def stage_images(  # noqa: PLR0913  the options of the command
             view.begin(staged.cell, "attaching test results")
             image, _ = image_of(place, staged)
             registry = place.open(staged.repository, write=True)
-            reports.attach_evidence(project, registry, image.manifest, [report.evidence for report in own], signer)
+            reports.attach_evidence(registry, image.manifest, [report.evidence for report in own], signer)
             view.end(staged.cell, "staged", "by another machine; test results attached")
 
     with view.live():

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Literal
@@ -233,25 +232,19 @@ class StagingArea:
         for stamp in tags.stamps(max(day, newest.partition(".")[0])):
             release = Release(stamp=stamp, revision=revision, images=tuple(images))
             content, tag = release.model_dump_json().encode(), f"{PREFIX}{stamp}"
-            is_present = registry.digest_of(tag) is not None
-            if not is_present and tags.stamp_order(stamp) <= tags.stamp_order(newest):
+            artifact, present = artifacts.manifest(TYPE, {TYPE: content}), registry.digest_of(tag)
+            if present is None and tags.stamp_order(stamp) <= tags.stamp_order(newest):
                 continue  # the stamp of a deleted release: with it, this release would be older than the newest one
-            present: dict[str, bytes] = {}
-            with suppress(VerifyError):  # builder did not write it: the next stamp is used
-                present = (artifacts.read_artifact(registry, tag, TYPE) if is_present else None) or {}
-            is_same = present.get(TYPE) == content
-            is_signed = signing.SIGNATURE_TYPE in present and (
-                not project.matrix.evidence or bool(signing.trusted_signer(Trust.of(project), present, TYPE))
-            )
-            if not is_present or (is_same and signer and not is_signed):
-                documents = signing.signed(TYPE, content, signer)
-                artifact = artifacts.manifest(TYPE, documents)
-                artifacts.put_artifact(registry, artifact, documents.values())
-                if is_same or registry.digest_of(tag) is None:
-                    registry.put_manifest(tag, artifact.content, artifact.media_type)
-                    time.sleep(registry.confirm_s)  # another machine may have set the same tag at the same time
-                is_same = registry.digest_of(tag) == artifact.digest
-            if is_same:
+            if present not in (None, artifact.digest):
+                continue  # another release
+            if present is None:
+                artifacts.put_artifact(registry, artifact, [content])
+            if signer:
+                signer.sign_manifest(registry, artifact.digest)
+            if present is None and registry.digest_of(tag) is None:
+                registry.put_manifest(tag, artifact.content, artifact.media_type)
+                time.sleep(registry.confirm_s)  # another machine may have set the same tag at the same time
+            if registry.digest_of(tag) == artifact.digest:
                 write_atomically(_own(project, content), f"{stamp}\n")
                 return release
         raise AssertionError("stamps are endless")
@@ -265,9 +258,12 @@ class StagingArea:
         content = release.model_dump_json().encode()
         if not project.matrix.evidence or _own(project, content).exists():
             return
-        documents = artifacts.read_artifact(self.open(INDEX), f"{PREFIX}{release.stamp}", TYPE) or {}
-        if documents.get(TYPE) == content and signing.trusted_signer(Trust.of(project), documents, TYPE):
-            return
+        # The digest of exactly this list, whatever its tag names now.
+        registry, digest = self.open(INDEX), artifacts.manifest(TYPE, {TYPE: content}).digest
+        if signing.has_signature(registry, digest):
+            signer, _ = signing.signer_of_manifest(registry, digest, {}, Trust.of(project))
+            if signer:
+                return
         raise VerifyError(
             f"release {release.stamp}: images may be missing: no signer listed under `evidence` in matrix.yaml signed "
             "the list of its images",

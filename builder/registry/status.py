@@ -181,7 +181,7 @@ class StatusReader:
                 return LISTED
             for digest, cell in cells.items():
                 annotations = {"cell": cell, "image": name_of(full), "tag": full.tag}
-                signer, _ = signing.signer_of_image(registry, digest, annotations, self._trust)
+                signer, _ = signing.signer_of_manifest(registry, digest, annotations, self._trust)
                 if not signer:
                     return UNTRUSTED
         except (VerifyError, RejectedError):

@@ -60,7 +60,7 @@ def test_certificates(bridge: str, keys: Path, tmp_path: Path, monkeypatch: pyte
         registry = connect(server.address)
         transfer.push_image(registry, Manifest.of(sample.manifest, IMAGE), sample.files)
         assert registry.manifest(sample.digest)
-        Signer(key=str(keys / "ours.key")).sign_image(registry, sample.digest, {"cell": "c"})
+        Signer(key=str(keys / "ours.key")).sign_manifest(registry, sample.digest, {"cell": "c"})
         assert signing.has_signature(registry, sample.digest)
 
 

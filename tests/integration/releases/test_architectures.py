@@ -51,7 +51,7 @@ class Signatures:
 
     def _sign(self, registry: Registry, digest: str, cell: str, image: PublishableImage, stamped: str) -> None:
         annotations = {"cell": cell, "image": "ty-cuda", "tag": image.references[0].tag, "release": stamped}
-        self.signer.sign_image(registry, digest, annotations)
+        self.signer.sign_manifest(registry, digest, annotations)
 
 
 def images_of_both(checkout: Checkout, registry: str) -> list[PublishableImage]:

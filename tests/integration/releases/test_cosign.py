@@ -14,7 +14,7 @@ import pytest
 from tests.integration import programs
 from tests.integration.checkout import EXTRA, PLAIN, Checkout
 from tests.integration.registry import Proxy
-from tests.integration.releases.machines import UNTESTED_GPU, public, release, stage, status
+from tests.integration.releases.machines import UNTESTED_GPU, elsewhere, public, release, stage, status
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +35,9 @@ def verify(checkout: Checkout, proxy: Proxy, keys: Path, tag: str, *arguments: s
     return checkout.builder("verify", image, "--key", str(keys / "ours.pub"), *arguments, code=code)
 
 
-def test_cosign_3_can_release_after_cosign_2(ours: Checkout, proxy: Proxy, keys: Path, cosign_3: Path) -> None:
+def test_cosign_3_can_release_after_cosign_2(
+    ours: Checkout, proxy: Proxy, keys: Path, cosign_3: Path, tmp_path: Path
+) -> None:
     sign = ("--sign", str(keys / "ours.key"))
     newer = dataclasses.replace(ours, environ={**ours.environ, "PATH": f"{cosign_3}:{os.environ['PATH']}"})
     full = ours.references("-extra")[0].rpartition(":")[2]
@@ -46,10 +48,13 @@ def test_cosign_3_can_release_after_cosign_2(ours: Checkout, proxy: Proxy, keys:
     there = public(ours, proxy)
     digest = ours.stored()[ours.references()[0]]
     assert there.delete_manifest(str(there.digest_of(f"{digest.replace(':', '-')}.att")))
-    # Test results that cosign 2 signed count for cosign 3, and the other way round.
+    # Test results that cosign 2 signed count for cosign 3 beside those that it signed itself, but not the reverse.
     second = stage(newer, *sign)
     assert second != first
-    release(ours, proxy, second, UNTESTED_GPU, "--check")
+    release(elsewhere(newer, tmp_path / "newer"), proxy, second, UNTESTED_GPU, "--check")
+    output = release(elsewhere(ours, tmp_path / "older"), proxy, second, UNTESTED_GPU, "--check", code=15)
+    assert f"{PLAIN}: done in " in output
+    assert "no signer listed under `evidence` in matrix.yaml signed it" in output.partition(f"{EXTRA}: no valid")[2]
     release(newer, proxy, second, UNTESTED_GPU, *sign)
     assert signatures(newer, proxy) == {PLAIN: "yes", EXTRA: "yes"}
     assert signatures(ours, proxy) == {PLAIN: "yes", EXTRA: "untrusted"}, "as `verify` with cosign 2, below"

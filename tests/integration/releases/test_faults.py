@@ -14,7 +14,7 @@ from threading import Barrier
 import pytest
 
 from builder.layers.blobs import Descriptor
-from builder.registry import artifacts, reports, signing
+from builder.registry import artifacts, reports
 from builder.registry.client import Registry
 from builder.registry.signing import Signer
 from tests.integration.checkout import PLAIN, Checkout, Running, today, until
@@ -39,8 +39,8 @@ def subject_of(repository: Registry, digest: str) -> Descriptor:
     return Descriptor(media_type=manifest.media_type, digest=digest, size=len(manifest.content))
 
 
-def list_only(staged: Registry, digest: str, documents: dict[str, bytes]) -> None:
-    """Attaches a report to a staged image, in place of the one that it has."""
+def list_only(staged: Registry, digest: str, documents: dict[str, bytes]) -> str:
+    """Lists one report of an image, in place of the one that it has; returns its digest."""
     artifacts.attach(staged, subject_of(staged, digest), reports.TYPE, documents)
     listed = staged.manifest(digest.replace(":", "-"))
     assert listed
@@ -48,25 +48,30 @@ def list_only(staged: Registry, digest: str, documents: dict[str, bytes]) -> Non
     assert len(index["manifests"]) == 2, "the forged report is the same as before"
     index["manifests"] = index["manifests"][-1:]
     staged.put_manifest(digest.replace(":", "-"), json.dumps(index).encode(), listed.media_type)
+    return str(index["manifests"][0]["digest"])
 
 
-@pytest.mark.parametrize("what", ["edited", "another key"])
+@pytest.mark.parametrize("what", ["unsigned", "the signature of another report", "another key"])
 def test_forged_results_are_refused(ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Path, what: str) -> None:
-    """By cosign's check of the signature. Signed results of something else: tests/unit/registry/test_reports.py."""
+    """By cosign's check of the signature. Signed results of something else: tests/unit/registry/test_evidence.py."""
     stage(ours, "--sign", str(keys / "ours.key"))
     staged = repository(ours, proxy, "staging/ty-cuda")
     digest = ours.stored()[ours.references()[0]]
     [artifact] = artifacts.attached(staged, digest, reports.TYPE)
     documents = artifacts.read_artifact(staged, artifact, reports.TYPE, digest)
     assert documents
-    if what == "edited":
-        documents[reports.TYPE] = documents[reports.TYPE].replace(b'"finished":"2', b'"finished":"3')
-    else:
-        documents[signing.SIGNATURE_TYPE] = Signer(key=str(keys / "theirs.key")).sign(documents[reports.TYPE])
-    list_only(staged, digest, documents)
+    documents[reports.TYPE] = documents[reports.TYPE].replace(b'"finished":"2', b'"finished":"3')
+    forged = list_only(staged, digest, documents)
+    if what == "the signature of another report":
+        signature = staged.manifest(f"{artifact.replace(':', '-')}.sig")
+        assert signature
+        staged.put_manifest(f"{forged.replace(':', '-')}.sig", signature.content, signature.media_type)
+    elif what == "another key":
+        Signer(key=str(keys / "theirs.key")).sign_manifest(staged, forged)
     output = release(elsewhere(ours, tmp_path / "other"), proxy, UNTESTED_GPU, code=8)
     assert f"{PLAIN}: no valid test results" in output
-    assert "no signer listed under `evidence` in matrix.yaml signed it" in output
+    reason = "it is unsigned" if what == "unsigned" else "no signer listed under `evidence` in matrix.yaml signed it"
+    assert reason in output
     assert tags(ours, proxy) == {}
 
 

@@ -20,8 +20,9 @@ import pytest
 from packageurl import PackageURL
 
 from builder.common.files import digest_of_bytes
-from builder.registry import artifacts, reports, sbom_and_provenance, scan
-from builder.registry.signing import SIGNATURE_TYPE
+from builder.matrix.schema import Trusted
+from builder.registry import artifacts, reports, sbom_and_provenance, scan, signing
+from builder.registry.signing import Trust
 from tests.integration import stores
 from tests.integration.checkout import EXTRA, PLAIN, Checkout, today
 from tests.integration.registry import Fault, Proxy, Trouble
@@ -94,7 +95,8 @@ def documented(pattern: str, image: str, cell: str, keys: Path) -> str:
 def check_sbom(checkout: Checkout, proxy: Proxy, keys: Path) -> None:
     """The statements of an image are signed, and its SBOM has what its own files say is installed."""
     image = f"{proxy.address}/{checkout.references('-extra')[0]}"
-    for kind, field in (("cyclonedx", "components"), ("slsaprovenance1", "buildDefinition")):
+    kinds = {"cyclonedx": "components", "slsaprovenance1": "buildDefinition", reports.TEST_RESULT: "passedTests"}
+    for kind, field in kinds.items():
         output = documented(f"cosign verify-attestation .* {kind} ", image, "", keys)
         statement = json.loads(base64.b64decode(json.loads(output)["payload"]))
         assert field in statement["predicate"]
@@ -390,4 +392,6 @@ def test_a_vulnerable_image_is_not_released(ours: Checkout, proxy: Proxy, keys: 
     digest = ours.stored()[ours.references("-extra")[0]]
     [documents] = artifacts.documents(public(ours, proxy), digest, scan.TYPE)
     assert documents[scan.OUTPUT_TYPE] == b"no vulnerabilities\n"
-    assert SIGNATURE_TYPE in documents
+    trust = Trust(signers=[Trusted(key="ours.pub")], root=keys)
+    [statement] = signing.statements_of_image(public(ours, proxy), digest, scan.SCAN, trust)
+    assert json.loads(statement) == json.loads(documents[scan.TYPE])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,11 +16,13 @@ from builder.build.work import LoadedImage
 from builder.common.errors import BuildError
 from builder.index.host import Host
 from builder.layers import stored_layers
+from builder.layers.blobs import MANIFEST_TYPE
 from builder.layers.oci import Image
 from builder.plan.plan import Plan
 from builder.registry import artifacts, evidence, reports, signing
+from builder.registry.client import Registry
 from builder.registry.evidence import Coverage, Evidence, Requirement
-from builder.registry.signing import SIGNATURE_TYPE, Signer, Trust
+from builder.registry.signing import Signer, Trust
 from builder.registry.staging import StagedImage, StagingArea
 from builder.registry.suite import GPU_TESTS, Suite
 from tests.fakes.engine import INFO
@@ -27,14 +30,22 @@ from tests.fakes.registry import MemoryRegistry
 from tests.fakes.suites import write_tests
 from tests.unit.build.assembling import JUPYTER, NOTEBOOK, AssemblyBench
 
-SIGNED = "signed by "
-
 
 class NamedSigner(Signer):
-    """Signs with its name."""
+    """Its signature is its name, in a tag as that of cosign 2."""
 
-    def sign(self, content: bytes) -> bytes:
-        return f"{SIGNED}{self.key}".encode()
+    def sign_manifest(self, registry: Registry, digest: str, annotations: Mapping[str, str] = {}) -> None:
+        registry.put_manifest(_signature_tag(digest), self.key.encode(), MANIFEST_TYPE)
+
+
+def _signature_tag(digest: str) -> str:
+    return f"{digest.replace(':', '-')}.sig"
+
+
+def _signer(registry: Registry, digest: str) -> str:
+    """Who signed a report; empty if nobody did."""
+    signature = registry.manifest(_signature_tag(digest))
+    return signature.content.decode() if signature else ""
 
 
 @dataclass
@@ -76,9 +87,7 @@ class GpuMachine:
         return Evidence(**{**values, **changes})
 
     def attach(self, proof: Evidence, signer: str) -> None:
-        reports.attach_evidence(
-            self.bench.project, self.registry, self.image.manifest, [proof], NamedSigner(key=signer)
-        )
+        reports.attach_evidence(self.registry, self.image.manifest, [proof], NamedSigner(key=signer))
 
     def method(self, signer: Signer | None = None, *, attach: bool = True) -> StagedImages:
         staged = StagedImage(
@@ -95,20 +104,21 @@ class GpuMachine:
 
     def signers(self) -> list[str]:
         """Who signed the attached reports, in no order."""
-        documents = artifacts.documents(self.registry, self.image.manifest.digest, reports.TYPE)
-        return sorted(each.get(SIGNATURE_TYPE, b"").decode().removeprefix(SIGNED) for each in documents)
+        attached = artifacts.attached(self.registry, self.image.manifest.digest, reports.TYPE)
+        return sorted(_signer(self.registry, report) for report in attached)
 
 
 @pytest.fixture
 def machine(bench: AssemblyBench, monkeypatch: pytest.MonkeyPatch) -> GpuMachine:
     machine = GpuMachine(bench)
 
-    def trusted_signer(_: object, documents: dict[str, bytes], kind: str) -> str:
-        assert kind in documents
-        name = documents.get(SIGNATURE_TYPE, b"").decode().removeprefix(SIGNED)
-        return name if name in machine.trusted else ""
+    def signer_of_manifest(
+        registry: Registry, digest: str, annotations: Mapping[str, str], trust: object
+    ) -> tuple[str, list[Mapping[str, str]]]:
+        name = _signer(registry, digest)
+        return (name, [{}]) if name in machine.trusted else ("", [])
 
-    monkeypatch.setattr(signing, "trusted_signer", trusted_signer)
+    monkeypatch.setattr(signing, "signer_of_manifest", signer_of_manifest)
     return machine
 
 
@@ -171,7 +181,7 @@ def test_what_a_machine_ran_itself_is_signed_later_too(
     machine.bench.engine.settings = replace(INFO, store=store)
     project = machine.bench.project
     evidence.write_evidence(project.state, machine.proof())
-    reports.attach_evidence(project, machine.registry, machine.image.manifest, [machine.proof()], None)
+    reports.attach_evidence(machine.registry, machine.image.manifest, [machine.proof()], None)
     method = machine.method(NamedSigner(key="gpu"))
     method.attach_results(machine.planned, method.build(machine.planned))
     assert "gpu" in machine.signers()

@@ -14,6 +14,7 @@ from builder.common import git
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.registry import staging, transfer
+from builder.registry.signing import Signer
 from tests.fakes.registry import MemoryRegistry
 from tests.unit.cli.conftest import CELL, Result, Run
 from tests.unit.registry import test_release, test_stager
@@ -230,3 +231,18 @@ def test_push_refuses_images_after_the_end_of_support(run: Run, bookworm: Projec
     result = run("push", test_release.CELL, today=date(2028, 7, 1))
     assert result.code == 16
     assert "support of Debian bookworm ended on 2028-06-30" in result.err
+
+
+def test_without_a_key_stage_does_not_repeat_what_identities_of_the_matrix_signed(
+    stage: Run, rendered: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job knows its identity only after it has signed."""
+    trust(rendered)
+    trusted: list[list[str]] = []
+
+    def sign_manifest(signer: Signer, *_: object) -> None:
+        trusted.append([who.name for who in signer.trust.signers] if signer.trust else [])
+
+    monkeypatch.setattr(Signer, "sign_manifest", sign_manifest)
+    assert stage(EMBER, "--sign", "keyless").code == 0
+    assert trusted == [["keys/ci.pub"]] * 2, "of the report and of the list"

@@ -20,9 +20,9 @@ from builder.layers.blobs import MANIFEST_TYPE
 from builder.layers.splice import Entry
 from builder.matrix.schema import Trusted
 from builder.matrix.tags import CELL_LABEL, PLAN_LABEL
-from builder.registry import artifacts, attestations, reports, sbom_and_provenance, signing, verify
+from builder.registry import attestations, reports, sbom_and_provenance, signing, verify
 from builder.registry.attestations import Attestations
-from builder.registry.evidence import Evidence
+from builder.registry.evidence import Evidence, Report, coverage_of
 from builder.registry.failures import RejectedError
 from builder.registry.signing import Trust
 from builder.registry.verify import Check, Finding
@@ -77,15 +77,6 @@ class Store(MemoryRegistry):
             raise RejectedError("content does not match its digest")
         out.write(self.layer)
 
-    def report(self, signer: bytes = b"ours", **changes: Any) -> None:
-        values = {
-            "image": self.image.manifest.digest, "cell": CELL, "plan": PLAN, "suite": {"a": "b"},
-            "kind": "image", "passed": ("test_it",), "failed": (),
-        }  # fmt: skip
-        content = Evidence(**{**values, **changes}).model_dump_json().encode()
-        documents = {reports.TYPE: content, signing.SIGNATURE_TYPE: signer}
-        artifacts.attach(self, self.image.manifest, reports.TYPE, documents)
-
 
 @dataclass
 class ClaimsDesk:
@@ -97,6 +88,15 @@ class ClaimsDesk:
     is_trusted: bool = True
     earlier: Sequence[object] = ()  # statements of every kind that an earlier release attached
     signed_index: str = ""
+
+    def state_results(self, **changes: Any) -> None:
+        """Adds a statement about test results."""
+        values = {
+            "image": self.store.image.manifest.digest, "cell": CELL, "plan": PLAN, "suite": {"a": "b"},
+            "kind": "image", "passed": ("test_it",), "failed": (),
+        }  # fmt: skip
+        coverage = coverage_of([Report(evidence=Evidence(**{**values, **changes}), signer="gpu")])
+        self.statements = {**self.statements, reports.TEST_RESULT: json.loads(reports.test_result(coverage))}
 
     def claims(self, tag: str = "2.9", index: str = "") -> Attestations:
         reference = ImageRef(registry="registry.example", repository="org/pt-cuda", tag=tag)
@@ -122,7 +122,7 @@ class NoWheels(Fetcher):
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClaimsDesk:
     desk = ClaimsDesk(Store(), tmp_path, statements={"cyclonedx": SBOM, "slsaprovenance1": provenance(PLAN)})
 
-    def signer_of_image(
+    def signer_of_manifest(
         registry: object, digest: str, annotations: Mapping[str, str], trust: object
     ) -> tuple[str, list[dict[str, str]]]:
         is_index = digest != desk.store.image.manifest.digest
@@ -134,14 +134,13 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClaimsDesk:
     def statements_of_image(registry: object, digest: str, kind: str, trust: object) -> list[bytes]:
         return [json.dumps(each).encode() for each in (*desk.earlier, desk.statements.get(kind)) if each is not None]
 
-    monkeypatch.setattr(signing, "trusted_signer", lambda _, files, __: files[signing.SIGNATURE_TYPE].decode())
-    monkeypatch.setattr(signing, "signer_of_image", signer_of_image)
+    monkeypatch.setattr(signing, "signer_of_manifest", signer_of_manifest)
     monkeypatch.setattr(signing, "statements_of_image", statements_of_image)
     return desk
 
 
 def test_all_claims_of_a_released_image_are_signed(desk: ClaimsDesk) -> None:
-    desk.store.report()
+    desk.state_results()
     findings = desk.findings()
     assert {name: finding.state for name, finding in findings.items()} == dict.fromkeys(RIGHT, "signed")
     assert findings["SBOM"].detail == "2 packages, the same as in the files of the image"
@@ -152,7 +151,7 @@ def test_all_claims_of_a_released_image_are_signed(desk: ClaimsDesk) -> None:
 
 def test_the_index_that_names_an_image_is_signed_too(desk: ClaimsDesk) -> None:
     """Otherwise an image that an earlier release signed could be put beside a new one."""
-    desk.store.report()
+    desk.state_results()
     index = desk.store.add_index(arm64=desk.store.image.manifest.digest)
     findings = desk.findings(named=index, arch="arm64")
     assert {name: finding.state for name, finding in findings.items()} == {"signature of the index": "different"}
@@ -173,7 +172,7 @@ def test_an_index_without_this_architecture(desk: ClaimsDesk) -> None:
 
 
 def test_without_hashing_the_sbom_is_not_compared(desk: ClaimsDesk) -> None:
-    desk.store.report()
+    desk.state_results()
     assert desk.findings(fast=True)["SBOM"].detail == "2 packages, not compared with the files of the image"
 
 
@@ -193,7 +192,6 @@ def test_a_signature_for_another_tag(desk: ClaimsDesk, tag: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "detail"),
     [
-        ({"signer": b""}, "no signer listed under"),
         ({"failed": ("test_it",)}, "tests failed"),
         ({"cell": "other"}, "it is about the cell 'other'"),
         ({"plan": OTHER}, "it is about another plan"),
@@ -201,7 +199,7 @@ def test_a_signature_for_another_tag(desk: ClaimsDesk, tag: str) -> None:
     ],
 )
 def test_results_that_do_not_count(desk: ClaimsDesk, changes: dict[str, Any], detail: str) -> None:
-    desk.store.report(**changes)
+    desk.state_results(**changes)
     finding = desk.findings()["test results"]
     assert finding.state == "different"
     assert detail in finding.detail
@@ -220,6 +218,9 @@ def test_results_that_do_not_count(desk: ClaimsDesk, changes: dict[str, Any], de
         ("cyclonedx", None, "SBOM", "no statement of a trusted signer"),
         ("slsaprovenance1", provenance(OTHER), "provenance", "it is about another plan"),
         ("slsaprovenance1", None, "provenance", "no statement of a trusted signer"),
+        (reports.TEST_RESULT, {}, "test results", "invalid statement"),
+        (reports.TEST_RESULT, {"evidence": [{"cell": "\x1b[2J"}]}, "test results", "invalid statement"),
+        (reports.TEST_RESULT, None, "test results", "no statement of a trusted signer"),
     ],
 )
 def test_statements_that_differ(desk: ClaimsDesk, kind: str, statement: object, name: str, detail: str) -> None:
@@ -307,7 +308,7 @@ def test_the_tag_of_a_release_is_signed_itself(desk: ClaimsDesk) -> None:
 
 
 def test_a_corrected_statement_counts(desk: ClaimsDesk) -> None:
-    desk.store.report()
+    desk.state_results()
     desk.earlier = [{}]
     assert {finding.state for finding in desk.findings().values()} == {"signed"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.registry import artifacts, evidence, reports, signing
+from builder.registry.client import Registry
 from builder.registry.evidence import OWN, Coverage, Evidence, Report, Requirement, coverage_of, read_evidence
 from builder.registry.signing import Signer, Trust
 from builder.registry.suite import GPU_TESTS, Suite
@@ -27,10 +28,11 @@ IMAGE = Descriptor(media_type=MANIFEST_TYPE, digest=MANIFEST, size=1)
 
 
 class EvidenceDesk:
-    """A checkout, and a registry with the image. A signature is the name of who signed it; `ours` is trusted."""
+    """A checkout, and a registry with the image. `signatures` are who signed each report; `ours` is trusted."""
 
     def __init__(self, project: Project) -> None:
         self.project = project
+        self.signatures: dict[str, str] = {}
         self.registry = MemoryRegistry()
         [self.planned] = plan.make_locked_plan(project, project.select([CELL])).images
         self.passed = write_tests(project.root, self.planned.components)
@@ -58,8 +60,21 @@ class EvidenceDesk:
         self.attach_files(proof.model_dump_json().encode(), signer)
 
     def attach_files(self, content: bytes, signer: str) -> None:
-        signature = {signing.SIGNATURE_TYPE: signer.encode()} if signer else {}
-        artifacts.attach(self.registry, IMAGE, reports.TYPE, {reports.TYPE: content} | signature)
+        with artifacts.attaching(self.registry, IMAGE) as attachments:
+            report = attachments.add(reports.TYPE, {reports.TYPE: content})
+        if signer:
+            self.signatures[report.digest] = signer
+
+    def signer(self) -> Signer:
+        """A trusted one."""
+        signatures = self.signatures
+
+        class OurSigner(Signer):
+            def sign_manifest(self, registry: Registry, digest: str, annotations: Mapping[str, str] = {}) -> None:
+                assert registry.manifest(digest), "cosign signs what is in the registry"
+                signatures[digest] = "ours"
+
+        return OurSigner(key="key")
 
     @property
     def requirement(self) -> Requirement:
@@ -81,12 +96,16 @@ class EvidenceDesk:
 
 @pytest.fixture
 def desk(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> EvidenceDesk:
-    def trusted_signer(trust: object, documents: dict[str, bytes], kind: str) -> str:
-        assert kind in documents
-        return "ours" if documents.get(signing.SIGNATURE_TYPE) == b"ours" else ""
+    desk = EvidenceDesk(tiny)
 
-    monkeypatch.setattr(signing, "trusted_signer", trusted_signer)
-    return EvidenceDesk(tiny)
+    def signer_of_manifest(
+        registry: object, digest: str, annotations: Mapping[str, str], trust: object
+    ) -> tuple[str, list[Mapping[str, str]]]:
+        return ("ours", [{}]) if desk.signatures.get(digest) == "ours" else ("", [])
+
+    monkeypatch.setattr(signing, "signer_of_manifest", signer_of_manifest)
+    monkeypatch.setattr(signing, "has_signature", lambda _, digest: digest in desk.signatures)
+    return desk
 
 
 # ---- under emulation
@@ -437,7 +456,7 @@ def remove_blob(desk: EvidenceDesk) -> None:
 def test_a_damaged_report_does_not_hide_others(desk: EvidenceDesk, damage: Callable[[EvidenceDesk], None]) -> None:
     desk.attach(desk.proof())
     damage(desk)
-    reports.attach_evidence(desk.project, desk.registry, IMAGE, [desk.proof(**LATER)], SIGNER)
+    reports.attach_evidence(desk.registry, IMAGE, [desk.proof(**LATER)], desk.signer())
     coverage = desk.read()
     assert len(coverage.reports) == len(coverage.refused) == 1
 
@@ -471,20 +490,71 @@ def test_a_report_with_control_characters_does_not_reach_a_terminal(
     assert line.endswith("does not count: it cannot be read")
 
 
-class _OurSigner(Signer):
-    def sign(self, content: bytes) -> bytes:
-        return b"ours"
-
-
-SIGNER = _OurSigner(key="key")
-
-
-def test_a_report_is_attached_once_and_again_when_it_is_signed(desk: EvidenceDesk) -> None:
-    for signer, count in ((None, 1), (None, 1), (SIGNER, 2), (SIGNER, 2), (None, 2)):
-        reports.attach_evidence(desk.project, desk.registry, IMAGE, [desk.proof(no_gpu="no driver")], signer)
-        assert len(artifacts.attached(desk.registry, MANIFEST, reports.TYPE)) == count
+def test_a_report_is_attached_once_and_signed_when_there_is_a_signer(desk: EvidenceDesk) -> None:
+    for signer, is_signed in ((None, False), (None, False), (desk.signer(), True), (desk.signer(), True), (None, True)):
+        reports.attach_evidence(desk.registry, IMAGE, [desk.proof(no_gpu="no driver")], signer)
+        attached = artifacts.attached(desk.registry, MANIFEST, reports.TYPE)
+        assert desk.signatures == (dict.fromkeys(attached, "ours") if is_signed else {})
+        assert len(attached) == 1
     notes = desk.registry.listed(MANIFEST.replace(":", "-"))[0]["annotations"]
     assert (notes["gpu-images.cell"], notes["gpu-images.gpu"]) == (CELL, "not run (no driver)")
+
+
+# ---- in the statement of a release
+
+
+def stated(desk: EvidenceDesk, *results: tuple[Evidence, str]) -> dict[str, Any]:
+    """The predicate of evidence with its signers; empty without one."""
+    predicate = reports.test_result(coverage_of(Report(evidence=proof, signer=signer) for proof, signer in results))
+    return dict(json.loads(predicate or "{}"))
+
+
+def test_a_statement_has_what_in_toto_specifies_and_all_evidence(desk: EvidenceDesk) -> None:
+    statement = stated(desk, (desk.proof(), "ours"), (desk.proof(kind="gpu"), OWN))
+    assert statement["result"] == "PASSED"
+    assert statement["passedTests"] == sorted((*desk.passed, *desk.passed_on_gpu))
+    assert statement["failedTests"] == []
+    files = {each["name"]: f"sha256:{each['digest']['sha256']}" for each in statement["configuration"]}
+    assert files == Suite.of(desk.project.root).files
+    coverage = reports.stated_coverage([json.dumps(statement).encode()], desk.requirement)
+    coverage.require_pass(CELL)
+    assert coverage.gpu == "passed"
+
+
+@pytest.mark.parametrize(
+    ("changes", "result"),
+    [
+        (FAILED, "FAILED"),
+        ({"kind": "gpu"}, "FAILED"),
+        ({"machine": {"emulated": "amd64"}}, "WARNED"),
+    ],
+    ids=["failed", "no image tests", "emulated"],
+)
+def test_a_statement_says_passed_only_of_an_image_that_passed(
+    desk: EvidenceDesk, changes: dict[str, Any], result: str
+) -> None:
+    assert stated(desk, (desk.proof(**changes), "ours"))["result"] == result
+
+
+def test_a_release_does_not_sign_results_that_nobody_answers_for(desk: EvidenceDesk) -> None:
+    """With `--allow-unsigned`."""
+    assert stated(desk, (desk.proof(), "")) == {}
+    statement = stated(desk, (desk.proof(), ""), (desk.proof(kind="gpu"), "ours"))
+    assert [each["kind"] for each in statement["evidence"]] == ["gpu"]
+    assert statement["passedTests"] == list(desk.passed_on_gpu)
+
+
+@pytest.mark.parametrize(
+    ("predicate", "reason"),
+    [(b"[]", "invalid statement"), (b'{"evidence": [{}]}', "invalid statement: evidence.0.image")],
+)
+def test_a_statement_that_cannot_be_read_does_not_hide_another_one(
+    desk: EvidenceDesk, predicate: bytes, reason: str
+) -> None:
+    other = json.dumps(stated(desk, (desk.proof(), "ours"))).encode()
+    coverage = reports.stated_coverage([predicate, other], desk.requirement)
+    coverage.require_pass(CELL)
+    assert coverage.refused[0].startswith(reason)
 
 
 def test_results_of_a_machine_are_found_in_no_other_state(desk: EvidenceDesk, tmp_path: Path) -> None:

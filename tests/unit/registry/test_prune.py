@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -14,12 +15,15 @@ from rich.console import Console
 from builder.common.console import View
 from builder.common.errors import RegistryError, VerifyError
 from builder.common.files import digest_of_bytes
+from builder.common.reference import ImageRef
+from builder.index.host import Host
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
-from builder.registry import artifacts, prune
+from builder.registry import artifacts, prune, staging
+from builder.registry.client import Manifest
 from builder.registry.evidence import Evidence
 from builder.registry.prune import Contents, Item, Repository
 from builder.registry.reports import TYPE
-from builder.registry.staging import Release, StagedImage, plan_tag
+from builder.registry.staging import Release, StagedImage, StagingArea, plan_tag
 from tests.fakes.registry import MemoryRegistry
 from tests.fakes.wire import connect
 from tests.unit.registry.test_artifacts import SUBJECT
@@ -219,6 +223,47 @@ def test_a_report_that_cannot_be_read_makes_an_image_count_as_new(memory: Memory
     [staged] = read(memory).staged
     assert staged.images == {SUBJECT.digest: OLD}
     assert len(staged.attached[SUBJECT.digest]) == 3 + 1, "the reports and their list"
+
+
+def sign(registry: MemoryRegistry, signed: Manifest, cosign: int) -> list[str]:
+    """What version 2 of cosign stores under a tag, or version 3 attaches."""
+    if cosign == 3:
+        subject = Descriptor(media_type=MANIFEST_TYPE, digest=signed.digest, size=len(signed.content))
+        artifacts.attach(registry, subject, "application/x-bundle", {"text/plain": b""})
+        return [*artifacts.attached(registry, signed.digest), registry.tags[signed.digest.replace(":", "-")]]
+    return [registry.put_manifest(f"{signed.digest.replace(':', '-')}.sig", b"signature", MANIFEST_TYPE)]
+
+
+@pytest.mark.parametrize("cosign", [2, 3])
+def test_the_signatures_of_reports_and_lists_go_with_them(memory: MemoryRegistry, cosign: int) -> None:
+    memory.put_manifest(plan_tag(digest("plan")), b"image", MANIFEST_TYPE)
+    memory.tags[SUBJECT.digest] = SUBJECT.digest
+    with artifacts.attaching(memory, SUBJECT) as attachments:
+        report = attachments.add(TYPE, {TYPE: OLD.model_dump_json().encode()})
+    memory.tags[report.digest] = report.digest
+    content, documents = release("20261122", "").model_dump_json().encode(), MemoryRegistry()
+    document = artifacts.manifest(staging.TYPE, {staging.TYPE: content})
+    artifacts.put_artifact(documents, document, [content])
+    documents.put_manifest("release-20261122", document.content, document.media_type)
+    documents.put_manifest("released-20261122", b"record", MANIFEST_TYPE)
+    of_report, of_document = sign(memory, report, cosign), sign(documents, document, cosign)
+
+    def open_(reference: ImageRef, **_: object) -> MemoryRegistry:
+        return documents if reference.repository.endswith("/releases") else memory
+
+    def unneeded(plans: Collection[str], *newer: Release) -> list[Item]:
+        place = StagingArea("registry.example.test/staging", "", Host(), new_registry=open_)
+        whole = prune.read_registries(place, [memory], plans, 1, View(Console(quiet=True)))
+        assert {*whole.staged[0].images} == {SUBJECT.digest}, "a report that has a signature is no image"
+        return prune.unneeded(replace(whole, releases=[*newer, *whole.releases]), 1, NOW)
+
+    assert unneeded([plan_tag(digest("plan"))]) == []
+    assert {item.digest for item in unneeded([])} == {
+        SUBJECT.digest, report.digest, memory.tags[SUBJECT.digest.replace(":", "-")], *of_report
+    }  # fmt: skip
+    items = unneeded([plan_tag(digest("plan"))], release("20261123", ""))
+    assert [item.digest for item in items] == [document.digest, *of_document]
+    assert {item.text for item in items[1:]} == {f"attached to {document.digest[7:19]}"}
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ class ReleaseDesk:
         for each in ({}, on_gpu) if gpu else ({},):
             proof = Evidence(**{**values, **each, **changes})
             evidence.write_evidence(self.project.state, proof)
-            reports.attach_evidence(self.project, self.registry, self.image.manifest, [proof], None)
+            reports.attach_evidence(self.registry, self.image.manifest, [proof], None)
 
     def report_without_gpu(self, **changes: Any) -> None:
         """In place of all reports: this machine's results of the image tests."""
@@ -299,7 +299,7 @@ def test_an_image_needs_the_thorough_tests_of_one_that_is_left_out(desk: Release
     for each in ({"passed": tuple(passed)}, on_gpu):
         proof = Evidence(**{**values, **each})
         evidence.write_evidence(desk.project.state, proof)
-        reports.attach_evidence(desk.project, desk.registry, image, [proof], None)
+        reports.attach_evidence(desk.registry, image, [proof], None)
     pair = replace(pair)
     desk.report(passed=(), failed=("tests/images/test_quartz.py::test_deep",), finished="2026-11-23T00:00:00Z")
     with pytest.raises(ImageTestError) as caught:
@@ -378,7 +378,7 @@ def test_the_index_of_several_architectures_is_signed_as_the_cell_without_one(
     signed: list[tuple[str, Mapping[str, str]]] = []
 
     class RecordingSigner(Signer):
-        def sign_image(self, registry: Registry, digest: str, annotations: Mapping[str, str]) -> None:
+        def sign_manifest(self, registry: Registry, digest: str, annotations: Mapping[str, str] = {}) -> None:
             signed.append((digest, annotations))
 
     _, other = twins.release.images
@@ -458,8 +458,9 @@ def test_an_image_that_is_taken_out_of_a_staged_release_prevents_it(
     desk: ReleaseDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever can write to staging chose which tags move, for example none of the image with a security fix."""
-    signed: list[bytes] = []
-    monkeypatch.setattr(signing, "trusted_signer", lambda _, documents, kind: "ci" * (documents[kind] in signed))
+    signed: list[str] = []
+    monkeypatch.setattr(signing, "has_signature", lambda *_: True)
+    monkeypatch.setattr(signing, "signer_of_manifest", lambda _, digest, __, ___: ("ci" * (digest in signed), []))
     evidence = [Trusted(key="keys/ci.pub")]
     desk.project.__dict__["matrix"] = desk.project.matrix.model_copy(update={"evidence": evidence})
     [image] = desk.staged().images
@@ -472,7 +473,7 @@ def test_an_image_that_is_taken_out_of_a_staged_release_prevents_it(
     with pytest.raises(VerifyError, match="signed the list of its images") as caught:
         desk.release(desk.place.read(STAMP))
     assert "builder stage --sign KEY" in caught.value.hint
-    signed.append(part)
+    signed.append(artifact.digest)
     desk.release(desk.place.read(STAMP))
     signed.clear()
     desk.place.write(desk.project, STAMP, "abc", [image])
@@ -555,7 +556,7 @@ def test_an_image_that_the_scanner_refuses_is_not_released_even_with_a_scan_that
         output=desk.image.manifest.digest,
     )
     with artifacts.attaching(cast("Registry", desk.registry), desk.image.manifest) as attachments:
-        ImageScan(record=record, output=b"").add_to(attachments, None)
+        ImageScan(record=record, output=b"").add_to(attachments)
     desk.project = with_scanner(desk.project, "print('CVE-1 in libtls'); raise SystemExit(1)")
     message = desk.refused(RefusedError)
     assert message.startswith(f"{CELL}: refused by ")

@@ -16,7 +16,6 @@ from builder.matrix.schema import Scan
 from builder.registry import artifacts, scan
 from builder.registry.client import Registry
 from builder.registry.scan import ImageScan, Scanner, ScanRecord
-from builder.registry.signing import SIGNATURE_TYPE, Signer
 from tests.fakes.registry import MemoryRegistry
 from tests.fakes.scanners import with_scanner
 
@@ -24,11 +23,6 @@ CELL = "qz-0.5-cu129-py311"
 PASS = "import json, sys; json.load(open(sys.argv[1].removeprefix('sbom:'))); print('no matches')"
 
 pytestmark = pytest.mark.usefixtures("programs")
-
-
-class Pen(Signer):
-    def sign(self, content: bytes) -> bytes:
-        return b"signature of " + content
 
 
 class Desk:
@@ -47,11 +41,11 @@ class Desk:
     def scan(self, code: str, **options: Any) -> ImageScan:
         return self.scanner(code, **options).scan_sbom(CELL, self.digest, b"{}")
 
-    def attach(self, image_scan: ImageScan, signer: Signer | None = None) -> dict[str, bytes]:
+    def attach(self, image_scan: ImageScan) -> dict[str, bytes]:
         """The documents that are attached."""
         registry = cast("Registry", self.registry)
         with artifacts.attaching(registry, self.image) as attachments:
-            image_scan.add_to(attachments, signer)
+            image_scan.add_to(attachments)
         [documents] = artifacts.documents(registry, self.digest, scan.TYPE)
         return documents
 
@@ -61,10 +55,9 @@ def desk(tiny: Project) -> Desk:
     return Desk(tiny)
 
 
-def test_an_accepted_image_gets_what_the_scanner_printed_and_the_signed_record(desk: Desk) -> None:
-    documents = desk.attach(desk.scan(f"{PASS}; print('database of today', file=sys.stderr)"), Pen(key="k"))
+def test_an_accepted_image_gets_what_the_scanner_printed_and_the_record(desk: Desk) -> None:
+    documents = desk.attach(desk.scan(f"{PASS}; print('database of today', file=sys.stderr)"))
     assert documents[scan.OUTPUT_TYPE] == b"no matches\n"
-    assert documents[SIGNATURE_TYPE] == b"signature of " + documents[scan.TYPE]
     record = ScanRecord.model_validate_json(documents[scan.TYPE])
     assert (record.image, record.exit_status, record.output) == (desk.digest, 0, digest_of_bytes(b"no matches\n"))
     assert record.command[1:] == ("scanner.py", "sbom:{sbom}"), "without a path of this machine"

@@ -26,28 +26,15 @@ from builder.registry.signing import Signer, Trust
 from tests.fakes.engine import Programs
 from tests.fakes.registry import MemoryRegistry
 
-SIGNATURE = "MEUCIQDnINRMbEwoViFHj9ZzJHDkbxNC+/=="
-OLD = json.dumps({"base64Signature": SIGNATURE}).encode()
-NEW = json.dumps({"mediaType": "x", "messageSignature": {"signature": SIGNATURE}}).encode()
 KEY = Trusted(key="keys/ci.pub")
 IDENTITY = Trusted(identity="https://example.test/workflow@main", issuer="https://issuer.example.test")
 
 
-CERTIFICATE = b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
-PUBLIC_KEY = b"-----BEGIN PUBLIC KEY-----\nMFkw\n-----END PUBLIC KEY-----\n"
-
-
-def keyless(content: object) -> bytes:
-    """A bundle of cosign 2 with this as its certificate."""
-    cert = base64.b64encode(content).decode() if isinstance(content, bytes) else content
-    return json.dumps({"base64Signature": SIGNATURE, "cert": cert, "rekorBundle": {}}).encode()
-
-
 class Cosign:
-    """Stands in for the program; `accepts` is a word of the commands that succeed, `signed` what was last signed."""
+    """Stands in for the program; `accepts` is a word of the commands that succeed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
-        self.accepts, self.help, self.signed = "", "", b""
+        self.accepts, self.help = "", ""
         self.programs = Programs(self._answer)
         self.root = root
         (root / "keys").mkdir()
@@ -60,14 +47,16 @@ class Cosign:
     def _answer(self, command: list[str]) -> tuple[int, str, str]:
         if command[-1] == "--help":
             return 0, self.help, ""
-        if command[1] == "sign-blob":
-            self.signed = Path(command[-1]).read_bytes()
         is_accepted = any(self.accepts in word for word in command)
-        return (0, "", "") if is_accepted else (1, "", "WARNING: insecure\nError: no matching signatures\nmore")
+        return (
+            (0, '[{"optional": null}]', "")
+            if is_accepted
+            else (1, "", "WARNING: insecure\nError: no matching signatures\nmore")
+        )
 
-    def signer(self, bundle: bytes, *trusted: Trusted) -> str:
-        trust = Trust(signers=trusted, root=self.root)
-        return signing.trusted_signer(trust, {"x": b"{}", signing.SIGNATURE_TYPE: bundle}, "x")
+    def signer(self, *trusted: Trusted) -> str:
+        """The signer of a manifest."""
+        return signing.signer_of_manifest(repository(AWAY), DIGEST, {}, Trust(signers=trusted, root=self.root))[0]
 
 
 @pytest.fixture
@@ -75,88 +64,34 @@ def cosign(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cosign:
     return Cosign(monkeypatch, tmp_path)
 
 
-@pytest.mark.parametrize("bundle", [OLD, NEW])
-def test_the_signature_of_a_key_is_checked_offline(cosign: Cosign, bundle: bytes) -> None:
-    assert cosign.signer(bundle, KEY) == "keys/ci.pub"
+def test_the_signature_of_a_key_is_checked_without_sigstore(cosign: Cosign) -> None:
+    assert cosign.signer(KEY) == "keys/ci.pub"
     [command] = cosign.programs.calls
-    assert command[:4] == ["cosign", "verify-blob", f"--key={cosign.root}/keys/ci.pub", "--insecure-ignore-tlog=true"]
-    assert SIGNATURE in cosign.programs.files.values()
+    assert command[:4] == ["cosign", "verify", f"--key={cosign.root}/keys/ci.pub", "--insecure-ignore-tlog=true"]
 
 
 def test_an_identity_needs_its_issuer(cosign: Cosign) -> None:
     cosign.accepts = "--certificate-oidc-issuer=https://issuer.example.test"
-    assert cosign.signer(NEW, KEY, IDENTITY) == IDENTITY.identity
-    assert "--new-bundle-format" in cosign.programs.calls[-1]
-    assert cosign.signer(keyless(CERTIFICATE), IDENTITY) == IDENTITY.identity
-    assert "--new-bundle-format" not in cosign.programs.calls[-1]
+    assert cosign.signer(KEY, IDENTITY) == IDENTITY.identity
     assert "--insecure-ignore-tlog=true" not in cosign.programs.calls[-1]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        None, b"", PUBLIC_KEY, CERTIFICATE + PUBLIC_KEY, PUBLIC_KEY + CERTIFICATE, CERTIFICATE.decode(),
-        PUBLIC_KEY.decode(), 1, "\n".join([base64.b64encode(CERTIFICATE).decode(), ""]),
-    ],
-)  # fmt: skip
-def test_a_bundle_without_a_certificate_is_of_no_identity(cosign: Cosign, content: object) -> None:
-    """cosign before 2.6.5 and 3.1.3 checks with the public key in it, whoever's it is."""
-    assert cosign.signer(keyless(content), IDENTITY) == ""
-    assert cosign.programs.calls == []
-    assert cosign.signer(keyless(content), IDENTITY, KEY) == "keys/ci.pub", "the bundle is not used for a key"
-
-
-def test_cosign_gets_only_the_fields_that_were_checked(cosign: Cosign) -> None:
-    """Go reads `Cert` as `cert`, so the certificate that was checked could be replaced."""
-    key = {"Cert": "x", "CERT": "x", "base64signature": "x"}
-    old, new = json.loads(keyless(CERTIFICATE)), json.loads(NEW)
-    for bundle in (old, new):
-        assert cosign.signer(json.dumps({**bundle, **key, "x": "y"}).encode(), IDENTITY) == IDENTITY.identity
-    assert [json.loads(text) for text in cosign.programs.files.values() if text.startswith('{"')] == [old, new]
 
 
 def test_a_signature_of_nobody_who_is_trusted(cosign: Cosign) -> None:
     cosign.accepts = "nothing"
-    assert cosign.signer(OLD, KEY, IDENTITY) == ""
-    assert cosign.signer(OLD) == ""
-
-
-@pytest.mark.parametrize(
-    "bundle",
-    [
-        b"", b"[]", b"{", b"\xff", b"[" * 100_000, b'{"base64Signature": 1}', b'{"mediaType": "x"}',
-        *(
-            json.dumps({"base64Signature": text}).encode()
-            for text in ("", "http://127.0.0.1/latest", "AAAA\x00", "AAAA\n", "A" * 200_000, "../x")
-        ),
-    ],
-)  # fmt: skip
-def test_a_hostile_bundle_is_not_given_to_cosign(cosign: Cosign, bundle: bytes) -> None:
-    """cosign reads a signature that is the name of a file or an address."""
-    assert cosign.signer(bundle, KEY) == ""
-    assert cosign.programs.calls == []
-
-
-def test_a_signature_that_is_a_path_is_only_text(cosign: Cosign) -> None:
-    cosign.signer(b'{"base64Signature": "/etc/passwd"}', KEY)
-    [command] = cosign.programs.calls
-    assert not [word for word in command if word.endswith("/etc/passwd")]
-    assert "/etc/passwd" in cosign.programs.files.values()
+    assert cosign.signer(KEY, IDENTITY) == ""
+    assert cosign.signer() == ""
 
 
 def test_a_key_that_is_missing(cosign: Cosign) -> None:
     with pytest.raises(SigningError, match=r"keys/none\.pub is missing"):
-        cosign.signer(OLD, Trusted(key="keys/none.pub"))
+        cosign.signer(Trusted(key="keys/none.pub"))
 
 
 def test_a_private_key_in_place_of_the_public_one(cosign: Cosign) -> None:
     """`verify --key ci.key` said that no trusted signer signed the image."""
     (cosign.root / "keys/ci.key").write_text("-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\n")
-    private = Trusted(key="keys/ci.key")
-    with pytest.raises(SigningError, match=r"^keys/ci\.key is a private key$"):
-        cosign.signer(OLD, private)
     with pytest.raises(SigningError, match=r"^keys/ci\.key is a private key$") as caught:
-        signing.signer_of_image(MemoryRegistry(), "sha256:x", {}, Trust(signers=[private], root=cosign.root))
+        cosign.signer(Trusted(key="keys/ci.key"))
     assert "public key" in caught.value.hint
     assert cosign.programs.calls == []
 
@@ -164,7 +99,7 @@ def test_a_private_key_in_place_of_the_public_one(cosign: Cosign) -> None:
 def test_without_cosign(cosign: Cosign, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     with pytest.raises(SigningError, match="cosign is not installed"):
-        Signer(key="key").sign(b"{}")
+        Signer(key="key").sign_manifest(repository(), DIGEST)
 
 
 # Printed by cosign 2.5, here and below, except for names and addresses.
@@ -174,13 +109,10 @@ SIGNATURE_URL = f"https://registry.example.test:5000/v2/a/b/manifests/sha256-{'a
 @pytest.mark.parametrize(
     ("printed", "expected"),
     [
-        (
-            "Using payload from: /tmp/x/document\n"
-            "Error: signing /tmp/x/document: reading key: open secret-key: no such file or directory",
-            "reading key: open KEY: no such file or directory",
-        ),
-        ("Using payload from: x\nError: signing x: reading key: decrypt: encrypted: decryption failed",
-         "reading key: decrypt: encrypted: decryption failed"),
+        (f"Error: signing [r.test/a@sha256:{'a' * 64}]: getting signer: reading key: open secret-key: no such file",
+         "getting signer: reading key: open KEY: no such file"),
+        (f"Using payload from: x\nError: signing r.test/a@sha256:{'a' * 64}: reading key: decrypt: decryption failed",
+         "reading key: decrypt: decryption failed"),
         (f"Pushing signature to: r.test/a\nError: signing [r.test/a@sha256:{'a' * 64}]: accessing image: not found",
          "accessing image: not found"),
         ("WARNING: insecure\nError: no matching signatures:\ninvalid\x1b[2J\n", "no matching signatures: invalid"),
@@ -193,8 +125,8 @@ def test_the_error_of_cosign_is_shown(cosign: Cosign, printed: str, expected: st
     repetition = f"\nerror during command execution: {printed.partition('Error: ')[2]}"
     cosign.programs.answer = lambda command: (0, "", "") if command[-1] == "--help" else (1, "", printed + repetition)
     with pytest.raises(CosignError) as caught:
-        Signer(key="secret-key").sign(b"{}")
-    assert str(caught.value) == f"cosign sign-blob: {expected}"
+        Signer(key="secret-key").sign_manifest(repository(), DIGEST)
+    assert str(caught.value) == f"cosign sign: {expected}"
     assert ("COSIGN_PASSWORD" in caught.value.hint) == ("decryption failed" in printed)
     assert "secret-key" not in repr(Signer(key="secret-key"))
 
@@ -229,7 +161,7 @@ class Signatures:
 
 def test_an_image_is_signed_once(cosign: Cosign) -> None:
     Signatures(cosign, {"cell": "c", "tag": "t"})
-    Signer(key="key").sign_image(repository(), DIGEST, {"cell": "c"})
+    Signer(key="key").sign_manifest(repository(), DIGEST, {"cell": "c"})
     assert [command[1] for command in cosign.programs.calls] == ["public-key", "verify"]
 
 
@@ -237,7 +169,7 @@ def test_an_image_is_signed_once(cosign: Cosign) -> None:
 def test_an_image_without_this_signature_is_signed(cosign: Cosign, present: list[dict[str, str]]) -> None:
     """cosign 3.0.0 to 3.0.2 print all signatures, whatever their annotations."""
     signatures = Signatures(cosign, *present)
-    Signer(key="key").sign_image(repository(), DIGEST, {"cell": "c"})
+    Signer(key="key").sign_manifest(repository(), DIGEST, {"cell": "c"})
     assert signatures.present == [*present, {"cell": "c"}]
     [command] = [command for command in cosign.programs.calls if command[1:3] == ["sign", "--yes"]]
     assert {"--key=key", "--tlog-upload=false", "--annotations=cell=c", "--allow-http-registry"} <= set(command)
@@ -246,18 +178,18 @@ def test_an_image_without_this_signature_is_signed(cosign: Cosign, present: list
 
 def test_a_signature_that_was_lost_is_added_again(cosign: Cosign) -> None:
     signatures = Signatures(cosign, loses=3)
-    Signer(key="key").sign_image(repository(), DIGEST, {"cell": "c"})
+    Signer(key="key").sign_manifest(repository(), DIGEST, {"cell": "c"})
     assert signatures.present == [{"cell": "c"}]
     Signatures(cosign, loses=100)
     with pytest.raises(SigningError, match=r"the signature of .* is still missing after 5 attempts"):
-        Signer(key="key").sign_image(repository(), DIGEST, {"cell": "c"})
+        Signer(key="key").sign_manifest(repository(), DIGEST, {"cell": "c"})
 
 
 def test_the_public_key_and_the_options_of_cosign_are_read_once(cosign: Cosign) -> None:
     Signatures(cosign)
     signer = Signer(key="key")
     for cell in ("a", "b"):
-        signer.sign_image(repository(), DIGEST, {"cell": cell})
+        signer.sign_manifest(repository(), DIGEST, {"cell": cell})
     calls = [" ".join(command[1:3]) for command in cosign.programs.calls]
     assert calls.count("public-key --key=key") == calls.count("sign --help") == 1
     assert calls.count("sign --yes") == 2
@@ -267,11 +199,10 @@ def test_the_public_key_and_the_options_of_cosign_are_read_once(cosign: Cosign) 
 def test_with_a_key_no_service_of_sigstore_is_used(cosign: Cosign, options: str) -> None:
     """By default, cosign 3 fetches the list of services from Sigstore; cosign 2 lacks the option that prevents it."""
     cosign.help = options
-    cosign.accepts = "sign-blob"
-    with suppress(FileNotFoundError):  # the bundle that cosign would write
-        Signer(key="key").sign(b"{}")
-    assert cosign.signed == b"{}"
-    command = cosign.programs.calls[-1]
+    cosign.accepts = "--tlog-upload=false"
+    with suppress(SigningError):  # the signature that cosign would store is missing
+        Signer(key="key").sign_manifest(repository(), DIGEST)
+    command = next(command for command in cosign.programs.calls if command[1:3] == ["sign", "--yes"])
     assert "--tlog-upload=false" in command
     assert ("--use-signing-config=false" in command) == ("--use-signing-config" in options)
 
@@ -363,7 +294,7 @@ def test_without_a_key_nothing_is_signed_twice(cosign: Cosign) -> None:
     assert statements.attached == [SBOM, PROVENANCE]
     signatures = Signatures(cosign)
     for tag in ("2.9.1", "2.9.1", "2.9.2"):
-        signer.sign_image(repository(AWAY), DIGEST, {"tag": tag})
+        signer.sign_manifest(repository(AWAY), DIGEST, {"tag": tag})
     assert signatures.present == [{"tag": "2.9.1"}, {"tag": "2.9.2"}]
     checks = [command for command in cosign.programs.calls if command[1].startswith("verify")]
     assert all(f"--certificate-identity={IDENTITY.identity}" in command for command in checks), "no key signs as a job"
@@ -376,17 +307,17 @@ def test_cosign_never_sends_a_login_over_plain_http(
     """It falls back to plain http for these addresses if TLS fails."""
     monkeypatch.setattr(signing, "credentials", lambda _: object())
     with pytest.raises(SigningError, match="cosign would send the login over plain http"):
-        Signer(key="key").sign_image(repository(address), DIGEST, {})
+        Signer(key="key").sign_manifest(repository(address), DIGEST, {})
     assert {command[1] for command in cosign.programs.calls} == {"public-key"}
     Signatures(cosign)
-    Signer(key="key").sign_image(repository(address, insecure=(address,)), DIGEST, {})
-    Signer(key="key").sign_image(repository(AWAY), DIGEST, {})
+    Signer(key="key").sign_manifest(repository(address, insecure=(address,)), DIGEST, {})
+    Signer(key="key").sign_manifest(repository(AWAY), DIGEST, {})
     monkeypatch.setattr(signing, "credentials", lambda _: None)
-    Signer(key="key").sign_image(repository(address), DIGEST, {})
+    Signer(key="key").sign_manifest(repository(address), DIGEST, {})
 
 
 def test_without_a_key_the_log_is_used(cosign: Cosign) -> None:
-    Signer(key="keyless").sign_image(repository(AWAY), DIGEST, {})
+    Signer(key="keyless").sign_manifest(repository(AWAY), DIGEST, {})
     [command] = cosign.programs.calls
     assert not [word for word in command if word.startswith(("--key", "--tlog", "--allow-http", "--registry"))]
 
@@ -395,13 +326,13 @@ def test_the_signer_of_an_image_and_its_tags(cosign: Cosign) -> None:
     printed = json.dumps([{"critical": {}, "optional": {"cell": "c", "tag": "2.9.1"}}, {"optional": None}])
     cosign.programs.answer = lambda command: (0, printed, "") if "--key=" in command[2] else (1, "", "Error: no")
     trust = Trust(signers=[IDENTITY, KEY], root=cosign.root)
-    signed = signing.signer_of_image(repository(AWAY), DIGEST, {"cell": "c"}, trust)
+    signed = signing.signer_of_manifest(repository(AWAY), DIGEST, {"cell": "c"}, trust)
     assert signed == ("keys/ci.pub", [{"cell": "c", "tag": "2.9.1"}])
     command = cosign.programs.calls[-1]
     assert command[:2] == ["cosign", "verify"]
     assert command[-1].endswith(f"@{DIGEST}")
     trust = Trust(signers=[IDENTITY], root=cosign.root)
-    assert signing.signer_of_image(repository(AWAY), DIGEST, {"cell": "c"}, trust) == ("", [])
+    assert signing.signer_of_manifest(repository(AWAY), DIGEST, {"cell": "c"}, trust) == ("", [])
 
 
 def test_the_statements_about_an_image(cosign: Cosign) -> None:
@@ -414,15 +345,15 @@ def test_the_statements_about_an_image(cosign: Cosign) -> None:
 
 def test_an_interrupted_cosign_is_not_a_missing_signature(cosign: Cosign) -> None:
     cosign.programs.answer = lambda _: (-2, "", "")
-    with pytest.raises(SigningError, match=r"cosign verify-blob was ended by signal 2"):
-        cosign.signer(OLD, KEY)
+    with pytest.raises(SigningError, match=r"cosign verify was ended by signal 2"):
+        cosign.signer(KEY)
 
 
 def test_cosign_is_not_started_after_a_stop(cosign: Cosign) -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(StoppedError):
-        Signer(key="keyless").sign_image(repository(AWAY).stoppable(stop), DIGEST, {})
+        Signer(key="keyless").sign_manifest(repository(AWAY).stoppable(stop), DIGEST, {})
     assert cosign.programs.calls == []
 
 
@@ -443,8 +374,8 @@ def test_a_request_that_fails_is_not_a_missing_signature(cosign: Cosign, message
     """A denied one was shown as "a server does not answer"; one that ended with EOF or 503 as a missing signature."""
     cosign.programs.answer = lambda _: (1, "", f"Error: {message}")
     with pytest.raises(SigningError) as caught:
-        cosign.signer(OLD, KEY)
-    assert str(caught.value) == f"cosign verify-blob: {message}"
+        cosign.signer(KEY)
+    assert str(caught.value) == f"cosign verify: {message}"
     assert hint in caught.value.hint
 
 
@@ -452,7 +383,7 @@ def test_the_query_of_a_url_is_not_shown(cosign: Cosign) -> None:
     """A registry may redirect to a signed URL, which is a credential."""
     cosign.programs.answer = lambda _: (1, "", 'Error: Get "https://s.example.test/blob?X-Signature=abc": EOF')
     with pytest.raises(SigningError, match=r'Get "https://s\.example\.test/blob": EOF$'):
-        cosign.signer(OLD, KEY)
+        cosign.signer(KEY)
 
 
 @pytest.mark.parametrize(
@@ -466,7 +397,7 @@ def test_the_query_of_a_url_is_not_shown(cosign: Cosign) -> None:
 def test_an_untrusted_certificate_is_not_a_failed_request(cosign: Cosign, error: str) -> None:
     """The signer chooses it: an untrusted signature must not end a release."""
     cosign.programs.answer = lambda _: (1, "", f"Error: {error}")
-    assert cosign.signer(OLD, KEY) == ""
+    assert cosign.signer(KEY) == ""
 
 
 def test_cosign_reaches_a_registry_as_the_client_does(
@@ -474,7 +405,7 @@ def test_cosign_reaches_a_registry_as_the_client_does(
 ) -> None:
     signer, bundle = Signer(key="keyless"), tmp_path / "bundle.pem"
     bundle.write_text("usual")
-    signer.sign_image(repository(AWAY, insecure=(AWAY,)), DIGEST, {})
+    signer.sign_manifest(repository(AWAY, insecure=(AWAY,)), DIGEST, {})
     assert "--allow-http-registry" in cosign.programs.calls[-1]
 
     (tmp_path / AWAY).mkdir()
@@ -482,7 +413,7 @@ def test_cosign_reaches_a_registry_as_the_client_does(
         (tmp_path / AWAY / name).write_text(name)
     monkeypatch.setattr(transport, "FOLDER", tmp_path)
     monkeypatch.setattr(transport.Transport, "adapter", lambda _: HTTPAdapter())
-    signer.sign_image(repository(AWAY, bundle=str(bundle)), DIGEST, {})
+    signer.sign_manifest(repository(AWAY, bundle=str(bundle)), DIGEST, {})
     assert list(cosign.programs.files.values()) == ["one.crt\ntwo.crt\nusual"]
 
     for name in ("b.cert", "b.key"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from builder.index.host import Host
 from builder.matrix.project import Project
 from builder.matrix.schema import Trusted
 from builder.registry import artifacts, signing, staging
+from builder.registry.client import Registry
 from builder.registry.signing import Signer
 from builder.registry.staging import Release, Released, StagedImage, StagingArea
 from tests.fakes.registry import MemoryRegistry
@@ -89,24 +92,54 @@ def test_a_release_follows_a_stamp_of_a_later_day(tiny: Project, place: StagingA
     assert place.write(tiny, "20261204", "ghi", [IMAGE]).stamp == "20261204"
 
 
+@dataclass(frozen=True, kw_only=True)
+class NamedSigner(Signer):
+    """`signed` are the keys and the manifests that they signed."""
+
+    signed: list[tuple[str, str]]
+
+    def sign_manifest(self, registry: Registry, digest: str, annotations: Mapping[str, str] = {}) -> None:
+        assert registry.manifest(digest), "cosign signs what is in the registry"
+        self.signed.append((self.key, digest))
+
+
 def test_a_list_that_nobody_trusted_signed_is_signed_again(
     tiny: Project, place: StagingArea, registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with another key: release advised to run stage again, which changed nothing."""
     tiny.__dict__["matrix"] = tiny.matrix.model_copy(update={"evidence": [Trusted(key="keys/ci.pub")]})
+    signed: list[tuple[str, str]] = []
     monkeypatch.setattr(
-        signing, "signed", lambda kind, content, signer: {kind: content, signing.SIGNATURE_TYPE: signer.key.encode()}
+        signing, "signer_of_manifest", lambda _, digest, __, ___: ("ci" * (("ci", digest) in signed), [])
     )
-    monkeypatch.setattr(
-        signing, "trusted_signer", lambda _, documents, __: "ci" * (documents[signing.SIGNATURE_TYPE] == b"ci")
-    )
-    first = place.write(tiny, "20261122", "abc", [IMAGE], Signer(key="old"))
-    assert place.write(tiny, "20261122", "abc", [IMAGE], Signer(key="ci")) == first
+    monkeypatch.setattr(signing, "has_signature", lambda _, digest: digest in [each for _, each in signed])
+    first = place.write(tiny, "20261122", "abc", [IMAGE], NamedSigner(key="old", signed=signed))
     tag = registry.tags["release-20261122"]
-    assert place.write(tiny, "20261122", "abc", [IMAGE], Signer(key="ci")) == first
-    assert registry.tags["release-20261122"] == tag, "once is enough"
     (tiny.root / ".builder/staged").rename(tiny.root / "elsewhere")
+    with pytest.raises(VerifyError, match="no signer listed under"):
+        place.require_signed(tiny, first, "builder release")
+    assert place.write(tiny, "20261122", "abc", [IMAGE], NamedSigner(key="ci", signed=signed)) == first
+    assert registry.tags["release-20261122"] == tag
+    (tiny.root / ".builder/staged").rename(tiny.root / "again")
     place.require_signed(tiny, first, "builder release")
+
+
+def test_an_unsigned_list_is_refused_without_cosign(tiny: Project, place: StagingArea) -> None:
+    """And without the key, which this machine need not have."""
+    tiny.__dict__["matrix"] = tiny.matrix.model_copy(update={"evidence": [Trusted(key="keys/none.pub")]})
+    release = place.write(tiny, "20261122", "abc", [IMAGE])
+    (tiny.root / ".builder/staged").rename(tiny.root / "elsewhere")
+    with pytest.raises(VerifyError, match="no signer listed under"):
+        place.require_signed(tiny, release, "builder release")
+
+
+def test_a_list_has_its_signature_before_its_tag(tiny: Project, place: StagingArea, registry: MemoryRegistry) -> None:
+    """A release that reads it in between would be refused."""
+    signed: list[tuple[str, str]] = []
+    before: list[list[tuple[str, str]]] = []
+    registry.on_put = lambda reference: before.append([*signed]) if reference.startswith("release-") else None
+    place.write(tiny, "20261122", "abc", [IMAGE], NamedSigner(key="ci", signed=signed))
+    assert before == [[("ci", registry.tags["release-20261122"])]]
 
 
 def test_a_stamp_that_another_machine_sets_at_the_same_time(
