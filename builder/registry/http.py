@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from http.cookiejar import DefaultCookiePolicy
 from typing import TypeVar
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urljoin
 
 import requests
 from urllib3.exceptions import HTTPError
@@ -18,6 +18,7 @@ from urllib3.exceptions import HTTPError
 from builder.common.errors import NoRegistryError, RegistryError
 from builder.common.tasks import RetryPolicy
 from builder.common.text import counted
+from builder.index.settings import origin_of
 from builder.registry import failures
 from builder.registry.auth import Login, login_hint
 from builder.registry.failures import RejectedError, StoppedError, TooLongError, TransientError
@@ -76,7 +77,7 @@ class Connection:
         """`url` and `scope` are those of the repository. `say` is called before a request is tried again."""
         self.registry = transport.registry  # the name that people use and log in to
         self.url = url
-        self._origin = _origin(url)
+        self._origin = origin_of(url)
         self.scope = scope
         self.rejects_chunks = threading.Event()  # set by the first upload whose chunk the registry rejects
         self.policy = policy
@@ -162,13 +163,14 @@ class Connection:
 
     def location(self, answer: Answer) -> str:
         """The URL of an answer's Location header; the request's own if it has no such header."""
-        return self._safe_url(answer.request.action, answer.request.url, answer.headers.get("Location", ""))
+        url = _joined(answer.request.url, answer.headers.get("Location", ""))
+        return self._safe_url(answer.request.action, url)
 
     def next_page(self, answer: Answer) -> str:
         """The URL of the next page of a list; empty for the last one. Source: RFC 5988."""
         links = requests.utils.parse_header_links(answer.headers.get("Link", ""))
         target = next((link["url"] for link in links if link.get("rel") == "next"), "")
-        return self._safe_url(answer.request.action, answer.request.url, target) if target else ""
+        return self._safe_url(answer.request.action, _joined(answer.request.url, target)) if target else ""
 
     def check_stop(self) -> None:
         if self._stop.is_set():
@@ -181,7 +183,7 @@ class Connection:
         while rejected < 2:
             authorization = self._login.header(scope, self._fetch_token)
             response = self._follow(request, authorization)
-            if response.status_code != HTTPStatus.UNAUTHORIZED or _origin(response.url) != self._origin:
+            if response.status_code != HTTPStatus.UNAUTHORIZED or origin_of(response.url) != self._origin:
                 return response
             challenge = response.headers.get("WWW-Authenticate", "")
             response.close()
@@ -196,16 +198,14 @@ class Connection:
     def _follow(self, request: Request, authorization: str) -> requests.Response:
         """Follows redirects of reads. Credentials go to the registry itself, never to another host."""
         for _ in range(REDIRECTS):
-            response = self._send(request, authorization if _origin(request.url) == self._origin else "")
+            response = self._send(request, authorization if origin_of(request.url) == self._origin else "")
             if request.method not in ("GET", "HEAD") or not response.is_redirect:
                 return response
-            location, is_own = response.headers["Location"], False
-            with suppress(ValueError):  # `_safe_url` refuses an invalid address
-                is_own = _origin(urljoin(request.url, location)) == self._origin
-            if request.stays and not is_own:
+            url = _joined(request.url, response.headers["Location"])
+            if request.stays and origin_of(url) != self._origin:
                 return response
             response.close()
-            request = replace(request, url=self._safe_url(request.action, request.url, location))
+            request = replace(request, url=self._safe_url(request.action, url))
         raise RejectedError(f"{self.registry}: {request.action}: more than {REDIRECTS} redirects")
 
     def _send(self, request: Request, authorization: str = "") -> requests.Response:
@@ -234,18 +234,13 @@ class Connection:
     def _fetch_token(self, method: str, url: str, headers: Mapping[str, str], form: bytes | None) -> bytes:
         """Sends a token request, whose URL the registry chose; returns the body of the response."""
         action = "requesting a token"
-        url = self._safe_url(action, url, "")
+        url = self._safe_url(action, _joined(url, ""))
         request = Request(action=action, method=method, url=url, expect=(200,), headers=headers, body=form)
         return self.retry(lambda: self.send_once(request, with_login=False)).body
 
-    def _safe_url(self, action: str, base: str, target: str) -> str:
-        """A URL from a registry's response. Raises RejectedError unless the transport allows it."""
-        try:
-            url = urljoin(base, target)
-            _origin(url)  # a port that is no number
-        except ValueError:
-            url = ""
-        if not self._transport.allows(url):
+    def _safe_url(self, action: str, url: str) -> str:
+        """A URL from a registry's response. Raises RejectedError unless it is valid and the transport allows it."""
+        if not (origin_of(url) and self._transport.allows(url)):
             raise RejectedError(
                 f"{self.registry}: {action}: the response contains a URL that is not https",
                 hint="Configure the proxy of the registry to send X-Forwarded-Proto: https, or add the server to "
@@ -254,6 +249,12 @@ class Connection:
         return url
 
 
-def _origin(url: str) -> tuple[str, str, int]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+def _joined(base: str, target: str) -> str:
+    """The address of a target in a response to a request for `base`; empty for an invalid one.
+
+    As requests prepares it: of `https://a\\@b/`, requests connects to a, but urlsplit takes b for the host.
+    """
+    try:
+        return requests.Request("GET", urljoin(base, target)).prepare().url or ""
+    except (requests.RequestException, ValueError):
+        return ""

@@ -272,6 +272,23 @@ def test_a_redirect_is_followed_without_credentials(lay: Lay, docker_config: Pat
     assert ["Authorization" in sent.headers for sent in wire.seen] == [False, True, False]
 
 
+@pytest.mark.parametrize("place", ["elsewhere.test", f"elsewhere.test\\@{HOST}", f"elsewhere.test/@{HOST}"])
+def test_a_redirect_that_hides_its_host_gets_no_credentials(lay: Lay, docker_config: Path, place: str) -> None:
+    """requests takes the host before the backslash, urlsplit the one after it."""
+    docker_config.write_text(json.dumps({"auths": {HOST: {"auth": "bWU6eA=="}}}))
+
+    def answer(sent: Sent) -> Reply:
+        if sent.url.startswith("https://elsewhere.test/"):
+            return Reply(body=CONTENT)
+        if "Authorization" not in sent.headers:
+            return Reply(status=401, headers={"WWW-Authenticate": "Basic realm=x"})
+        return Reply(status=307, headers={"Location": f"https://{place}/x"})
+
+    wire = lay(answer)
+    assert connect().read_blob(DIGEST) == CONTENT
+    assert ["Authorization" in sent.headers for sent in wire.seen] == [False, True, False]
+
+
 def test_redirects_end(lay: Lay) -> None:
     wire = lay(lambda _: Reply(status=302, headers={"Location": "/again"}))
     with pytest.raises(RegistryError, match="more than 5 redirects"):
