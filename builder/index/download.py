@@ -21,8 +21,9 @@ import requests
 from packaging.utils import canonicalize_name
 
 from builder.common.errors import FetchError, store_error
+from builder.common.http import UNCOMPRESSED, failure_of, is_transient
 from builder.common.tasks import RetryPolicy
-from builder.index.session import DOCTOR, PIECE, RETRIED, UNCOMPRESSED, IndexSession, certificate_fault, describe
+from builder.index.session import DOCTOR, PIECE, IndexSession, describe
 from builder.index.settings import IndexSettings, origin_of
 from builder.index.wheels import Wheel
 
@@ -196,13 +197,14 @@ class FileFetcher(ABC, Generic[_File]):
                 failures = 1 if received >= longest + PIECE else failures + 1
                 longest = max(longest, received)
                 reason = str(error) if isinstance(error, _RetryError) else describe(error, self._server(locked))
-                if isinstance(error, requests.HTTPError) and error.response.status_code not in RETRIED:
+                if isinstance(error, requests.HTTPError) and not is_transient(error.response.status_code):
                     hint = self._session(locked).hint(error, self.again)
                     package = self._package(locked) if hint == self.again else ""
                     raise AbsentError(f"{locked.file}: {reason}", hint=hint, package=package) from error
-                if failures > self._policy.retries or certificate_fault(error):
+                is_final = failure_of(error).fault.is_final
+                if failures > self._policy.retries or is_final:
                     kind = AbsentError if isinstance(error, _RetryError) else LostError
-                    otherwise = DOCTOR if certificate_fault(error) else f"Several attempts failed. {_KEPT}"
+                    otherwise = DOCTOR if is_final else f"Several attempts failed. {_KEPT}"
                     hint = self._session(locked).hint(error, otherwise)
                     raise kind(f"{locked.file}: {reason}", hint=hint) from error
                 self._stopped.wait(self._policy.delay(failures))

@@ -6,12 +6,10 @@ It also downloads from Debian's archives, without a login.
 from __future__ import annotations
 
 import os
-import ssl
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import responses
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -20,7 +18,8 @@ import urllib3
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
-from builder.common.errors import FetchError, causes
+from builder.common.errors import FetchError
+from builder.common.http import UNCOMPRESSED, Fault, failure_of, is_transient, status_text
 from builder.index import logins
 from builder.index.settings import IndexSettings, host_of, origin_of
 
@@ -29,32 +28,11 @@ if TYPE_CHECKING:
     from remotezip import RemoteZip
 
 TIMEOUT_S = (10.0, 30.0)  # to connect, between two bytes
-RETRIED = (408, 425, 429, 500, 502, 503, 504)  # timeouts, limits of the rate, errors of the server or a proxy
 PIECE = 1 << 18  # bytes read at once; as many are lost at most when a connection breaks
-UNCOMPRESSED = {"Accept-Encoding": "identity"}  # sizes, ranges and hashes are those of the file itself
 REFUSED = (401, 403)  # without a login, or with a wrong one
 LONGEST_WAIT_S = 30  # the longest Retry-After of the index that is obeyed
 POOL = 8  # connections kept open to one host
 DOCTOR = "`builder doctor` checks the index."
-
-# X509_V_ERR_* of OpenSSL for a chain without an authority that this machine trusts, not for a wrong name or time.
-UNKNOWN_AUTHORITY = (2, 18, 19, 20, 21)
-INVALID = "{} sent an invalid response"
-# The first class that matches counts: some are subclasses of later ones.
-_MESSAGES: dict[type[Exception], str] = {
-    requests.exceptions.ReadTimeout: "{} timed out",
-    requests.exceptions.ConnectTimeout: "the connection to {} timed out",
-    requests.exceptions.SSLError: "the TLS connection to {} failed",
-    requests.exceptions.ProxyError: "cannot connect to {} through the proxy",
-    requests.exceptions.ChunkedEncodingError: "the connection was lost",
-    requests.exceptions.ConnectionError: "cannot connect to {}, or the connection was lost",
-    requests.exceptions.TooManyRedirects: "too many redirects",
-    requests.exceptions.InvalidJSONError: INVALID,
-    ConnectionError: "the connection was lost",
-    # While remotezip reads a response, without requests.
-    urllib3.exceptions.ReadTimeoutError: "{} timed out",
-    urllib3.exceptions.ProtocolError: "the connection was lost",
-}
 
 
 class IndexSession(requests.Session):
@@ -71,7 +49,11 @@ class IndexSession(requests.Session):
 
         super().__init__()
         retry = Retry(
-            retries, backoff_factor=0.5, status_forcelist=RETRIED, raise_on_status=False, retry_after_max=LONGEST_WAIT_S
+            retries,
+            backoff_factor=0.5,
+            status_forcelist=[status for status in range(400, 600) if is_transient(status)],
+            raise_on_status=False,
+            retry_after_max=LONGEST_WAIT_S,
         )
         for scheme in ("https://", "http://"):
             self.mount(scheme, HTTPAdapter(max_retries=retry if retries else 0, pool_maxsize=POOL))
@@ -121,7 +103,7 @@ class IndexSession(requests.Session):
 
     def hint(self, error: BaseException | None, otherwise: str) -> str:
         """A hint after a failed request: how to supply the missing login or certificate authority, or `otherwise`."""
-        if (fault := certificate_fault(error)) and fault.verify_code in UNKNOWN_AUTHORITY:
+        if error and failure_of(error).has_unknown_authority:
             return authority_hint(self._ca_bundle)
         if not (self.settings.name and isinstance(error, requests.HTTPError) and error.response.status_code in REFUSED):
             return otherwise
@@ -192,12 +174,6 @@ class IndexSession(requests.Session):
         return RemoteZip(url, session=self, headers=UNCOMPRESSED)
 
 
-def certificate_fault(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
-    """OpenSSL's error in that of a request, if the certificate of the server was not accepted."""
-    chain = causes(error) if error else []
-    return next((cause for cause in chain if isinstance(cause, ssl.SSLCertVerificationError)), None)
-
-
 def authority_hint(ca_bundle: str) -> str:
     """A hint to trust a server's certificate authority. `ca_bundle` is the present file of authorities, if any."""
     hint = "Set SSL_CERT_FILE, or pip's `cert`, to a PEM file with the certificate of its authority."
@@ -222,18 +198,15 @@ def fetch_errors(what: str, session: IndexSession) -> Iterator[None]:
     except (OSError, urllib3.exceptions.HTTPError) as error:
         raise FetchError(f"{what}: {describe(error, server)}", hint=session.hint(error, again)) from error
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, KeyError, TypeError, ValueError) as error:
-        raise FetchError(f"{what}: {INVALID.format(server)}", hint=DOCTOR) from error
+        raise FetchError(f"{what}: {Fault.INVALID.value.format(server)}", hint=DOCTOR) from error
 
 
 def describe(error: BaseException, server: str = "the index") -> str:
     """A message for a failed request: a library's own may contain addresses, and secrets in addresses."""
-    if isinstance(error, requests.HTTPError):  # without the server's own reason, which may contain anything
-        status = error.response.status_code
-        return f"{server} returned {status} {responses.get(status, '')}".rstrip()
-    if fault := certificate_fault(error):
-        reason = fault.verify_message.partition(",")[0]  # the rest may have the name of the host
-        return f"the certificate of {server} is not trusted ({reason})"
-    for kind, message in _MESSAGES.items():
-        if isinstance(error, kind):
-            return message.format(server)
-    return f"the request to {server} failed ({type(error).__name__})"
+    if isinstance(error, requests.HTTPError):
+        return f"{server} returned {status_text(error.response.status_code)}"
+    failure = failure_of(error)
+    sentence = failure.fault.value.format(server)
+    if failure.fault is Fault.CERTIFICATE:
+        return f"{sentence} ({failure.detail.partition(',')[0]})"  # the rest may have the name of the host
+    return f"{sentence} ({type(error).__name__})" if failure.fault is Fault.OTHER else sentence

@@ -15,6 +15,7 @@ from pathlib import Path
 import requests
 
 from builder.common.errors import EngineError, FetchError
+from builder.common.http import UNCOMPRESSED
 from builder.common.tasks import RetryPolicy, thread_pool
 from builder.index import mmdebstrap
 from builder.index.download import AbsentError, FileFetcher, LostError
@@ -223,7 +224,7 @@ class Archives:
 def _size(session: IndexSession, place: Place, address: str) -> int | None:
     """The size of the file at an address, 0 if the server does not say; None without a file. Raises LostError."""
     try:
-        response = session.head(address, allow_redirects=True, headers={"Accept-Encoding": "identity"})
+        response = session.head(address, allow_redirects=True, headers=UNCOMPRESSED)
         if response.status_code >= requests.codes.server_error or response.status_code in _NO_ANSWER:
             response.raise_for_status()
     except (requests.RequestException, OSError) as error:

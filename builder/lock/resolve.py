@@ -26,12 +26,13 @@ from packaging.utils import BuildTag, InvalidWheelFilename, canonicalize_name, p
 
 from builder.common.errors import FetchError, LockError, MatrixError, UnreachableError, choose_again
 from builder.common.files import digest_of_data
+from builder.common.http import Fault
 from builder.common.tasks import thread_pool
 from builder.common.text import counted
 from builder.index.host import Host
 from builder.index.local_index import LocalIndex, Sources, serve_index
 from builder.index.releases import UPLOAD_AGAIN, Index
-from builder.index.session import DOCTOR, INVALID, POOL, IndexSession, authority_hint, describe
+from builder.index.session import DOCTOR, POOL, IndexSession, authority_hint, describe
 from builder.index.settings import IndexSettings
 from builder.index.wheels import ORIGIN, PLATFORMS, BuiltWheel, LockedWheel, Wheel
 from builder.lock import checks, lockfile, sources
@@ -601,7 +602,8 @@ def _size(cell: Cell, session: IndexSession, url: str) -> int:
     except (OSError, ValueError) as error:
         is_request = isinstance(error, requests.RequestException)
         server = session.settings.label
-        reason = describe(error, server) if is_request else getattr(error, "strerror", None) or INVALID.format(server)
+        invalid = Fault.INVALID.value.format(server)
+        reason = describe(error, server) if is_request else getattr(error, "strerror", None) or invalid
         raise LockError(
             f"{cell.id}: {server} does not serve {_file_name(url)}: {reason}",
             hint=session.hint(error, "Run again. If it fails again, the index lists a file that it does not have."),

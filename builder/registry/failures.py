@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import email.utils
-import errno
 import json
 import re
-import socket
-import ssl
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
-from http.client import responses
 from typing import Any
 
 import requests
-from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError
+from urllib3.exceptions import HTTPError
 
-from builder.common.errors import NoRegistryError, RegistryError, causes
+from builder.common.errors import NoRegistryError, RegistryError
+from builder.common.http import Fault, failure_of, is_transient, retry_after, status_text
 from builder.common.text import one_line
 from builder.registry.auth import login_hint
 from builder.registry.transport import FOLDER
 
 LONGEST_BODY = 1024 * 1024  # bytes of an error's body that are read
-# Besides these, all 5xx are worth a retry, except for those that the same request would get again.
-TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
-PERMANENT = (HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, HTTPStatus.INSUFFICIENT_STORAGE)
-UNREACHABLE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)
 BLOB_UNKNOWN = "MANIFEST_BLOB_UNKNOWN"  # docker-registry sends DIGEST_INVALID before it
 UNREACHABLE_HINT = (
     "Check the registry's name and port and the network, and that the registry is running. Then run this again."
 )
 RUN_AGAIN = "Run this again: data already in the registry is not sent again."
-_REFUSED_CLIENT = re.compile(r"ALERT_.*(CERTIFICATE|UNKNOWN_CA)")  # by the server
 # In words, or as the error number in docker-registry's JSON: ENOSPC, EDQUOT.
 _DISK_FULL = re.compile(r'no space left on device|disk quota exceeded|"Err":\s*(?:28|122)\b', re.IGNORECASE)
 
@@ -86,12 +77,12 @@ def of_response(registry: str, action: str, response: requests.Response, hide: C
         parts = (error.get("code"), error.get("message"), error.get("detail"))
         words.append(": ".join(part for part in parts if isinstance(part, str) and part))
     detail = one_line("; ".join(filter(None, words)))
-    answer = " ".join(filter(None, ["answered", str(status), responses.get(status), detail and f"({detail})"]))
+    answer = f"answered {status_text(status)}" + (f" ({detail})" if detail else "")
     if status == HTTPStatus.INSUFFICIENT_STORAGE or (status >= 500 and _DISK_FULL.search(text)):
         message = f"{registry}: {action}: the registry's disk is full: {answer}"
         return RejectedError(message, hint="Free space on the registry, then run this again.", status=status)
     message = f"{registry}: {action}: {answer}"
-    if status in TRANSIENT or (status >= 500 and status not in PERMANENT):
+    if is_transient(status):
         wait = retry_after(response.headers.get("Retry-After", ""), time.time())
         return TransientError(message, hint=RUN_AGAIN, wait=wait, status=status)
     hint = ""
@@ -113,43 +104,23 @@ def of_exception(registry: str, action: str, error: Exception) -> RegistryError:
 
     It holds no URL: a URL to which a registry redirected may be signed, and so a credential.
     """
-    chain = causes(error)
-    is_connected = not any(
-        isinstance(cause, (NewConnectionError, ConnectTimeoutError, socket.gaierror)) for cause in chain
-    )
-    failure = "connection lost"
-    for cause in chain:
-        if isinstance(cause, (requests.Timeout, TimeoutError)) or "Timeout" in type(cause).__name__:
-            failure = "request timed out"
-            break
-        if isinstance(cause, OSError) and not isinstance(cause, requests.RequestException) and cause.strerror:
-            failure = cause.strerror.lower()
-            break
-    for cause in chain:
-        reason = hint = ""
-        if isinstance(cause, socket.gaierror) and cause.errno in (socket.EAI_NONAME, socket.EAI_NODATA):
-            return NoRegistryError(f"{registry}: {action}: unknown host", hint="Check the name of the registry.")
-        if isinstance(cause, OSError) and cause.errno in UNREACHABLE and not is_connected:
-            return NoRegistryError(f"{registry}: {action}: {failure}", hint=UNREACHABLE_HINT)
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            reason = f"certificate not trusted ({cause.verify_message})"
-            hint = f"Save the certificate of its authority as {FOLDER}/{registry}/ca.crt, or set SSL_CERT_FILE."
-        elif isinstance(cause, ssl.SSLError) and _REFUSED_CLIENT.search(cause.reason or ""):
-            reason = "client certificate required, or not accepted"
-            hint = f"Save a client certificate as {FOLDER}/{registry}/client.cert, and its key as client.key."
-        elif isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
-            reason = "the server does not use https"
+    failure, message, certificates = failure_of(error), f"{registry}: {action}", f"{FOLDER}/{registry}"
+    match failure.fault:
+        case Fault.CERTIFICATE:
+            hint = f"Save the certificate of its authority as {certificates}/ca.crt, or set SSL_CERT_FILE."
+            return RejectedError(f"{message}: certificate not trusted ({failure.detail})", hint=hint)
+        case Fault.CLIENT_CERTIFICATE:
+            hint = f"Save a client certificate as {certificates}/client.cert, and its key as client.key."
+            return RejectedError(f"{message}: client certificate required, or not accepted", hint=hint)
+        case Fault.NO_TLS:
             hint = f"To allow plain http, add {registry} to `insecure` in matrix.yaml."
-        if reason:
-            return RejectedError(f"{registry}: {action}: {reason}", hint=hint)
-    return TransientError(f"{registry}: {action}: {failure}", hint=RUN_AGAIN, is_connected=is_connected)
-
-
-def retry_after(header: str, now: float) -> float:
-    """Seconds to wait by a Retry-After header: a number, or a date."""
-    if re.fullmatch(r"[0-9]{1,9}", header.strip(), re.ASCII):
-        return float(header)
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - now)
-    except (ValueError, TypeError, OverflowError):
-        return 0.0
+            return RejectedError(f"{message}: the server does not use https", hint=hint)
+        case Fault.OTHER:
+            return RejectedError(f"{message}: invalid request ({type(error).__name__})")
+        case Fault.TIMEOUT | Fault.CONNECT_TIMEOUT:
+            message += ": request timed out"
+        case _:
+            message += f": {failure.detail or 'connection lost'}"
+    if failure.is_unreachable:
+        return NoRegistryError(message, hint=UNREACHABLE_HINT)
+    return TransientError(message, hint=RUN_AGAIN, is_connected=failure.is_connected)

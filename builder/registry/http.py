@@ -16,6 +16,7 @@ import requests
 from urllib3.exceptions import HTTPError
 
 from builder.common.errors import NoRegistryError, RegistryError
+from builder.common.http import UNCOMPRESSED
 from builder.common.tasks import RetryPolicy
 from builder.common.text import counted
 from builder.index.settings import origin_of
@@ -152,7 +153,7 @@ class Connection:
             self.check_stop()
             try:
                 piece = response.raw.read(READ, decode_content=False)
-            except (HTTPError, OSError) as error:
+            except HTTPError as error:
                 raise failures.of_exception(self.registry, action, error) from None
             if not piece:
                 return
@@ -210,7 +211,7 @@ class Connection:
 
     def _send(self, request: Request, authorization: str = "") -> requests.Response:
         self.check_stop()
-        headers = {"Accept-Encoding": "identity", "User-Agent": "builder", **request.headers}
+        headers = {**UNCOMPRESSED, "User-Agent": "builder", **request.headers}
         if authorization:
             headers["Authorization"] = authorization
         try:
@@ -225,11 +226,8 @@ class Connection:
                 allow_redirects=False,
                 stream=True,
             )
-        except (requests.ConnectionError, requests.Timeout) as error:
-            raise failures.of_exception(self.registry, request.action, error) from None
         except (requests.RequestException, ValueError) as error:
-            kind = type(error).__name__
-            raise RejectedError(f"{self.registry}: {request.action}: invalid request ({kind})") from None
+            raise failures.of_exception(self.registry, request.action, error) from None
 
     def _fetch_token(self, method: str, url: str, headers: Mapping[str, str], form: bytes | None) -> bytes:
         """Sends a token request, whose URL the registry chose; returns the body of the response."""

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import re
+import ssl
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -285,7 +286,7 @@ def test_a_wheel_that_another_process_downloads_and_removes_meanwhile(
 # ---- retries
 
 
-@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 520])
 @pytest.mark.parametrize("what", ["page", "file"])
 def test_a_status_that_may_pass_is_retried(setting: Setting, what: str, status: int) -> None:
     good = getattr(setting, what)
@@ -294,10 +295,10 @@ def test_a_status_that_may_pass_is_retried(setting: Setting, what: str, status: 
     assert len(setting.wire.seen) == 3
     setting.forget()
     setattr(setting, what, lambda _: Reply(status=status))
-    assert f"the index returned {status} " in setting.fails()
+    assert f"the index returned {status}" in setting.fails()
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 410, 418, 451, 501])
+@pytest.mark.parametrize("status", [400, 401, 403, 410, 418, 451, 501, 505, 507])
 @pytest.mark.parametrize("what", ["page", "file"])
 def test_any_other_status_is_final(setting: Setting, what: str, status: int) -> None:
     setattr(setting, what, lambda _: Reply(status=status))
@@ -515,6 +516,22 @@ def test_a_certificate_that_is_not_trusted_is_final(setting: Setting, what: str)
     error = setting.failure()
     assert "the certificate of the index is not trusted (unable to get local issuer certificate)" in str(error)
     assert error.hint.startswith("Set SSL_CERT_FILE, or pip's `cert`, to a PEM file")
+    assert setting.waited == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("WRONG_VERSION_NUMBER", "the index does not use https"),
+        ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "the index requires a client certificate, or refuses this one"),
+    ],
+)
+def test_tls_that_no_attempt_can_repair_is_final(setting: Setting, reason: str, message: str) -> None:
+    """As with a registry. It was tried five times, and the message was that the TLS connection failed."""
+    cause = ssl.SSLError(1, "x")
+    cause.reason = reason
+    setting.file = lambda _: requests.exceptions.SSLError(cause)
+    assert setting.fails() == f"{FILE}: {message}"
     assert setting.waited == []
 
 

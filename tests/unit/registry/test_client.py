@@ -25,8 +25,8 @@ from builder.index.host import Host
 from builder.index.settings import IndexSettings
 from builder.registry import http
 from builder.registry.client import REFUSALS, Manifest
-from builder.registry.failures import RejectedError, StoppedError, TransientError, retry_after
-from tests.fakes.wire import CONTENT, DIGEST, HOST, QUICK, Reply, Sent, broken, connect, errors, part
+from builder.registry.failures import RejectedError, StoppedError, TransientError
+from tests.fakes.wire import CONTENT, DIGEST, HOST, QUICK, Reply, Sent, broken, connect, errors, part, untrusted
 from tests.unit.registry.conftest import Lay
 
 IMAGE = "application/vnd.oci.image.manifest.v1+json"
@@ -37,17 +37,6 @@ def without_connection(number: int) -> Exception:
     inner = NewConnectionError(None, "no")  # type: ignore[arg-type]
     inner.__cause__ = OSError(number, os.strerror(number))
     return requests.ConnectionError(MaxRetryError(None, "/secret?signature=1", inner))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [
-        ("", 0), ("7", 7), (" 7 ", 7), ("-7", 0), ("soon", 0), ("9" * 12, 0), ("\u0667", 0),
-        ("Thu, 01 Jan 1970 00:01:40 GMT", 60), ("Thu, 01 Jan 1970 00:00:01 GMT", 0), ("Thu, 99 Jan 1970", 0),
-    ],
-)  # fmt: skip
-def test_retry_after(header: str, seconds: float) -> None:
-    assert retry_after(header, now=40) == seconds
 
 
 def test_delays_grow_to_a_limit_and_are_never_shorter_than_retry_after() -> None:
@@ -144,9 +133,7 @@ def test_retry_after_longer_than_the_limit(lay: Lay) -> None:
 
 
 def test_an_untrusted_certificate(lay: Lay) -> None:
-    cause = ssl.SSLCertVerificationError(1, "x")
-    cause.verify_message = "unable to get local issuer certificate"
-    wire = lay(lambda _: requests.exceptions.SSLError(MaxRetryError(None, "/", cause)))  # type: ignore[arg-type]
+    wire = lay(lambda _: untrusted())
     with pytest.raises(RegistryError, match=r"not trusted \(unable to get local issuer certificate") as caught:
         connect().has_blob(DIGEST)
     assert "SSL_CERT_FILE" in caught.value.hint

@@ -1,0 +1,136 @@
+"""What the clients of indexes, archives and registries have in common: why a request fails, and which one is repeated.
+
+It opens no connection.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import errno
+import re
+import socket
+import ssl
+from dataclasses import dataclass
+from enum import Enum
+from http import HTTPStatus
+from http.client import responses
+
+import requests
+import urllib3
+from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
+
+from builder.common.errors import causes
+
+UNCOMPRESSED = {"Accept-Encoding": "identity"}  # sizes, ranges and hashes are those of the file itself
+# Besides these, all 5xx are worth a retry, except for those that the same request would get again.
+_TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
+_PERMANENT = (HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, HTTPStatus.INSUFFICIENT_STORAGE)
+_UNREACHABLE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)
+_UNKNOWN_HOST = (socket.EAI_NONAME, socket.EAI_NODATA)
+# X509_V_ERR_* of OpenSSL for a chain without an authority that this machine trusts, not for a wrong name or time.
+_UNKNOWN_AUTHORITY = (2, 18, 19, 20, 21)
+_REFUSED_CLIENT = re.compile(r"ALERT_.*(CERTIFICATE|UNKNOWN_CA)")  # by the server
+
+
+class Fault(Enum):
+    """What went wrong with a request, as a sentence about a server."""
+
+    CERTIFICATE = "the certificate of {} is not trusted"
+    CLIENT_CERTIFICATE = "{} requires a client certificate, or refuses this one"
+    NO_TLS = "{} does not use https"
+    TLS = "the TLS connection to {} failed"
+    PROXY = "cannot connect to {} through the proxy"
+    CONNECT_TIMEOUT = "the connection to {} timed out"
+    TIMEOUT = "{} timed out"
+    NO_CONNECTION = "cannot connect to {}, or the connection was lost"
+    LOST = "the connection was lost"
+    REDIRECTS = "too many redirects"
+    INVALID = "{} sent an invalid response"
+    OTHER = "the request to {} failed"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether every other attempt would fail too, until the server or this machine is set up otherwise."""
+        return self in (Fault.CERTIFICATE, Fault.CLIENT_CERTIFICATE, Fault.NO_TLS)
+
+
+# The first one counts: some classes are subclasses of later ones.
+_CLASSES: dict[Fault, tuple[type[BaseException], ...]] = {
+    Fault.TLS: (ssl.SSLError, requests.exceptions.SSLError, urllib3.exceptions.SSLError),
+    Fault.PROXY: (requests.exceptions.ProxyError, urllib3.exceptions.ProxyError),
+    Fault.CONNECT_TIMEOUT: (requests.ConnectTimeout, ConnectTimeoutError),
+    Fault.TIMEOUT: (requests.Timeout, TimeoutError, urllib3.exceptions.TimeoutError),
+    Fault.NO_CONNECTION: (requests.ConnectionError,),
+    Fault.LOST: (requests.exceptions.ChunkedEncodingError, ConnectionError, urllib3.exceptions.ProtocolError),
+    Fault.REDIRECTS: (requests.TooManyRedirects,),
+    Fault.INVALID: (requests.exceptions.InvalidJSONError,),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A request without a usable response.
+
+    `detail` has the words of OpenSSL or of the operating system, maybe none, and maybe with the name of the host.
+    Without `is_connected`, there was no connection; with `is_unreachable`, there will be none at the next attempt.
+    `has_unknown_authority`: this machine does not trust the authority of the server's certificate.
+    """
+
+    fault: Fault
+    detail: str
+    is_connected: bool
+    is_unreachable: bool
+    has_unknown_authority: bool
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Why a request failed, from an exception of requests, urllib3 or Python."""
+    chain = causes(error)
+    fault, detail = Fault.OTHER, ""
+    is_connected, is_unreachable, has_unknown_authority = True, False, False
+    for cause in chain:
+        if isinstance(cause, (ConnectTimeoutError, socket.gaierror)):  # also NewConnectionError, its subclass
+            is_connected = False
+        if isinstance(cause, OSError) and not isinstance(cause, requests.RequestException):
+            is_unknown = isinstance(cause, socket.gaierror) and cause.errno in _UNKNOWN_HOST
+            detail = detail or ("unknown host" if is_unknown else (cause.strerror or "").lower())
+            is_unreachable |= is_unknown or (cause.errno in _UNREACHABLE and not is_connected)
+    chain = [cause for cause in chain if not isinstance(cause, NewConnectionError)]
+    for kind, classes in reversed(_CLASSES.items()):
+        if any(isinstance(cause, classes) for cause in chain):
+            fault = kind
+    for cause in chain:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            fault, detail = Fault.CERTIFICATE, cause.verify_message
+            has_unknown_authority = cause.verify_code in _UNKNOWN_AUTHORITY
+        elif isinstance(cause, ssl.SSLError) and _REFUSED_CLIENT.search(cause.reason or ""):
+            fault = Fault.CLIENT_CERTIFICATE
+        elif isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
+            fault = Fault.NO_TLS
+    return Failure(
+        fault=fault,
+        detail=detail,
+        is_connected=is_connected,
+        is_unreachable=is_unreachable,
+        has_unknown_authority=has_unknown_authority,
+    )
+
+
+def is_transient(status: int) -> bool:
+    """Whether the same request may get another status later."""
+    return status in _TRANSIENT or (status >= 500 and status not in _PERMANENT)
+
+
+def status_text(status: int) -> str:
+    """A status with its standard name. The server's own reason may contain anything."""
+    return f"{status} {responses.get(status, '')}".rstrip()
+
+
+def retry_after(header: str, now: float) -> float:
+    """Seconds to wait by a Retry-After header: a number, or a date."""
+    if re.fullmatch(r"[0-9]{1,9}", header.strip(), re.ASCII):
+        return float(header)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - now)
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
