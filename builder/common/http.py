@@ -1,19 +1,22 @@
-"""What the clients of indexes, archives and registries have in common: why a request fails, and which one is repeated.
+"""What the clients of indexes, archives and registries share: why requests fail, which are repeated, and downloads.
 
 It opens no connection.
 """
 
 from __future__ import annotations
 
-import email.utils
 import errno
+import hashlib
 import re
 import socket
 import ssl
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
 from http.client import responses
+from io import BufferedRandom
+from typing import BinaryIO
 
 import requests
 import urllib3
@@ -21,6 +24,7 @@ from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
 from builder.common.errors import causes
 
+PIECE = 1 << 18  # bytes read at once; as many are lost at most when a connection breaks
 UNCOMPRESSED = {"Accept-Encoding": "identity"}  # sizes, ranges and hashes are those of the file itself
 # Besides these, all 5xx are worth a retry, except for those that the same request would get again.
 _TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
@@ -126,11 +130,73 @@ def status_text(status: int) -> str:
     return f"{status} {responses.get(status, '')}".rstrip()
 
 
-def retry_after(header: str, now: float) -> float:
-    """Seconds to wait by a Retry-After header: a number, or a date."""
-    if re.fullmatch(r"[0-9]{1,9}", header.strip(), re.ASCII):
-        return float(header)
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - now)
-    except (ValueError, TypeError, OverflowError):
-        return 0.0
+def read_pieces(response: requests.Response) -> Iterator[bytes]:
+    """The body as it is, never decompressed. Raises urllib3.exceptions.HTTPError."""
+    while piece := response.raw.read(PIECE, decode_content=False):
+        yield piece
+
+
+class Download:
+    """The bytes of a download: counted, hashed, and written to `file` if there is one.
+
+    `progress` is called with the number of bytes gained, negative for bytes lost. `is_resumed`: some are of an earlier
+    response.
+    """
+
+    def __init__(self, file: BinaryIO | None, progress: Callable[[int], None]) -> None:
+        self._file, self._progress, self._reported = file, progress, 0
+        self._hash, self.size, self.is_resumed = hashlib.sha256(), 0, False
+
+    @classmethod
+    def resumed(cls, file: BufferedRandom, progress: Callable[[int], None]) -> Download:
+        """Continues with what an earlier run wrote to `file`."""
+        part = cls(file, progress)
+        file.seek(0)
+        part._hash = hashlib.file_digest(file, "sha256")
+        part.size = file.tell()
+        part.is_resumed = part.size > 0
+        return part
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers of a request for the missing bytes."""
+        return UNCOMPRESSED | ({"Range": f"bytes={self.size}-"} if self.size else {})
+
+    def receive(self, status: int, body: Iterable[bytes], limit: int) -> None:
+        """Adds the body of a response with this status, which may be the whole file again.
+
+        Reads at most one piece more than `limit` bytes of the file.
+        """
+        if status == HTTPStatus.PARTIAL_CONTENT:
+            self.is_resumed = self.size > 0
+        else:
+            self.clear()
+        self.report(self.size)
+        try:
+            for piece in body:
+                if self._file:
+                    self._file.write(piece)
+                self._hash.update(piece)
+                self.size += len(piece)
+                self.report(self.size)
+                if self.size > limit:
+                    return
+        finally:
+            if self._file:
+                self._file.flush()
+
+    def clear(self) -> None:
+        if self._file:
+            self._file.seek(0)
+            self._file.truncate()
+        self._hash, self.size, self.is_resumed = hashlib.sha256(), 0, False
+
+    def report(self, size: int) -> None:
+        """Reports the bytes up to `size` that were not reported yet; 0 takes back all, after a failure."""
+        if new := size - self._reported:
+            self._reported = size
+            self._progress(new)

@@ -40,3 +40,23 @@ class RetryPolicy:
         """Seconds to wait after so many consecutive failures, with jitter: many builders do not retry at once."""
         delay: float = min(self.first_delay_s * 2 ** (failures - 1), self.longest_delay_s)
         return max(delay * random.uniform(0.5, 1), at_least)  # noqa: S311  no secret depends on it
+
+
+class Retries:
+    """Counts the failures in a row of one transfer.
+
+    A failure with more progress than at any failure before begins a new row: a proxy that limits the time of a
+    connection cuts a large file many times.
+    """
+
+    def __init__(self, policy: RetryPolicy) -> None:
+        self._policy = policy
+        self._best = 0
+        self.failures = 0
+
+    def delay(self, progress: int, at_least: float = 0) -> float | None:
+        """Seconds until the next attempt, after a failure; None after too many."""
+        if progress > self._best:
+            self._best, self.failures = progress, 0
+        self.failures += 1
+        return self._policy.delay(self.failures, at_least) if self.failures <= self._policy.retries else None

@@ -11,19 +11,20 @@ import hashlib
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from io import BufferedRandom
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import requests
+import urllib3
 from packaging.utils import canonicalize_name
 
 from builder.common.errors import FetchError, store_error
-from builder.common.http import UNCOMPRESSED, failure_of, is_transient
-from builder.common.tasks import RetryPolicy
-from builder.index.session import DOCTOR, PIECE, IndexSession, describe
+from builder.common.http import PIECE, Download, failure_of, is_transient, read_pieces
+from builder.common.tasks import Retries, RetryPolicy
+from builder.index.session import DOCTOR, IndexSession, describe
 from builder.index.settings import IndexSettings, origin_of
 from builder.index.wheels import Wheel
 
@@ -63,34 +64,6 @@ class LostError(FetchError):
 
 class _RetryError(Exception):
     """A fault that the next attempt may not have."""
-
-
-class _PartialFile:
-    """A file that is being downloaded: its size, its hash, and how many of its bytes were `reported` as progress."""
-
-    def __init__(self, file: BufferedRandom, progress: Callable[[int], None]) -> None:
-        """Reads what an earlier attempt wrote."""
-        file.seek(0)
-        self.hash = hashlib.file_digest(file, "sha256")
-        self.size = file.tell()
-        self.is_resumed = self.size > 0
-        self.file, self._progress, self._reported = file, progress, 0
-
-    def clear(self) -> None:
-        self.file.seek(0)
-        self.file.truncate()
-        self.hash, self.size, self.is_resumed = hashlib.sha256(), 0, False
-
-    def append(self, chunk: bytes) -> None:
-        self.file.write(chunk)
-        self.hash.update(chunk)
-        self.size += len(chunk)
-        self.report(self.size)
-
-    def report(self, size: int) -> None:
-        """Reports the bytes up to `size` that were not reported yet; 0 takes back all, after a failure."""
-        new, self._reported = size - self._reported, size
-        self._progress(new)
 
 
 class FileFetcher(ABC, Generic[_File]):
@@ -182,41 +155,36 @@ class FileFetcher(ABC, Generic[_File]):
     def _download(self, locked: _File, file: BufferedRandom, address: str | Callable[[], str]) -> None:
         """Tries until the file is complete; a function for the address may make requests too.
 
-        An attempt that received more of the file than all before it resets the number of failures: a proxy that
-        limits the time of a connection cuts a large wheel many times. Raises AbsentError, LostError, or FetchError for
-        another file.
+        Raises AbsentError, LostError, or FetchError for another file.
         """
-        failures = longest = 0
+        part, retries = Download.resumed(file, self._progress), Retries(self._policy)
         while True:
             try:
-                self._attempt(locked, file, address if isinstance(address, str) else address())
+                self._attempt(locked, part, address if isinstance(address, str) else address())
                 return
-            except (_RetryError, requests.RequestException, ConnectionError) as error:
-                received = os.fstat(file.fileno()).st_size
+            except (_RetryError, requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError) as error:
                 # Fewer bytes are no progress: a server that sends single bytes would be tried for years.
-                failures = 1 if received >= longest + PIECE else failures + 1
-                longest = max(longest, received)
+                delay = retries.delay(part.size // PIECE)
                 reason = str(error) if isinstance(error, _RetryError) else describe(error, self._server(locked))
                 if isinstance(error, requests.HTTPError) and not is_transient(error.response.status_code):
                     hint = self._session(locked).hint(error, self.again)
                     package = self._package(locked) if hint == self.again else ""
                     raise AbsentError(f"{locked.file}: {reason}", hint=hint, package=package) from error
                 is_final = failure_of(error).fault.is_final
-                if failures > self._policy.retries or is_final:
+                if delay is None or is_final:
                     kind = AbsentError if isinstance(error, _RetryError) else LostError
                     otherwise = DOCTOR if is_final else f"Several attempts failed. {_KEPT}"
                     hint = self._session(locked).hint(error, otherwise)
                     raise kind(f"{locked.file}: {reason}", hint=hint) from error
-                self._stopped.wait(self._policy.delay(failures))
+                self._stopped.wait(delay)
                 self._check_stopped(locked)
 
     def _check_stopped(self, locked: _File) -> None:
         if self._stopped.is_set():
             raise FetchError(f"{locked.file}: the download was stopped", hint=_KEPT)
 
-    def _attempt(self, locked: _File, file: BufferedRandom, url: str) -> None:
+    def _attempt(self, locked: _File, part: Download, url: str) -> None:
         """Resumes an earlier attempt, or starts. Discards a part whose bytes are not those of the file."""
-        part = _PartialFile(file, self._progress)
         if locked.size and part.size > locked.size:
             part.clear()
         try:
@@ -225,7 +193,7 @@ class FileFetcher(ABC, Generic[_File]):
             part.report(part.size)
             if part.size < locked.size:
                 raise _RetryError(f"incomplete: {part.size} of {locked.size} bytes")
-            sha256 = part.hash.hexdigest()
+            sha256 = part.sha256
             limit, whose = (locked.size, "in the lock") if locked.size else (LARGEST_UNKNOWN, "that are allowed")
             if part.size > limit:
                 fault = f"{self._server(locked)} serves more than the {limit} bytes {whose}"
@@ -242,30 +210,24 @@ class FileFetcher(ABC, Generic[_File]):
             part.report(0)
             raise
 
-    def _receive(self, locked: _File, url: str, part: _PartialFile) -> None:
+    def _receive(self, locked: _File, url: str, part: Download) -> None:
         """Requests the missing bytes; writes at most one piece more than the file has."""
         if not origin_of(url).startswith(("https://", "http://")):
             raise FetchError(
                 f"{locked.file}: {self._server(locked)} lists an unsupported address",
                 hint=f"Only https and http work. {DOCTOR}",
             )
-        headers = UNCOMPRESSED | ({"Range": f"bytes={part.size}-"} if part.size else {})
-        with self._session(locked).get(url, headers=headers, stream=True) as response:
+        with self._session(locked).get(url, headers=part.headers, stream=True) as response:
             if response.status_code == requests.codes.range_not_satisfiable:
                 part.clear()
                 raise _RetryError(f"{self._server(locked)} has fewer bytes than were already downloaded")
             response.raise_for_status()
-            if response.status_code != requests.codes.partial_content:
-                part.clear()
-            part.report(part.size)
-            try:
-                for chunk in response.iter_content(PIECE):
-                    self._check_stopped(locked)
-                    part.append(chunk)
-                    if part.size > (locked.size or LARGEST_UNKNOWN):
-                        break
-            finally:
-                part.file.flush()
+            part.receive(response.status_code, self._pieces(locked, response), locked.size or LARGEST_UNKNOWN)
+
+    def _pieces(self, locked: _File, response: requests.Response) -> Iterator[bytes]:
+        for piece in read_pieces(response):
+            self._check_stopped(locked)
+            yield piece
 
 
 class Fetcher(FileFetcher[Wheel]):
@@ -324,12 +286,10 @@ class Fetcher(FileFetcher[Wheel]):
 
     def _get(self, wheel: Wheel, file: BufferedRandom) -> None:
         if wheel.source and self._built:
-            part = _PartialFile(file, self._progress)
-            part.clear()  # an earlier run may have ended while it copied
-            with self._built(wheel).open("rb") as content:
-                while chunk := content.read(PIECE):
-                    part.append(chunk)
-            if (sha256 := part.hash.hexdigest()) != wheel.sha256:
+            part = Download(file, self._progress)
+            with self._built(wheel).open("rb") as content:  # as a whole: an earlier run may have ended while it copied
+                part.receive(requests.codes.ok, iter(lambda: content.read(PIECE), b""), LARGEST_UNKNOWN)
+            if (sha256 := part.sha256) != wheel.sha256:
                 part.clear()
                 part.report(0)
                 raise FetchError(

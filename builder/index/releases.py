@@ -17,7 +17,8 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, is_normaliz
 from packaging.version import InvalidVersion, Version
 
 from builder.common.errors import FetchError
-from builder.index.session import DOCTOR, PIECE, IndexSession, fetch_errors
+from builder.common.http import PIECE
+from builder.index.session import DOCTOR, IndexSession, fetch_errors
 from builder.index.settings import IndexSettings
 from builder.index.wheels import LONGEST, PLATFORMS
 from builder.matrix.schema import AMD64, Arch

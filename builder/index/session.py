@@ -19,7 +19,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
 from builder.common.errors import FetchError
-from builder.common.http import UNCOMPRESSED, Fault, failure_of, is_transient, status_text
+from builder.common.http import PIECE, UNCOMPRESSED, Fault, failure_of, is_transient, status_text
 from builder.index import logins
 from builder.index.settings import IndexSettings, host_of, origin_of
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from remotezip import RemoteZip
 
 TIMEOUT_S = (10.0, 30.0)  # to connect, between two bytes
-PIECE = 1 << 18  # bytes read at once; as many are lost at most when a connection breaks
 REFUSED = (401, 403)  # without a login, or with a wrong one
 LONGEST_WAIT_S = 30  # the longest Retry-After of the index that is obeyed
 POOL = 8  # connections kept open to one host

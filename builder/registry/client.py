@@ -7,7 +7,6 @@ Whether a registry is reached over plain http: `builder.registry.transport`.
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import platform
 import subprocess
@@ -26,13 +25,14 @@ from urllib.parse import urlencode
 
 from builder.common.errors import RegistryError, VerifyError, of_file
 from builder.common.files import digest_of_bytes, is_digest, short_digest
+from builder.common.http import PIECE, Download
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
 from builder.common.text import one_line
 from builder.index.host import Host
 from builder.index.wheels import arch_of
 from builder.layers import oci
-from builder.registry.failures import BLOB_UNKNOWN, RejectedError, StoppedError, TooLongError, TransientError
+from builder.registry.failures import BLOB_UNKNOWN, RejectedError, StoppedError, TransientError
 from builder.registry.http import DEFAULT_POLICY, Answer, Connection, Request
 from builder.registry.transport import Transport
 from builder.registry.upload import Upload
@@ -216,11 +216,11 @@ class Registry:
         return self._http.retry(read)
 
     def blob_matches(self, digest: str, size: int, read: Callable[[int], None]) -> bool:
-        """Downloads a blob; returns whether it matches digest and size. Calls `read` with numbers of bytes."""
+        """Downloads a blob; returns whether it matches digest and size. Calls `read` as `download` does."""
         return self._download(digest, size, None, read)
 
     def download(self, digest: str, size: int, out: BinaryIO, read: Callable[[int], None]) -> None:
-        """Writes a blob to `out`. Calls `read` with the number of bytes of each piece.
+        """Writes a blob to `out`. Calls `read` with the number of bytes gained, negative for bytes lost.
 
         Raises RegistryError for a missing blob, and for one that does not match digest and size: discard `out` then.
         """
@@ -229,31 +229,17 @@ class Registry:
 
     def _download(self, digest: str, size: int, out: BinaryIO | None, read: Callable[[int], None]) -> bool:
         """Downloads a blob, to `out` unless it is None; returns whether its bytes match digest and size."""
-        hasher, position = hashlib.sha256(), 0
+        part = Download(out, read)
 
         def download() -> None:
-            nonlocal position
-            if position >= size:
+            if part.size >= size:
                 return  # the connection was lost after the last byte
-            headers = {"Range": f"bytes={position}-"} if position else {}
-            request = self._blob_request("GET", "reading", digest, (200, 206), headers=headers)
+            request = self._blob_request("GET", "reading", digest, (200, 206), headers=part.headers)
             with self._http.open(request) as response:
-                # A registry may ignore the range: its answer begins with the first byte again.
-                skip = position if response.status_code == HTTPStatus.OK else 0
-                for piece in self._http.pieces(request.action, response, size - position + skip):
-                    new = piece[skip:]
-                    skip -= len(piece) - len(new)
-                    hasher.update(new)
-                    if out is not None:
-                        out.write(new)
-                    read(len(new))
-                    position += len(new)
+                part.receive(response.status_code, self._http.pieces(request.action, response), size)
 
-        try:
-            self._http.retry(download, progress=lambda: position)
-        except TooLongError:
-            return False
-        return position == size and f"sha256:{hasher.hexdigest()}" == digest
+        self._http.retry(download, progress=lambda: part.size // PIECE)
+        return part.size == size and f"sha256:{part.sha256}" == digest
 
     def referrers(self, digest: str) -> list[bytes] | None:
         """The index, in pages, of the artifacts that refer to a manifest; None if the registry has no such API.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email.utils
 import json
 import re
 import time
@@ -14,7 +15,7 @@ import requests
 from urllib3.exceptions import HTTPError
 
 from builder.common.errors import NoRegistryError, RegistryError
-from builder.common.http import Fault, failure_of, is_transient, retry_after, status_text
+from builder.common.http import Fault, failure_of, is_transient, status_text
 from builder.common.text import one_line
 from builder.registry.auth import login_hint
 from builder.registry.transport import FOLDER
@@ -124,3 +125,13 @@ def of_exception(registry: str, action: str, error: Exception) -> RegistryError:
     if failure.is_unreachable:
         return NoRegistryError(message, hint=UNREACHABLE_HINT)
     return TransientError(message, hint=RUN_AGAIN, is_connected=failure.is_connected)
+
+
+def retry_after(header: str, now: float) -> float:
+    """Seconds to wait by a Retry-After header: a number, or a date."""
+    if re.fullmatch(r"[0-9]{1,9}", header.strip(), re.ASCII):
+        return float(header)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - now)
+    except (ValueError, TypeError, OverflowError):
+        return 0.0

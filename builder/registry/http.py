@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from http.cookiejar import DefaultCookiePolicy
+from math import inf
 from typing import TypeVar
 from urllib.parse import urljoin
 
@@ -16,8 +17,8 @@ import requests
 from urllib3.exceptions import HTTPError
 
 from builder.common.errors import NoRegistryError, RegistryError
-from builder.common.http import UNCOMPRESSED
-from builder.common.tasks import RetryPolicy
+from builder.common.http import UNCOMPRESSED, read_pieces
+from builder.common.tasks import Retries, RetryPolicy
 from builder.common.text import counted
 from builder.index.settings import origin_of
 from builder.registry import failures
@@ -25,7 +26,6 @@ from builder.registry.auth import Login, login_hint
 from builder.registry.failures import RejectedError, StoppedError, TooLongError, TransientError
 from builder.registry.transport import Transport
 
-READ = 1024 * 1024
 SMALL = 4 * 1024 * 1024  # bytes of a response; the specification: manifests up to this size have to be accepted
 REDIRECTS = 5
 DEFAULT_POLICY = RetryPolicy()
@@ -104,28 +104,25 @@ class Connection:
     def retry(self, attempt: Callable[[], _Result], progress: Callable[[], int] = lambda: 0) -> _Result:
         """Calls `attempt` until it raises no TransientError.
 
-        Raises RegistryError after too many failures in a row. A failure with more `progress` than at any failure
-        before begins a new row.
+        Raises RegistryError after too many failures in a row, which `progress` ends: see `Retries`.
         """
-        failed = best = 0
+        retries = Retries(self.policy)
         while True:
             try:
                 return attempt()
             except TransientError as error:
-                if (position := progress()) > best:
-                    best, failed = position, 0
-                failed += 1
+                delay = retries.delay(progress(), error.wait)
                 if error.wait > self.policy.longest_delay_s:
                     message = f"{error}: asks to retry after {error.wait:.0f} s"
                     raise RegistryError(message, hint="Try again then.") from error
-                if failed > self.policy.retries:
-                    tries = f"tried {failed} times" if failed > 1 else "tried once"
+                if delay is None:
+                    tries = f"tried {retries.failures} times" if retries.failures > 1 else "tried once"
                     # Without a connection, no other request to this registry would succeed either.
                     kind = RegistryError if error.is_connected else NoRegistryError
                     raise kind(f"{error}: {tries}", hint=error.hint) from error
-                if failed == 1:  # the rest may take two minutes
+                if retries.failures == 1:  # the rest may take two minutes
                     self._say(f"{error}: trying again, up to {counted(self.policy.retries, 'time')}")
-                self._stop.wait(self.policy.delay(failed, error.wait))
+                self._stop.wait(delay)
                 self.check_stop()
 
     def send(self, request: Request) -> Answer:
@@ -146,21 +143,18 @@ class Connection:
                 raise failures.of_response(self.registry, request.action, response, self._login.hide)
             yield response
 
-    def pieces(self, action: str, response: requests.Response, limit: int) -> Iterator[bytes]:
+    def pieces(self, action: str, response: requests.Response, limit: float = inf) -> Iterator[bytes]:
         """The body as it is, never decompressed. Raises TooLongError after more than `limit` bytes."""
         length = 0
-        while True:
-            self.check_stop()
-            try:
-                piece = response.raw.read(READ, decode_content=False)
-            except HTTPError as error:
-                raise failures.of_exception(self.registry, action, error) from None
-            if not piece:
-                return
-            length += len(piece)
-            if length > limit:
-                raise TooLongError(f"{self.registry}: {action}: the response is longer than {limit} bytes")
-            yield piece
+        try:
+            for piece in read_pieces(response):
+                length += len(piece)
+                if length > limit:
+                    raise TooLongError(f"{self.registry}: {action}: the response is longer than {limit} bytes")
+                yield piece
+                self.check_stop()
+        except HTTPError as error:
+            raise failures.of_exception(self.registry, action, error) from None
 
     def location(self, answer: Answer) -> str:
         """The URL of an answer's Location header; the request's own if it has no such header."""

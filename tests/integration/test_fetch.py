@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from builder.common.errors import FetchError
+from builder.common.http import PIECE
 from builder.common.tasks import RetryPolicy
 from builder.index.download import Fetcher
-from builder.index.session import PIECE
 from builder.index.settings import IndexSettings
 from builder.index.wheels import Wheel
 from tests.integration.checkout import until

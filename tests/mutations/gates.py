@@ -67,7 +67,7 @@ GATES = (
     Gate("stamps from the future", "tagging.py", "if now and datetime.combine(day, time.min, UTC) > now + AHEAD:", "if False:"),
     Gate("tags that another push set", "tagging.py", "if now not in (was, manifest.digest):", "if False:"),
     Gate("the record before the tags", "publish.py", "            self.documents.record()\n", "            pass\n"),
-    Gate("the bytes of a blob", "client.py", "return position == size and f\"sha256:{hasher.hexdigest()}\" == digest", "return position == size"),
+    Gate("the bytes of a blob", "client.py", "return part.size == size and f\"sha256:{part.sha256}\" == digest", "return part.size == size"),
     Gate("the subject of an artifact", "artifacts.py", "if subject != actual:", "if False:"),
 )  # fmt: skip
 

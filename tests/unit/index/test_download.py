@@ -18,9 +18,9 @@ import pytest
 import requests
 
 from builder.common.errors import DiskError, FetchError
+from builder.common.http import PIECE
 from builder.common.tasks import RetryPolicy
 from builder.index.download import DEFAULT_POLICY, Fetcher
-from builder.index.session import PIECE
 from builder.index.settings import IndexSettings
 from builder.index.wheels import Wheel
 from tests.fakes.wire import QUICK, Reply, Sent, Wire, broken, untrusted
@@ -184,6 +184,12 @@ def test_only_the_missing_part_is_requested(setting: Setting) -> None:
     setting.part.write_bytes(CONTENT[:1000])
     setting.fetches()
     assert setting.wire.seen[1].headers["Range"] == "bytes=1000-"
+
+
+def test_nothing_is_decompressed(setting: Setting) -> None:
+    """Some servers take the format of an sdist for the encoding of the response."""
+    setting.file = lambda _: Reply(body=CONTENT, headers={"Content-Encoding": "gzip"})
+    setting.fetches()
 
 
 def test_a_page_in_json(setting: Setting) -> None:

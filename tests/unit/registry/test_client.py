@@ -18,6 +18,7 @@ import pytest
 import requests
 from urllib3.exceptions import ConnectTimeoutError, MaxRetryError, NewConnectionError, ProtocolError
 
+from builder.common import http as common_http
 from builder.common.errors import NoRegistryError, RegistryError
 from builder.common.files import digest_of_bytes
 from builder.common.tasks import RetryPolicy
@@ -25,8 +26,8 @@ from builder.index.host import Host
 from builder.index.settings import IndexSettings
 from builder.registry import http
 from builder.registry.client import REFUSALS, Manifest
-from builder.registry.failures import RejectedError, StoppedError, TransientError
-from tests.fakes.wire import CONTENT, DIGEST, HOST, QUICK, Reply, Sent, broken, connect, errors, part, untrusted
+from builder.registry.failures import RejectedError, StoppedError, TransientError, retry_after
+from tests.fakes.wire import CONTENT, DIGEST, HOST, QUICK, Reply, Sent, broken, connect, errors, untrusted
 from tests.unit.registry.conftest import Lay
 
 IMAGE = "application/vnd.oci.image.manifest.v1+json"
@@ -37,6 +38,17 @@ def without_connection(number: int) -> Exception:
     inner = NewConnectionError(None, "no")  # type: ignore[arg-type]
     inner.__cause__ = OSError(number, os.strerror(number))
     return requests.ConnectionError(MaxRetryError(None, "/secret?signature=1", inner))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("", 0), ("7", 7), (" 7 ", 7), ("-7", 0), ("soon", 0), ("9" * 12, 0), ("\u0667", 0),
+        ("Thu, 01 Jan 1970 00:01:40 GMT", 60), ("Thu, 01 Jan 1970 00:00:01 GMT", 0), ("Thu, 99 Jan 1970", 0),
+    ],
+)  # fmt: skip
+def test_retry_after(header: str, seconds: float) -> None:
+    assert retry_after(header, now=40) == seconds
 
 
 def test_delays_grow_to_a_limit_and_are_never_shorter_than_retry_after() -> None:
@@ -309,6 +321,14 @@ def test_a_broken_download_is_resumed(lay: Lay, ranges: bool) -> None:
     assert [sent.headers.get("Range") for sent in wire.seen] == [None, "bytes=400-", "bytes=800-"]
 
 
+def test_a_download_without_progress_is_given_up(lay: Lay) -> None:
+    """A registry that sends single bytes would be tried for years."""
+    wire = lay(lambda sent: Reply(status=206 if "Range" in sent.headers else 200, body=b"x", broken=True))
+    with pytest.raises(RegistryError, match="tried 3 times"):
+        connect().blob_matches(DIGEST, len(CONTENT), lambda _: None)
+    assert [sent.headers.get("Range") for sent in wire.seen] == [None, "bytes=1-", "bytes=2-"]
+
+
 def test_a_connection_that_breaks_after_the_last_byte(lay: Lay) -> None:
     wire = lay(lambda _: Reply(body=CONTENT, broken=True))
     assert connect().blob_matches(DIGEST, len(CONTENT), lambda _: None)
@@ -467,7 +487,7 @@ def test_stopped(lay: Lay) -> None:
 
 
 def test_stopped_during_a_download(lay: Lay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "READ", 100)
+    monkeypatch.setattr(common_http, "PIECE", 100)
     lay(lambda _: Reply(body=CONTENT))
     stop, read = threading.Event(), list[int]()
 
@@ -624,11 +644,10 @@ def test_a_manifest_is_stored_once_without_a_retry(lay: Lay) -> None:
     assert wire.lines == ["PUT /v2/a/b/manifests/tag"]
 
 
-def test_a_download_continues_where_it_was_cut(lay: Lay) -> None:
-    def answer(sent: Sent) -> Reply:
-        return part(CONTENT, sent) if "Range" in sent.headers else Reply(body=CONTENT[:400], broken=True)
-
-    lay(answer)
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_download_that_was_cut_is_written_once(lay: Lay, ranges: bool) -> None:
+    """Also if the registry sends the whole blob again."""
+    lay(lambda sent: serve(sent, ranges=ranges))
     out = io.BytesIO()
     counts: list[int] = []
     connect().download(DIGEST, len(CONTENT), out, counts.append)
