@@ -20,15 +20,14 @@ from typing import BinaryIO
 
 import requests
 import urllib3
-from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
+from requests.exceptions import ChunkedEncodingError
+from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, ProtocolError
 
 from builder.common.errors import causes
 
 PIECE = 1 << 18  # bytes read at once; as many are lost at most when a connection breaks
 UNCOMPRESSED = {"Accept-Encoding": "identity"}  # sizes, ranges and hashes are those of the file itself
-# Besides these, all 5xx are worth a retry, except for those that the same request would get again.
-_TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
-_PERMANENT = (HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, HTTPStatus.INSUFFICIENT_STORAGE)
+TRANSIENT = {408, 425, 429, *range(500, 600)} - {501, 505, 507}  # the same request may get another status later
 _UNREACHABLE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _UNKNOWN_HOST = (socket.EAI_NONAME, socket.EAI_NODATA)
 # X509_V_ERR_* of OpenSSL for a chain without an authority that this machine trusts, not for a wrong name or time.
@@ -37,20 +36,24 @@ _REFUSED_CLIENT = re.compile(r"ALERT_.*(CERTIFICATE|UNKNOWN_CA)")  # by the serv
 
 
 class Fault(Enum):
-    """What went wrong with a request, as a sentence about a server."""
+    """What went wrong with a request: a sentence about a server, and exceptions. The first that matches counts."""
 
-    CERTIFICATE = "the certificate of {} is not trusted"
-    CLIENT_CERTIFICATE = "{} requires a client certificate, or refuses this one"
-    NO_TLS = "{} does not use https"
-    TLS = "the TLS connection to {} failed"
-    PROXY = "cannot connect to {} through the proxy"
-    CONNECT_TIMEOUT = "the connection to {} timed out"
-    TIMEOUT = "{} timed out"
-    NO_CONNECTION = "cannot connect to {}, or the connection was lost"
-    LOST = "the connection was lost"
-    REDIRECTS = "too many redirects"
-    INVALID = "{} sent an invalid response"
-    OTHER = "the request to {} failed"
+    CERTIFICATE = "the certificate of {} is not trusted", ssl.SSLCertVerificationError
+    CLIENT_CERTIFICATE = ("{} requires a client certificate, or refuses this one",)
+    NO_TLS = ("{} does not use https",)
+    TLS = "the TLS connection to {} failed", ssl.SSLError, requests.exceptions.SSLError, urllib3.exceptions.SSLError
+    PROXY = "cannot connect to {} through the proxy", requests.exceptions.ProxyError
+    CONNECT_TIMEOUT = "the connection to {} timed out", requests.ConnectTimeout, ConnectTimeoutError
+    TIMEOUT = "{} timed out", requests.Timeout, TimeoutError, urllib3.exceptions.TimeoutError
+    NO_CONNECTION = "cannot connect to {}, or the connection was lost", requests.ConnectionError
+    LOST = "the connection was lost", ChunkedEncodingError, ConnectionError, ProtocolError
+    REDIRECTS = "too many redirects", requests.TooManyRedirects
+    INVALID = "{} sent an invalid response", requests.exceptions.InvalidJSONError
+    OTHER = "the request to {} failed", BaseException
+
+    def __init__(self, sentence: str, *exceptions: type[BaseException]) -> None:
+        self.sentence = sentence
+        self.exceptions = exceptions
 
     @property
     def is_final(self) -> bool:
@@ -58,20 +61,7 @@ class Fault(Enum):
         return self in (Fault.CERTIFICATE, Fault.CLIENT_CERTIFICATE, Fault.NO_TLS)
 
 
-# The first one counts: some classes are subclasses of later ones.
-_CLASSES: dict[Fault, tuple[type[BaseException], ...]] = {
-    Fault.TLS: (ssl.SSLError, requests.exceptions.SSLError, urllib3.exceptions.SSLError),
-    Fault.PROXY: (requests.exceptions.ProxyError, urllib3.exceptions.ProxyError),
-    Fault.CONNECT_TIMEOUT: (requests.ConnectTimeout, ConnectTimeoutError),
-    Fault.TIMEOUT: (requests.Timeout, TimeoutError, urllib3.exceptions.TimeoutError),
-    Fault.NO_CONNECTION: (requests.ConnectionError,),
-    Fault.LOST: (requests.exceptions.ChunkedEncodingError, ConnectionError, urllib3.exceptions.ProtocolError),
-    Fault.REDIRECTS: (requests.TooManyRedirects,),
-    Fault.INVALID: (requests.exceptions.InvalidJSONError,),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Failure:
     """A request without a usable response.
 
@@ -90,39 +80,28 @@ class Failure:
 def failure_of(error: BaseException) -> Failure:
     """Why a request failed, from an exception of requests, urllib3 or Python."""
     chain = causes(error)
-    fault, detail = Fault.OTHER, ""
-    is_connected, is_unreachable, has_unknown_authority = True, False, False
-    for cause in chain:
-        if isinstance(cause, (ConnectTimeoutError, socket.gaierror)):  # also NewConnectionError, its subclass
-            is_connected = False
-        if isinstance(cause, OSError) and not isinstance(cause, requests.RequestException):
-            is_unknown = isinstance(cause, socket.gaierror) and cause.errno in _UNKNOWN_HOST
-            detail = detail or ("unknown host" if is_unknown else (cause.strerror or "").lower())
-            is_unreachable |= is_unknown or (cause.errno in _UNREACHABLE and not is_connected)
-    chain = [cause for cause in chain if not isinstance(cause, NewConnectionError)]
-    for kind, classes in reversed(_CLASSES.items()):
-        if any(isinstance(cause, classes) for cause in chain):
-            fault = kind
-    for cause in chain:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            fault, detail = Fault.CERTIFICATE, cause.verify_message
-            has_unknown_authority = cause.verify_code in _UNKNOWN_AUTHORITY
-        elif isinstance(cause, ssl.SSLError) and _REFUSED_CLIENT.search(cause.reason or ""):
-            fault = Fault.CLIENT_CERTIFICATE
-        elif isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
-            fault = Fault.NO_TLS
+    system = [each for each in chain if isinstance(each, OSError) and not isinstance(each, requests.RequestException)]
+    is_connected = not any(isinstance(each, (ConnectTimeoutError, socket.gaierror)) for each in chain)
+    is_unknown = any(isinstance(each, socket.gaierror) and each.errno in _UNKNOWN_HOST for each in chain)
+    is_unreachable = is_unknown or (not is_connected and any(each.errno in _UNREACHABLE for each in system))
+    detail = "unknown host" if is_unknown else next((each.strerror.lower() for each in system if each.strerror), "")
+    certificate = next((each for each in chain if isinstance(each, ssl.SSLCertVerificationError)), None)
+    openssl = next((getattr(each, "reason", "") for each in chain if isinstance(each, ssl.SSLError)), "") or ""
+    if openssl == "WRONG_VERSION_NUMBER":
+        fault = Fault.NO_TLS
+    elif _REFUSED_CLIENT.search(openssl):
+        fault = Fault.CLIENT_CERTIFICATE
+    else:
+        # NewConnectionError is no timeout, although it is a ConnectTimeoutError.
+        kinds = [each for each in chain if not isinstance(each, NewConnectionError)]
+        fault = next(fault for fault in Fault if any(isinstance(each, fault.exceptions) for each in kinds))
     return Failure(
-        fault=fault,
-        detail=detail,
-        is_connected=is_connected,
-        is_unreachable=is_unreachable,
-        has_unknown_authority=has_unknown_authority,
+        fault,
+        certificate.verify_message if certificate else detail,
+        is_connected,
+        is_unreachable,
+        certificate is not None and certificate.verify_code in _UNKNOWN_AUTHORITY,
     )
-
-
-def is_transient(status: int) -> bool:
-    """Whether the same request may get another status later."""
-    return status in _TRANSIENT or (status >= 500 and status not in _PERMANENT)
 
 
 def status_text(status: int) -> str:

@@ -22,7 +22,7 @@ import urllib3
 from packaging.utils import canonicalize_name
 
 from builder.common.errors import FetchError, store_error
-from builder.common.http import PIECE, Download, failure_of, is_transient, read_pieces
+from builder.common.http import PIECE, TRANSIENT, Download, failure_of, read_pieces
 from builder.common.tasks import Retries, RetryPolicy
 from builder.index.session import DOCTOR, IndexSession, describe
 from builder.index.settings import IndexSettings, origin_of
@@ -166,7 +166,7 @@ class FileFetcher(ABC, Generic[_File]):
                 # Fewer bytes are no progress: a server that sends single bytes would be tried for years.
                 delay = retries.delay(part.size // PIECE)
                 reason = str(error) if isinstance(error, _RetryError) else describe(error, self._server(locked))
-                if isinstance(error, requests.HTTPError) and not is_transient(error.response.status_code):
+                if isinstance(error, requests.HTTPError) and error.response.status_code not in TRANSIENT:
                     hint = self._session(locked).hint(error, self.again)
                     package = self._package(locked) if hint == self.again else ""
                     raise AbsentError(f"{locked.file}: {reason}", hint=hint, package=package) from error

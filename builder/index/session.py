@@ -19,7 +19,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
 from builder.common.errors import FetchError
-from builder.common.http import PIECE, UNCOMPRESSED, Fault, failure_of, is_transient, status_text
+from builder.common.http import PIECE, TRANSIENT, UNCOMPRESSED, Fault, failure_of, status_text
 from builder.index import logins
 from builder.index.settings import IndexSettings, host_of, origin_of
 
@@ -50,7 +50,7 @@ class IndexSession(requests.Session):
         retry = Retry(
             retries,
             backoff_factor=0.5,
-            status_forcelist=[status for status in range(400, 600) if is_transient(status)],
+            status_forcelist=TRANSIENT,
             raise_on_status=False,
             retry_after_max=LONGEST_WAIT_S,
         )
@@ -197,7 +197,7 @@ def fetch_errors(what: str, session: IndexSession) -> Iterator[None]:
     except (OSError, urllib3.exceptions.HTTPError) as error:
         raise FetchError(f"{what}: {describe(error, server)}", hint=session.hint(error, again)) from error
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, KeyError, TypeError, ValueError) as error:
-        raise FetchError(f"{what}: {Fault.INVALID.value.format(server)}", hint=DOCTOR) from error
+        raise FetchError(f"{what}: {Fault.INVALID.sentence.format(server)}", hint=DOCTOR) from error
 
 
 def describe(error: BaseException, server: str = "the index") -> str:
@@ -205,7 +205,7 @@ def describe(error: BaseException, server: str = "the index") -> str:
     if isinstance(error, requests.HTTPError):
         return f"{server} returned {status_text(error.response.status_code)}"
     failure = failure_of(error)
-    sentence = failure.fault.value.format(server)
+    sentence = failure.fault.sentence.format(server)
     if failure.fault is Fault.CERTIFICATE:
         return f"{sentence} ({failure.detail.partition(',')[0]})"  # the rest may have the name of the host
     return f"{sentence} ({type(error).__name__})" if failure.fault is Fault.OTHER else sentence

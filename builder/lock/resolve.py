@@ -602,7 +602,7 @@ def _size(cell: Cell, session: IndexSession, url: str) -> int:
     except (OSError, ValueError) as error:
         is_request = isinstance(error, requests.RequestException)
         server = session.settings.label
-        invalid = Fault.INVALID.value.format(server)
+        invalid = Fault.INVALID.sentence.format(server)
         reason = describe(error, server) if is_request else getattr(error, "strerror", None) or invalid
         raise LockError(
             f"{cell.id}: {server} does not serve {_file_name(url)}: {reason}",

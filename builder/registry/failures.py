@@ -15,7 +15,7 @@ import requests
 from urllib3.exceptions import HTTPError
 
 from builder.common.errors import NoRegistryError, RegistryError
-from builder.common.http import Fault, failure_of, is_transient, status_text
+from builder.common.http import TRANSIENT, Fault, failure_of, status_text
 from builder.common.text import one_line
 from builder.registry.auth import login_hint
 from builder.registry.transport import FOLDER
@@ -83,7 +83,7 @@ def of_response(registry: str, action: str, response: requests.Response, hide: C
         message = f"{registry}: {action}: the registry's disk is full: {answer}"
         return RejectedError(message, hint="Free space on the registry, then run this again.", status=status)
     message = f"{registry}: {action}: {answer}"
-    if is_transient(status):
+    if status in TRANSIENT:
         wait = retry_after(response.headers.get("Retry-After", ""), time.time())
         return TransientError(message, hint=RUN_AGAIN, wait=wait, status=status)
     hint = ""
