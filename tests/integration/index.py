@@ -6,16 +6,11 @@ import base64
 import html
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import cast
 
+from tests.fakes.loopback import Loopback, Request
 from tests.integration.wheels import Distribution
-
-STALL_S = 300  # longer than any test, so that a stalled client is freed by nothing but the test
 
 
 class Fault(Enum):
@@ -41,7 +36,7 @@ class Answered:
     sent: int
 
 
-class Index:
+class Index(Loopback):
     """Files by project; `faults` by project. Safe to change while it serves.
 
     `times` says how often the fault of a project happens, if not always; `ranges`, whether files can be had in parts.
@@ -50,6 +45,7 @@ class Index:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._files: dict[str, dict[str, Distribution]] = {}
         self._yanked: dict[str, str] = {}
         self.faults: dict[str, Fault] = {}
@@ -60,34 +56,10 @@ class Index:
         self.authorized: list[str] = []
         self.answered: list[Answered] = []
         self._counting = threading.Lock()
-        self.stalled = threading.Event()
-        self.released = threading.Event()
-        self._server = _Server(("127.0.0.1", 0), _Handler)
-        self._server.index = self
-
-    @property
-    def port(self) -> int:
-        return int(self._server.server_address[1])
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
 
     @property
     def url(self) -> str:
         return f"http://{self.address}/simple/"
-
-    @contextmanager
-    def serving(self) -> Iterator[Index]:
-        thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            self.heal()
-            self._server.shutdown()
-            self._server.server_close()
-            thread.join(10)
 
     def publish(self, *distributions: Distribution, yanked: str = "") -> None:
         for distribution in distributions:
@@ -106,8 +78,7 @@ class Index:
         """Removes all faults; ends waiting requests."""
         self.faults.clear()
         self.times.clear()
-        self.released.set()
-        self.released, self.stalled = threading.Event(), threading.Event()
+        super().heal()
 
     def fault(self, kind: str, project: str) -> Fault | None:
         """The fault for a request, if any."""
@@ -120,7 +91,7 @@ class Index:
                 self.times[project] = max(0, left - 1)
         return fault if left else None
 
-    def page(self, project: str, fault: Fault | None = None) -> str | None:
+    def page(self, project: str) -> str | None:
         if project not in self._files:
             return None
         links = []
@@ -133,89 +104,59 @@ class Index:
         distribution = self._files.get(project, {}).get(file)
         return distribution.content if distribution else None
 
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    index: Index
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Ignores errors: tests kill clients on purpose."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        index = cast("_Server", self.server).index
-        kind, _, rest = self.path.strip("/").partition("/")
+    def answer(self, request: Request) -> None:
+        kind, _, rest = request.path.strip("/").partition("/")
         project, _, file = rest.partition("/")
-        fault = index.fault(kind, project)
-        if self.headers.get("Authorization"):
-            index.authorized.append(self.path)
-        if index.login and self.headers.get("Authorization") != _basic(*index.login):
-            self._answer(401, b"who are you?", "text/plain")
-        elif kind == "files" and index.storage:
-            self._answer(302, b"", "text/plain", location=f"http://localhost:{index.storage.port}{self.path}")
+        fault = self.fault(kind, project)
+        login = request.headers.get("Authorization")
+        if login:
+            self.authorized.append(request.path)
+        if self.login and login != _basic(*self.login):
+            self._reply(request, 401, b"who are you?")
+        elif kind == "files" and self.storage:
+            location = f"http://localhost:{self.storage.port}{request.path}"
+            self._reply(request, 302, b"", ("Location", location))
         elif fault in (Fault.PAGE_STALLS, Fault.FILE_STALLS):
-            self._stall()
+            self.stall(request)
         elif fault in (Fault.PAGE_500, Fault.FILE_500):
-            self._answer(500, b"the index is ill", "text/plain")
-        elif kind == "simple" and fault is not Fault.PAGE_404 and (page := index.page(project, fault)) is not None:
-            self._answer(200, page.encode(), "text/html")
-        elif kind == "files" and fault is not Fault.FILE_404 and (content := index.content(project, file)) is not None:
-            self._file(content, fault)
+            self._reply(request, 500, b"the index is ill")
+        elif kind == "simple" and fault is not Fault.PAGE_404 and (page := self.page(project)) is not None:
+            self._reply(request, 200, page.encode(), kind="text/html")
+        elif kind == "files" and fault is not Fault.FILE_404 and (content := self.content(project, file)) is not None:
+            self._send_file(request, content, fault)
         else:
-            self._answer(404, b"no such thing", "text/plain")
+            self._reply(request, 404, b"no such thing")
 
-    do_HEAD = do_GET  # noqa: N815  the name is the base class's
-
-    def _file(self, content: bytes, fault: Fault | None) -> None:
+    def _send_file(self, request: Request, content: bytes, fault: Fault | None) -> None:
         if fault is Fault.FILE_HAS_OTHER_BYTES:
             content = _with_another_time(content)
-        kind = "application/octet-stream"
-        start = 0
-        requested = re.fullmatch(r"bytes=([0-9]+)-", self.headers.get("Range", ""))
-        if requested and cast("_Server", self.server).index.ranges:
+        size, start, kind = len(content), 0, "application/octet-stream"
+        requested = re.fullmatch(r"bytes=([0-9]+)-", request.headers.get("Range", ""))
+        if requested and self.ranges:
             start = int(requested[1])
-            if start >= len(content):
-                self._answer(416, b"", kind)
+            if start >= size:
+                self._reply(request, 416, b"", kind=kind)
                 return
         share = {Fault.FILE_TRUNCATED: 20, Fault.FILE_STALLS_HALFWAY: 2}.get(fault, 0) if fault else 0
-        end = start + (len(content) - start) // share if share else len(content)
-        self._answer(206 if start else 200, content[start:], kind, start=start, sent=end - start)
+        sent = (size - start) // share if share else None
+        ranges = [("Content-Range", f"bytes {start}-{size - 1}/{size}")] if start else []
+        self._reply(request, 206 if start else 200, content[start:], *ranges, kind=kind, start=start, sent=sent)
         if fault is Fault.FILE_STALLS_HALFWAY:
-            self._stall()
+            self.stall(request)
 
-    def _stall(self) -> None:
-        """Waits until the test ends the fault."""
-        index = cast("_Server", self.server).index
-        released = index.released
-        index.stalled.set()
-        released.wait(STALL_S)
-        self.close_connection = True
-
-    def _answer(
-        self, status: int, body: bytes, kind: str, *, start: int = 0, sent: int | None = None, location: str = ""
+    def _reply(
+        self,
+        request: Request,
+        status: int,
+        body: bytes,
+        *headers: tuple[str, str],
+        kind: str = "text/plain",
+        start: int = 0,
+        sent: int | None = None,
     ) -> None:
-        """Sends the answer; with `sent`, only that many bytes of the body, and then closes the connection."""
-        part = b"" if self.command == "HEAD" else body[:sent]
-        cast("_Server", self.server).index.answered.append(Answered(self.path, start, len(part)))
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        if location:
-            self.send_header("Location", location)
-        if status == 206:
-            self.send_header("Content-Range", f"bytes {start}-{start + len(body) - 1}/{start + len(body)}")
-        self.send_header("Cache-Control", "no-store")
-        self.end_headers()
-        self.wfile.write(part)
-        if len(part) < len(body) and self.command != "HEAD":
-            self.wfile.flush()
-            self.close_connection = True
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name is the base class's
-        """Logs nothing."""
+        count = 0 if request.command == "HEAD" else len(body[:sent])
+        self.answered.append(Answered(request.path, start, count))
+        request.reply(status, body, [("Content-Type", kind), ("Cache-Control", "no-store"), *headers], sent=sent)
 
 
 def _basic(user: str, password: str) -> str:

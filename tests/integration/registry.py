@@ -17,19 +17,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import cast
 from urllib.parse import parse_qs, urlsplit
 
 from builder.common.files import digest_of_bytes
 from builder.layers.blobs import CONFIG_TYPE, PLAIN_LAYER_TYPE, Descriptor
+from tests.fakes.loopback import STALL_S, Loopback, Request
 from tests.integration import programs
 from tests.integration.checkout import until
 
 PROGRAM = "docker-registry"
 START_S = 20
-STALL_S = 300  # longer than any test
 USER, PASSWORD = "tester", "correct horse"
 HTPASSWD = f"{USER}:$2b$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2\n"  # bcrypt of PASSWORD
 IMAGE = "application/vnd.oci.image.manifest.v1+json"
@@ -182,37 +180,19 @@ class Habit(Enum):
     ODD_ANSWERS = auto()
 
 
-class Proxy:
+class Proxy(Loopback):
     """A proxy for a registry. `troubles` and `habits` can change while it runs; `got` counts the bytes of bodies by
     method.
     """
 
     def __init__(self, server: Server) -> None:
+        super().__init__()
         self.server = server
         self.troubles: list[Trouble] = []
         self.habits: set[Habit] = set()
         self.requests: list[str] = []
         self.got: Counter[str] = Counter()
-        self.stalled, self.released = threading.Event(), threading.Event()
         self._lock = threading.Lock()
-        self._http = _Server(("127.0.0.1", 0), _Handler)
-        self._http.proxy = self
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self._http.server_address[1]}"
-
-    @contextmanager
-    def serving(self) -> Iterator[Proxy]:
-        thread = threading.Thread(target=self._http.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            self.heal()
-            self._http.shutdown()
-            self._http.server_close()
-            thread.join(10)
 
     def heal(self) -> None:
         """Removes all troubles and habits, resets the counts, and ends waiting requests."""
@@ -220,8 +200,7 @@ class Proxy:
         self.habits.clear()
         self.requests.clear()
         self.got.clear()
-        self.released.set()
-        self.stalled, self.released = threading.Event(), threading.Event()
+        super().heal()
 
     def count(self, method: str, path: str = "") -> int:
         """The number of requests of a kind."""
@@ -244,67 +223,48 @@ class Proxy:
         with self._lock:
             self.got[method] += size
 
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    proxy: Proxy
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Ignores errors: tests kill clients on purpose."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        proxy = cast("_Server", self.server).proxy
-        trouble = proxy.trouble(self.command, self.path)
+    def answer(self, request: Request) -> None:
+        trouble = self.trouble(request.command, request.path)
         fault = trouble.fault if trouble else None
-        size = int(self.headers.get("Content-Length", "0"))
+        size = int(request.headers.get("Content-Length", "0"))
+        is_odd = Habit.ODD_ANSWERS in self.habits and request.headers["User-Agent"] == "builder"
         if fault is Fault.STALLS:
-            proxy.stalled.set()
-            proxy.released.wait(STALL_S)
-            self.close_connection = True
+            self.stall(request)
         elif fault in _STATUS:
-            proxy.took(self.command, len(self.rfile.read(size)))
-            self._answer(_STATUS[fault], [], b"{}")
+            self.took(request.command, len(request.rfile.read(size)))
+            request.reply(_STATUS[fault], b"{}")
         elif fault is Fault.CUT_BEFORE_A_PROXY:
-            proxy.took(self.command, len(self.rfile.read(size // 2)))
-            self.close_connection = True
-        elif self._is_odd(proxy) and self.command in ("HEAD", "PATCH"):
-            proxy.took(self.command, len(self.rfile.read(size)))
-            self._answer(405 if self.command == "HEAD" else 404, [], b"{}")
-        elif self._is_odd(proxy) and "/referrers/" in self.path:
-            self._answer(302, [("Location", "https://pages.example.test/")], b"")
+            self.took(request.command, len(request.rfile.read(size // 2)))
+            request.close_connection = True
+        elif is_odd and request.command in ("HEAD", "PATCH"):
+            self.took(request.command, len(request.rfile.read(size)))
+            request.reply(405 if request.command == "HEAD" else 404, b"{}")
+        elif is_odd and "/referrers/" in request.path:
+            request.reply(302, headers=[("Location", "https://pages.example.test/")])
         else:
-            self._forward(proxy, size, trouble)
+            self._forward(request, size, trouble, is_odd=is_odd)
 
-    def _is_odd(self, proxy: Proxy) -> bool:
-        return Habit.ODD_ANSWERS in proxy.habits and self.headers["User-Agent"] == "builder"
-
-    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815  the names are the base class's
-
-    def _forward(self, proxy: Proxy, size: int, trouble: Trouble | None) -> None:
+    def _forward(self, request: Request, size: int, trouble: Trouble | None, *, is_odd: bool) -> None:
         fault = trouble.fault if trouble else None
-        registry = http.client.HTTPConnection("127.0.0.1", proxy.server.port, timeout=STALL_S)
+        registry = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=STALL_S)
         try:
-            registry.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
-            for name, value in self.headers.items():
+            registry.putrequest(request.command, request.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in request.headers.items():
                 registry.putheader(name, value)  # Host too: the registry names addresses that lead here again
             registry.endheaders()
             left = size // 2 if fault is Fault.CUT else size
-            while left and (piece := self.rfile.read(min(left, 65536))):
-                proxy.took(self.command, len(piece))
+            while left and (piece := request.rfile.read(min(left, 65536))):
+                self.took(request.command, len(piece))
                 registry.send(piece)
                 left -= len(piece)
             if fault is Fault.CUT:
-                self.close_connection = True
+                request.close_connection = True
                 return
             answer = registry.getresponse()
             body = answer.read()
-            digest = re.sub(r"/manifests/sha256-(?=[0-9a-f]{64}$)", "/manifests/sha256:", self.path)
-            if Habit.TAG_IS_DIGEST in proxy.habits and answer.status == 404 and digest != self.path:
-                registry.request(self.command, digest, headers=dict(self.headers))
+            digest = re.sub(r"/manifests/sha256-(?=[0-9a-f]{64}$)", "/manifests/sha256:", request.path)
+            if Habit.TAG_IS_DIGEST in self.habits and answer.status == 404 and digest != request.path:
+                registry.request(request.command, digest, headers=dict(request.headers))
                 answer = registry.getresponse()
                 body = answer.read()
         finally:
@@ -312,58 +272,32 @@ class _Handler(BaseHTTPRequestHandler):
         if trouble:
             trouble.meanwhile()
         if fault is Fault.ANSWER_LOST:
-            self.close_connection = True
+            request.close_connection = True
             return
-        dropped = ("transfer-encoding", "connection") + (() if self.command == "HEAD" else ("content-length",))
+        dropped = ("transfer-encoding", "connection") + (() if request.command == "HEAD" else ("content-length",))
         headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in dropped]
-        status = 200 if answer.status == 201 and self._is_odd(proxy) else answer.status
-        self._answer(status, headers, body)
-
-    def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
-        self.send_response_only(status)
-        for name, value in headers:
-            self.send_header(name, value)
-        if self.command != "HEAD" and status != 204:
-            self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name is the base class's
-        """Logs nothing."""
+        request.reply(200 if answer.status == 201 and is_odd else answer.status, body, headers)
 
 
 _STATUS = {Fault.STATUS_401: 401, Fault.STATUS_500: 500, Fault.STATUS_507: 507}
 
 
-class Tokens:
+class Tokens(Loopback):
     """A token service for USER, with its own key. `stale` tokens have already expired."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self.folder = folder
         self.asked: list[str] = []
         self.stale = 0
-        self._http = _TokenServer(("127.0.0.1", 0), _TokenHandler)
-        self._http.tokens = self
         make_key(folder, "tokens")
 
     @property
     def auth(self) -> str:
         """Configuration of a registry that trusts these tokens."""
-        realm = f"http://127.0.0.1:{self._http.server_address[1]}/token"
+        realm = f"http://{self.address}/token"
         options = f"realm: {realm}, service: tests, issuer: tests, rootcertbundle: {self.folder}/cert.pem"
         return f"auth: {{token: {{{options}}}}}"
-
-    @contextmanager
-    def serving(self) -> Iterator[Tokens]:
-        thread = threading.Thread(target=self._http.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            self._http.shutdown()
-            self._http.server_close()
-            thread.join(10)
 
     def token(self, scopes: list[str]) -> str:
         """A JWT for the registry. Source: distribution, "Token Authentication Implementation"."""
@@ -387,21 +321,13 @@ class Tokens:
         )  # fmt: skip
         return (signed + b"." + _base64(signature.stdout)).decode("ascii")
 
-
-class _TokenServer(ThreadingHTTPServer):
-    daemon_threads = True
-    tokens: Tokens
-
-
-class _TokenHandler(_Handler):
-    def do_GET(self) -> None:
+    def answer(self, request: Request) -> None:
         expected = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
-        if self.headers.get("Authorization") != expected:
-            self._answer(401, [], b"{}")
+        if request.headers.get("Authorization") != expected:
+            request.reply(401, b"{}")
             return
-        scopes = parse_qs(urlsplit(self.path).query).get("scope", [])
-        token = cast("_TokenServer", self.server).tokens.token(scopes)
-        self._answer(200, [], json.dumps({"token": token}).encode())
+        scopes = parse_qs(urlsplit(request.path).query).get("scope", [])
+        request.reply(200, json.dumps({"token": self.token(scopes)}).encode())
 
 
 def _base64(data: bytes) -> bytes:

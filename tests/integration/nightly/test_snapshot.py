@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import http.server
 import os
 import re
-import shutil
 import subprocess
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -16,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from builder.index import host
+from tests.fakes.loopback import Loopback, Request
 from tests.integration import registry as registries
 from tests.integration import stores
 from tests.integration.checkout import MAKES_OS, PLAIN, Checkout, without
@@ -32,54 +30,37 @@ APT::Sandbox::User "";
 PLACES = r"/(now|moved|archive)/(debian|debian-security)(?:/[0-9]{8}T[0-9]{6}Z)?(/.*)"
 
 
-class Archives:
+class Archives(Loopback):
     """Debian's archives on the loopback: those of now, `/now/...`, moved ones, `/moved/...`, and a snapshot,
     `/archive/...`. `has` is whether a place has a package, by the first letter of its name.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.real = {
             "debian-security" if source.kind == "security" else "debian": source.uri.rstrip("/")
             for source in host.read_host().apt.sources
         }
         self.has: Callable[[str, str], bool] = lambda place, letter: True
         self.requests: list[str] = []
-        archives = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                archives.requests.append(self.path)
-                archives.answer(self)
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
 
-            def do_HEAD(self) -> None:
-                self.do_GET()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-    def answer(self, handler: http.server.BaseHTTPRequestHandler) -> None:
-        match = re.fullmatch(PLACES, handler.path)
-        file = handler.path.rpartition("/")[2]
+    def answer(self, request: Request) -> None:
+        self.requests.append(request.path)
+        match = re.fullmatch(PLACES, request.path)
+        file = request.path.rpartition("/")[2]
         if not match or (file.endswith(".deb") and not self.has(match[1], file[0])):
-            handler.send_error(404)
+            request.reply(404)
             return
-        request = urllib.request.Request(self.real[match[2]] + match[3], method=handler.command)
+        upstream = urllib.request.Request(self.real[match[2]] + match[3], method=request.command)
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                handler.send_response(200)
-                handler.send_header("Content-Length", answer.headers["Content-Length"])
-                handler.end_headers()
-                shutil.copyfileobj(answer, handler.wfile)
+            with urllib.request.urlopen(upstream, timeout=60) as answer:
+                request.reply(200, answer.read(), [("Content-Length", answer.headers["Content-Length"])])
         except urllib.error.HTTPError as error:
-            handler.send_error(error.code)
+            request.reply(error.code)
 
     def served(self, place: str) -> list[str]:
         """The first letters of the packages that were requested from a place."""
@@ -89,9 +70,8 @@ class Archives:
 
 @pytest.fixture
 def archives() -> Iterator[Archives]:
-    running = Archives()
-    yield running
-    running.close()
+    with Archives().serving() as running:
+        yield running
 
 
 @pytest.fixture
@@ -102,7 +82,7 @@ def apt_config(archives: Archives, tmp_path: Path) -> str:
         (folder / name).mkdir(parents=True)
     (folder / "status").touch()
     lines = [
-        f"deb [signed-by={host.KEYRING}] {archives.address}/now/{name} {suite} main\n"
+        f"deb [signed-by={host.KEYRING}] {archives.url}/now/{name} {suite} main\n"
         for name, suite in (("debian", "bookworm"), ("debian-security", "bookworm-security"))
     ]
     (folder / "sources.list").write_text("".join(lines), encoding="utf-8")
@@ -129,7 +109,7 @@ def packages_of(checkout: Checkout) -> list[str]:
 
 
 def test_a_lock_is_made_from_the_snapshot_archive(checkout: Checkout, archives: Archives, apt_config: str) -> None:
-    set_places(checkout, snapshot=f"{archives.address}/archive")
+    set_places(checkout, snapshot=f"{archives.url}/archive")
     checkout.builder("lock", APT_CONFIG=apt_config)
     [path] = (checkout.root / "locks").glob("os-*.json")
     time = re.search(r'"time": "([^"]+)"', path.read_text(encoding="utf-8"))
@@ -146,7 +126,7 @@ def test_every_place_gives_the_same_bytes(
 
     def build(*options: str) -> str:
         output = checkout.builder("build", PLAIN, *options, APT_CONFIG=apt_config)
-        assert archives.address.removeprefix("http://") not in output
+        assert archives.address not in output
         return output
 
     # This machine's archives: one request for each package and one to look it up, in at most two folders; no lists.
@@ -156,7 +136,7 @@ def test_every_place_gives_the_same_bytes(
     assert not [path for path in archives.requests if "/dists/" in path]
     packages = packages_of(checkout)
     assert len(packages) <= len(archives.requests) <= 4 * len(packages)
-    assert archives.address.removeprefix("http://") not in checkout.os_log().read_text(encoding="utf-8")
+    assert archives.address not in checkout.os_log().read_text(encoding="utf-8")
 
     # They are gone, but the store has them.
     archives.has = lambda place, letter: False
@@ -170,7 +150,7 @@ def test_every_place_gives_the_same_bytes(
     assert set(packages) <= {path.name for path in (store / "blobs/sha256").iterdir()}
 
     # The release has moved, and its new archive lacks some, which a snapshot has.
-    set_places(checkout, archive=f"{archives.address}/moved", snapshot=f"{archives.address}/archive")
+    set_places(checkout, archive=f"{archives.url}/moved", snapshot=f"{archives.url}/archive")
     archives.has = lambda place, letter: place == "archive" or (place == "moved" and letter < "m")
     checkout.take_store()
     assert MAKES_OS.search(build("--locked"))
@@ -200,7 +180,7 @@ def test_packages_that_no_place_has(checkout: Checkout, archives: Archives, apt_
     checkout.lock_and_render()
     locks = checkout.files("locks")
     archives.has = lambda place, letter: letter < "t"
-    set_places(checkout, snapshot=f"{archives.address}/archive")
+    set_places(checkout, snapshot=f"{archives.url}/archive")
     checkout.take_store()
     output = checkout.builder("build", PLAIN, code=13, APT_CONFIG=apt_config)
     assert re.search(r"\S+_(amd64|all)\.deb of Debian bookworm was not found", output)
