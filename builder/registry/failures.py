@@ -39,10 +39,6 @@ class RejectedError(RegistryError):
         self.code = code
 
 
-class TooLongError(RejectedError):
-    """The response is longer than allowed."""
-
-
 class TransientError(RegistryError):
     """A failure that a retry may not have, after at least `wait` seconds. `is_connected`: there was a connection.
 

@@ -23,7 +23,7 @@ from builder.common.text import counted
 from builder.index.settings import origin_of
 from builder.registry import failures
 from builder.registry.auth import Login, login_hint
-from builder.registry.failures import RejectedError, StoppedError, TooLongError, TransientError
+from builder.registry.failures import RejectedError, StoppedError, TransientError
 from builder.registry.transport import Transport
 
 SMALL = 4 * 1024 * 1024  # bytes of a response; the specification: manifests up to this size have to be accepted
@@ -144,13 +144,13 @@ class Connection:
             yield response
 
     def pieces(self, action: str, response: requests.Response, limit: float = inf) -> Iterator[bytes]:
-        """The body as it is, never decompressed. Raises TooLongError after more than `limit` bytes."""
+        """The body as it is, never decompressed. Raises RejectedError after more than `limit` bytes."""
         length = 0
         try:
             for piece in read_pieces(response):
                 length += len(piece)
                 if length > limit:
-                    raise TooLongError(f"{self.registry}: {action}: the response is longer than {limit} bytes")
+                    raise RejectedError(f"{self.registry}: {action}: the response is longer than {limit} bytes")
                 yield piece
                 self.check_stop()
         except HTTPError as error:
