@@ -547,7 +547,7 @@ def test_a_port_that_is_in_use_is_named_once(
 
 def test_a_volume_at_the_home_of_other_images_is_reported(once: Callable[..., Any]) -> None:
     _, _, err = once(["true"], tmpfs={"/home/jovyan": ""})
-    assert "warning: /home/jovyan is not the home here: mount it at /home/user or /workspace" in err
+    assert "warning: /home/jovyan is not in the home here: mount it at /home/user or /workspace" in err
 
 
 def test_a_token_is_in_no_log(start: Callable[..., Container], until: Callable[..., None]) -> None:
