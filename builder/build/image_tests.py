@@ -243,7 +243,8 @@ class Tester:
             tests = self._suite.of_image(image.components, IMAGE_TESTS, thorough=image.thorough)
             processes = min(self._processes, 1 + len(tests) // TESTS_EACH)
             if kind == "image" and processes > 1:
-                command += ["-p", "xdist.plugin", "-n", str(processes), "--dist", "worksteal"]
+                # Tests of one file share containers, which the last of them may end: they stay in their order.
+                command += ["-p", "xdist.plugin", "-n", str(processes), "--dist", "loadfile"]
             if self._junit:
                 command += [f"--junit-xml={self._junit.resolve()}/{image.id}.{LOGS[kind]}.xml", "-o"]
                 command += [f"junit_suite_name={image.id}"]
