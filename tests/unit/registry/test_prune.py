@@ -254,7 +254,7 @@ def test_the_signatures_of_reports_and_lists_go_with_them(memory: MemoryRegistry
     def unneeded(plans: Collection[str], *newer: Release) -> list[Item]:
         place = StagingArea("registry.example.test/staging", "", Host(), new_registry=open_)
         whole = prune.read_registries(place, [memory], plans, 1, View(Console(quiet=True)))
-        assert {*whole.staged[0].images} == {SUBJECT.digest}, "a report that has a signature is no image"
+        assert {*whole.staged[0].images} == {SUBJECT.digest}, "a signed report was taken for an image"
         return prune.unneeded(replace(whole, releases=[*newer, *whole.releases]), 1, NOW)
 
     assert unneeded([plan_tag(digest("plan"))]) == []
