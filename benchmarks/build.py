@@ -25,14 +25,14 @@ from rich.table import Table
 
 from benchmarks import release, start
 from benchmarks.common import NAMESPACE, PORT, ROOT, Results, copy, registry, run
+from builder import host
 from builder.build.assemble import Assembler
-from builder.build.work import RunContext
+from builder.build.context import RunContext
 from builder.common.console import View
 from builder.common.reference import ImageRef
 from builder.common.text import duration, size
 from builder.engine.client import Engine
 from builder.engine.load import Loader, archive
-from builder.index import host
 from builder.index.download import Fetcher
 from builder.layers import images as stored_images
 from builder.layers import splice, wheel
@@ -45,7 +45,7 @@ from builder.matrix.tags import CELL_LABEL
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from builder.registry import transfer
-from builder.registry.client import Manifest, Registry
+from builder.registry.client import Manifest, Repository
 
 PLAIN, JUPYTER, OTHER_PYTHON = "pt-2.9-cu128-py311", "pt-2.9-cu128-py311-jupyter", "pt-2.9-cu128-py313"
 REPOSITORY = f"{NAMESPACE}/pt-cuda"
@@ -269,14 +269,14 @@ def publish(checkout: Path, store: Store, cell: str) -> dict[str, int]:
     Without tests, as by the other method; `builder push` does not publish untested images.
     """
     image, settings = planned(checkout, cell), host.read_host()
-    work = RunContext(engine=Engine.connect(), project=Project(checkout), host=settings, view=View(Console(quiet=True)))
+    run = RunContext(engine=Engine.connect(), project=Project(checkout), host=settings, view=View(Console(quiet=True)))
     with store.used():
-        assembler = Assembler(work, store)
+        assembler = Assembler(run, store)
         missing = [layer for layer in image.layers if layer.wheels and not store.get_record(layer.inputs)]
         assembler.prepare([image])
         assembled = assembler.assemble(image)
         assembler.close()
-        target = Registry(reference(cell), host=settings, write=True)
+        target = Repository(reference(cell), host=settings, write=True)
         manifest = Manifest.of(store.read(assembled.manifest.digest), MANIFEST_TYPE)
         blobs = [assembled.config, *(layer.descriptor for layer in assembled.layers)]
         pushed = transfer.push_image(target, manifest, {blob: store.path(blob.digest) for blob in blobs})

@@ -19,18 +19,18 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.common import BUILDER, PORT, Results, copy, registry, run
+from builder import host
 from builder.build.assemble import Assembler
-from builder.build.work import RunContext
+from builder.build.context import RunContext
 from builder.common.console import View
 from builder.common.text import size
 from builder.engine.client import Engine
-from builder.index import host
+from builder.evidence import results
+from builder.evidence.results import Evidence
+from builder.evidence.suite import IMAGE_TESTS, Suite
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan import plan
-from builder.registry import evidence
-from builder.registry.evidence import Evidence
-from builder.registry.suite import IMAGE_TESTS, Suite
 
 GROUPS = ("pt-2.9-cu128-py311", "tf-2.20-cu128-py311", "jax-0.10-cu128-py311")
 FEW = (*GROUPS, f"{GROUPS[0]}-jupyter", f"{GROUPS[0]}-full")
@@ -53,12 +53,10 @@ class Machine:
         project, store = Project(self.checkout), Store(self.store)
         images = plan.make_locked_plan(project, project.select(cells)).images
         view = View(Console(quiet=True))
-        work = RunContext(
-            engine=Engine.connect(), project=project, host=host.host_for_matrix(project.matrix), view=view
-        )
+        run = RunContext(engine=Engine.connect(), project=project, host=host.host_for_matrix(project.matrix), view=view)
         suite = Suite.of(self.checkout)
         with store.used():
-            assembler = Assembler(work, store)
+            assembler = Assembler(run, store)
             assembler.prepare(images)
             for image in images:
                 assembled = assembler.assemble(image)
@@ -71,7 +69,7 @@ class Machine:
                     passed=tuple(sorted(suite.of_image(image.components, IMAGE_TESTS))),
                     failed=(),
                 )
-                evidence.write_evidence(project.state, proof)
+                results.write_evidence(project.state, proof)
             assembler.close()
         return [image.id for image in images]
 

@@ -12,17 +12,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from builder.build import images
 from builder.build.assemble import Assembler
+from builder.build.context import ImageProvider, RunContext
 from builder.build.dockerfile import DockerfileBuilder
-from builder.build.images import Options
-from builder.build.work import ImageProvider, RunContext
 from builder.cli.context import Context
 from builder.common.console import View
 from builder.engine.client import Engine
-from builder.index.host import read_host
+from builder.host import read_host
 from builder.plan import plan
 from builder.plan.plan import Plan, PlannedImage
+from builder.steps import images
+from builder.steps.images import Options
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -36,13 +36,13 @@ def main(cells: list[str]) -> int:
     """Compares; 1 if there is a difference."""
     context = Context(root=ROOT)
     project = context.project
-    work = RunContext(engine=Engine.connect(), project=project, host=read_host(), view=View(context.err))
+    run = RunContext(engine=Engine.connect(), project=project, host=read_host(), view=View(context.err))
     store = context.store
     status = 0
     for image in plan.make_locked_plan(project, project.select(cells)).images:
         with store.used():
-            assembled = _built(work, Assembler(work, store), image)
-        by_dockerfile = _built(work, DockerfileBuilder(work), image)
+            assembled = _built(run, Assembler(run, store), image)
+        by_dockerfile = _built(run, DockerfileBuilder(run), image)
         found: dict[str, tuple[Any, Any]] = {
             **differences(tree(assembled), tree(by_dockerfile)),
             **differences(inspect(assembled), inspect(by_dockerfile)),
@@ -55,8 +55,8 @@ def main(cells: list[str]) -> int:
     return status
 
 
-def _built(work: RunContext, method: ImageProvider, image: PlannedImage) -> str:
-    outcomes = images.make_images(work, method, Plan(images=(image,)), Options(jobs=1, test=False))
+def _built(run: RunContext, method: ImageProvider, image: PlannedImage) -> str:
+    outcomes = images.make_images(run, method, Plan(images=(image,)), Options(jobs=1, test=False))
     if failure := images.failure(outcomes):
         raise failure
     [outcome] = outcomes

@@ -1,1 +1,1 @@
-"""The steps from plan to tagged images: assembling, the Dockerfile way, tests, disk."""
+"""Making images: assembling, the Dockerfile way, operating systems, image tests, packages from source."""

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from builder.build.context import RunContext
 from builder.build.operating_systems import Mmdebstrap, newest_release
-from builder.build.work import RunContext
 from builder.common.console import View
 from builder.engine.client import Engine
-from builder.index.host import Host, Run
+from builder.host import Host, Run
 from builder.matrix.project import Project
 
 TIMEOUT_S = 300
@@ -28,10 +28,10 @@ def open_apt(
     The folder of `$APT_CONFIG`, with the files that apt reads, is copied to the same path at the first use. apt's lists
     of packages stay in the container. Raises EngineError if there is no engine, or no image of Debian.
     """
-    work = RunContext(engine=engine or Engine.connect(), project=project, host=host, view=view)
-    image = (mmdebstrap or Mmdebstrap(work)).base_image(newest_release(project.matrix))
+    context = RunContext(engine=engine or Engine.connect(), project=project, host=host, view=view)
+    image = (mmdebstrap or Mmdebstrap(context)).base_image(newest_release(project.matrix))
     copied: set[Path] = set()
-    with work.engine.running(image, checkout=str(project.root), network_mode=host.network or None) as container:
+    with context.engine.running(image, checkout=str(project.root), network_mode=host.network or None) as container:
 
         def run(
             command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = TIMEOUT_S, **_: object

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from builder.build import disk, operating_systems
+from builder.build.context import ImageProvider, LoadedImage, Origin, RunContext, record_built
 from builder.build.layer_lookup import LayerLookup
 from builder.build.operating_systems import Mmdebstrap, SystemLayers
-from builder.build.work import ImageProvider, LoadedImage, Origin, RunContext, record_built
 from builder.common import errors
 from builder.common.console import Meter
 from builder.common.errors import BuilderError, BuildError, DamagedError, VerifyError
+from builder.debian.archives import Archives, DebianFetcher
 from builder.engine.load import Loader
 from builder.index.download import CONNECTIONS, Fetcher
 from builder.layers import estargz, splice, stored_layers, wheel_zip
@@ -36,7 +37,6 @@ from builder.layers.os_layer import OsLayer
 from builder.layers.splice import Entry
 from builder.layers.store import Store
 from builder.layers.wheel import FILE_MODE, InstallScheme, environment, new_folders
-from builder.lock.archives import Archives, DebianFetcher
 from builder.matrix.schema import Arch
 from builder.plan import budget, plan
 from builder.plan.layer_order import PlannedLayer
@@ -56,7 +56,7 @@ class Assembler(ImageProvider):
 
     def __init__(
         self,
-        work: RunContext,
+        run: RunContext,
         store: Store,
         *,
         jobs: int = 2,
@@ -66,14 +66,14 @@ class Assembler(ImageProvider):
         new_fetcher: Callable[..., Fetcher] = Fetcher,
         new_debian_fetcher: Callable[..., DebianFetcher] = DebianFetcher,
     ) -> None:
-        self._work = work
+        self._run = run
         self._store = store
-        self._engine_store = work.engine.info().store
-        self._loader = Loader(work.engine, store, str(work.project.root), work.view.say)
-        self._lookup = lookup or LayerLookup(work.project, work.host, work.view, store, KnownLayers(work.project.root))
-        self._mmdebstrap = mmdebstrap or Mmdebstrap(work)
-        archives = archives or Archives(work.project.matrix, work.host, work.view.say_once)
-        self._systems = SystemLayers(work, store, self._lookup, self._mmdebstrap, archives, new_debian_fetcher)
+        self._engine_store = run.engine.info().store
+        self._loader = Loader(run.engine, store, str(run.project.root), run.view.say)
+        self._lookup = lookup or LayerLookup(run.project, run.host, run.view, store, KnownLayers(run.project.root))
+        self._mmdebstrap = mmdebstrap or Mmdebstrap(run)
+        archives = archives or Archives(run.project.matrix, run.host, run.view.say_once)
+        self._systems = SystemLayers(run, store, self._lookup, self._mmdebstrap, archives, new_debian_fetcher)
         self._new_fetcher = new_fetcher
         self._fetcher: Fetcher | None = None
 
@@ -106,13 +106,13 @@ class Assembler(ImageProvider):
         try:
             stored = stored_images.find_stored_image(self._store, image, self._lookup.known)
         except DamagedError as error:
-            self._work.view.say(f"{image.id}: {error}; it will be rebuilt")
+            self._run.view.say(f"{image.id}: {error}; it will be rebuilt")
             self._store.discard(error.blob)
             return None
         if stored is None:
             return None
         loaded = LoadedImage(id=stored.image_id(self._engine_store), digest=stored.manifest.digest)
-        return loaded if self._work.engine.image(loaded.id) else None
+        return loaded if self._run.engine.image(loaded.id) else None
 
     def systems_to_make(self, images: Sequence[PlannedImage]) -> list[PlannedImage]:
         """One image for each operating system that neither the store nor a registry has."""
@@ -128,11 +128,11 @@ class Assembler(ImageProvider):
 
         Reads the files of the checkout now: a file that is edited during the build belongs to the next plan.
         """
-        work, lookup, root = self._work, self._lookup, self._work.project.root
-        disk.check_assemble(work, self._store, images)
+        run, lookup, root = self._run, self._lookup, self._run.project.root
+        disk.check_assemble(run, self._store, images)
 
         self._program = (root / plan.COMPILER).read_bytes()
-        self._compilers = plan.systems(work.project)
+        self._compilers = plan.systems(run.project)
         for image in images:
             try:
                 self._files[image.id] = stored_layers.read_component_files(root, image)
@@ -170,10 +170,10 @@ class Assembler(ImageProvider):
         if missing:
             self._uses = Counter(wheel.sha256 for layer in missing for wheel in layer.wheels)
             wheels = {wheel.sha256: wheel for layer in missing for wheel in layer.wheels}.values()
-            meter = Meter(work.view, "wheels", "fetched", sum(wheel.size for wheel in wheels))
-            downloads, warn = self._store.downloads, work.view.say_once
+            meter = Meter(run.view, "wheels", "fetched", sum(wheel.size for wheel in wheels))
+            downloads, warn = self._store.downloads, run.view.say_once
             fetcher = self._fetcher = self._new_fetcher(
-                work.host.index, downloads, progress=meter.add, warn=warn, built=lookup.built_wheel
+                run.host.index, downloads, progress=meter.add, warn=warn, built=lookup.built_wheel
             )
             for wheel in sorted(wheels, key=lambda wheel: -wheel.size):
                 self._wheels[wheel.sha256] = self._fetching.submit(fetcher.fetch, wheel)
@@ -193,15 +193,15 @@ class Assembler(ImageProvider):
 
     def build(self, image: PlannedImage) -> LoadedImage:
         """Assembles the image and loads it into the engine; its origin is `loaded` if the store had it before."""
-        work = self._work
-        work.view.begin(image.id, "assembling")
+        run = self._run
+        run.view.begin(image.id, "assembling")
         known = {manifest.digest for manifest in self._store.images().values()}
         assembled = self.assemble(image)
         with self._loading:  # one at a time: two at once were not faster, and take more disk
-            work.view.begin(image.id, "loading")
-            meter = Meter(work.view, image.id, "loaded", 0)
+            run.view.begin(image.id, "loading")
+            meter = Meter(run.view, image.id, "loaded", 0)
             image_id = self._loader.load(assembled, meter.add)
-        record_built(work.project.state, image_id)
+        record_built(run.project.state, image_id)
         origin: Origin = "loaded" if assembled.manifest.digest in known else "built"
         return LoadedImage(id=image_id, digest=assembled.manifest.digest, origin=origin)
 
@@ -233,9 +233,9 @@ class Assembler(ImageProvider):
             if planned.kind != "os" and not planned.compiled
         ]
         for warning in stored_layers.check_paths(image.id, contents, set(system.taken)):
-            self._work.view.say_once(warning)
+            self._run.view.say_once(warning)
         sizes = [(planned.name, built.size, built.unpacked) for planned, built in zip(image.layers, stack, strict=True)]
-        budget.check_built(self._work.project.matrix, image.cell, sizes)
+        budget.check_built(self._run.project.matrix, image.cell, sizes)
         assembled = stored_images.write_image(store, image, system, stack)
         stored_images.put_name(store, image, system, assembled.manifest, image.local_names[0] + UNTESTED)
         return assembled
@@ -264,7 +264,7 @@ class Assembler(ImageProvider):
             pool.shutdown(wait=wait, cancel_futures=True)
         for image_id in list(self._os_images.values()):
             with suppress(BuilderError):  # an earlier error is more useful; `sweep` removes the image
-                self._work.engine.remove_image(image_id)
+                self._run.engine.remove_image(image_id)
 
     # ---- layers
 
@@ -280,7 +280,7 @@ class Assembler(ImageProvider):
             while built is None:
                 try:
                     paths = [fetcher.path(wheel) for wheel in layer.wheels]
-                    known, warn = self._lookup.known.get(layer), self._work.view.say_once
+                    known, warn = self._lookup.known.get(layer), self._run.view.say_once
                     built = stored_layers.store_wheels(self._store, layer, paths, known, warn)
                 except FileNotFoundError:
                     # Another builder that shares the store may make the layer first, and then removes the wheels.
@@ -306,7 +306,7 @@ class Assembler(ImageProvider):
         function of the sources and of Debian's Python: unchecked-hash bytecode contains no timestamps, and the
         container compresses it with its own zlib. Raises BuildError, EngineError.
         """
-        work, store, lookup = self._work, self._store, self._lookup
+        run, store, lookup = self._run, self._store, self._lookup
         if built := lookup.in_store(layer):
             return built
         if downloaded := lookup.download_bytecode(layer):
@@ -315,7 +315,7 @@ class Assembler(ImageProvider):
         # All operating systems with the image's Python give the same bytecode, so the first that is ready is used.
         # Those in the store are ready, even if no image of this run has them. Those of another architecture are slow.
         systems = {**self._compilers.get(image.compiler_inputs, {}), image.os_inputs: image.cell.arch}
-        own = work.engine.info().arch
+        own = run.engine.info().arch
         candidates = sorted(systems, key=lambda inputs: (systems[inputs] != own, inputs != image.os_inputs, inputs))
         system = next(filter(None, map(lookup.system_in_store, candidates)), None)
         if system is None:
@@ -329,8 +329,8 @@ class Assembler(ImageProvider):
             os_image = self._os_images[system.digest]
 
         place = environment(layer.python)
-        work.view.note(image.id, f"compiling {layer.component}")
-        with work.project.scratch() as scratch:
+        run.view.note(image.id, f"compiling {layer.component}")
+        with run.project.scratch() as scratch:
             tar_path, zip_path = Path(scratch) / "sources.tar", Path(scratch) / "bytecode.zip"
             try:
                 with tarfile.open(tar_path, mode="w") as tar:
@@ -347,9 +347,9 @@ class Assembler(ImageProvider):
                 raise
             output: deque[str] = deque(maxlen=15)
             with tar_path.open("rb") as archive, zip_path.open("wb") as out:
-                status = work.engine.run_to_file(
+                status = run.engine.run_to_file(
                     os_image,
-                    checkout=str(work.project.root),
+                    checkout=str(run.project.root),
                     command=[PYTHON, "-B", f"/{_PROGRAM}", _RESULT],
                     files=archive,
                     result=_RESULT,

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from builder.build.work import RunContext
+from builder.build.context import RunContext
 from builder.common.errors import FREE_DISK, DamagedError, DiskError
 from builder.common.text import counted, size
 from builder.layers import images as stored_image
@@ -80,30 +80,30 @@ def _kept(kind: str) -> int:
     return int(kind == CONTAINERD)
 
 
-def check_assemble(work: RunContext, store: Store, images: Sequence[PlannedImage]) -> None:
+def check_assemble(run: RunContext, store: Store, images: Sequence[PlannedImage]) -> None:
     """Raises DiskError if a local engine has too little room to load these images."""
-    info = work.engine.info()
+    info = run.engine.info()
     if not info.is_local:  # the disk of a remote engine cannot be measured
         return
     # Other images have none of these layers, and the containerd store adds up the size of each image that it lists.
-    diff_ids = {diff_id for image in work.engine.images(PLAN_LABEL) for diff_id in image.layers}
+    diff_ids = {diff_id for image in run.engine.images(PLAN_LABEL) for diff_id in image.layers}
     needed = engine_bytes(_unloaded(store, images, diff_ids))
     if Path(info.root).stat().st_dev == store.root.stat().st_dev:
         needed += store_bytes(store, images)
     _check_free(info.root, needed, f"building {counted(len(images), 'image')}")
 
 
-def check_dockerfile(work: RunContext, images: Sequence[PlannedImage]) -> None:
+def check_dockerfile(run: RunContext, images: Sequence[PlannedImage]) -> None:
     """Raises DiskError if a local engine has too little room to build these images from their Dockerfiles."""
-    info = work.engine.info()
+    info = run.engine.info()
     if info.is_local:
-        needed = dockerfile_bytes(Plan(images=tuple(images)), info.store, work.engine.cache_bytes())
+        needed = dockerfile_bytes(Plan(images=tuple(images)), info.store, run.engine.cache_bytes())
         _check_free(info.root, needed, f"building {counted(len(images), 'image')}")
 
 
-def check_download(work: RunContext, store: Store, blobs: Sequence[Descriptor]) -> None:
+def check_download(run: RunContext, store: Store, blobs: Sequence[Descriptor]) -> None:
     """Raises DiskError if a local engine and the store have too little room for an image of these blobs."""
-    info = work.engine.info()
+    info = run.engine.info()
     missing = sum(blob.size for blob in blobs if not store.has(blob.digest, blob.size))
     if missing and info.is_local:
         is_shared = Path(info.root).stat().st_dev == store.root.stat().st_dev

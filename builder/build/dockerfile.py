@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from builder.build import disk
+from builder.build.context import ImageProvider, LoadedImage, RunContext, built_ids, record_built
 from builder.build.layer_lookup import LayerLookup
 from builder.build.operating_systems import Mmdebstrap
 from builder.build.programs import Program, Programs
-from builder.build.work import ImageProvider, LoadedImage, RunContext, built_ids, record_built
 from builder.common.errors import FREE_DISK, BuildError, DiskError, EngineError
 from builder.common.files import files_below
 from builder.engine.model import is_disk_full
@@ -34,16 +34,16 @@ class DockerfileBuilder(ImageProvider):
 
     def __init__(
         self,
-        work: RunContext,
+        run: RunContext,
         programs: Programs | None = None,
         mmdebstrap: Mmdebstrap | None = None,
         lookup: LayerLookup | None = None,
     ) -> None:
         """`lookup` finds wheels that were built from source; without it, the images have none."""
-        self._work = work
+        self._run = run
         self._lookup = lookup
         self._programs = programs or Programs()
-        self._mmdebstrap = mmdebstrap or Mmdebstrap(work)
+        self._mmdebstrap = mmdebstrap or Mmdebstrap(run)
 
     def prepare(self, images: Sequence[PlannedImage]) -> None:
         """Raises DiskError, or EngineError without the `docker` command."""
@@ -52,17 +52,17 @@ class DockerfileBuilder(ImageProvider):
                 "--method dockerfile needs the `docker` command and its plugin buildx",
                 hint="Install both. On Debian, the packages are docker-cli and docker-buildx.",
             )
-        disk.check_dockerfile(self._work, images)
+        disk.check_dockerfile(self._run, images)
 
     def build(self, image: PlannedImage) -> LoadedImage:
         """Builds the image in a copy of the files that its Dockerfile reads, with the settings of the build host.
 
         Raises BuildError with the last lines of the output, or DiskError.
         """
-        work, root, arch = self._work, self._work.project.root, image.cell.arch
-        host = work.host.for_release(work.project.matrix.debian[image.debian])
+        run, root, arch = self._run, self._run.project.root, image.cell.arch
+        host = run.host.for_release(run.project.matrix.debian[image.debian])
         base = self._mmdebstrap.base_image(image.debian, arch)
-        with work.project.scratch() as scratch:
+        with run.project.scratch() as scratch:
             context, built, id_file = (Path(scratch) / name for name in ("context", BUILT, "id"))
             for path in context_files(root, image):
                 copy = context / path.relative_to(root)
@@ -85,14 +85,14 @@ class DockerfileBuilder(ImageProvider):
             # Proxies by name: their values, which may have passwords, are read from the environment.
             command += [f"--build-arg={argument}" for argument in (f"BASE={base}", *host.proxies)]
             command += [f"--label={name}={value}" for name, value in built_labels(image.digest, "").items() if value]
-            if arch != work.engine.info().arch:
+            if arch != run.engine.info().arch:
                 command.append(f"--platform=linux/{arch}")
             if host.network:
                 command.append(f"--network={host.network}")
             if any(wheels.is_built for wheels in image.lists):
                 command.append(f"--build-context={BUILT}={built}")
             # The engine of this run, with its own buildx builder, even if another one is selected.
-            environment = {**os.environ, **work.engine.address.variables, **host.proxies}
+            environment = {**os.environ, **run.engine.address.variables, **host.proxies}
             environment.pop("BUILDX_BUILDER", None)
             if logins := netrc_of(host.index.of(name) for name in sorted({each.index for each in image.lists}) if name):
                 command.append("--secret=id=netrc,env=GPU_IMAGES_NETRC")
@@ -101,24 +101,24 @@ class DockerfileBuilder(ImageProvider):
             def on_line(line: str) -> str:
                 line = host.hide(line)
                 if step := _STEP.match(line):
-                    work.view.note(image.id, re.sub(r"--mount=\S+\s*", "", step[1]))
+                    run.view.note(image.id, re.sub(r"--mount=\S+\s*", "", step[1]))
                 return line
 
-            work.view.begin(image.id, "building")
-            log = work.project.logs / f"{image.id}.log"
+            run.view.begin(image.id, "building")
+            log = run.project.logs / f"{image.id}.log"
             program = Program(
                 command=[*command, str(context)], environment=environment, folder=context, log=log, timeout_s=TIMEOUT_S
             )
             if self._programs.run(program, on_line):
-                work.engine.check()  # buildx also fails if the engine has stopped
+                run.engine.check()  # buildx also fails if the engine has stopped
                 output = "\n".join(f"  | {line}" for line in _failed_output(log.read_text(encoding="utf-8")))
                 if is_disk_full(output):
                     raise DiskError(f"{image.id}: the disk filled up during the build", hint=FREE_DISK)
                 hint = f"Full log: {log.relative_to(root)}"
                 raise BuildError(f"{image.id}: docker buildx build failed\n{output}", hint=hint)
             image_id = id_file.read_text(encoding="ascii").strip()
-        is_known = image_id in built_ids(work.project.state)
-        record_built(work.project.state, image_id)
+        is_known = image_id in built_ids(run.project.state)
+        record_built(run.project.state, image_id)
         return LoadedImage(id=image_id, digest=image_id, origin="present" if is_known else "built")
 
     def close(self) -> None:

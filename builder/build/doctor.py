@@ -15,31 +15,31 @@ from typing import Literal
 
 import requests
 
-from builder.build import disk, images, operating_systems
+from builder import host
+from builder.build import disk, operating_systems
 from builder.common import machine
 from builder.common.errors import BuilderError, EngineError, FileError, LockError, UsageError
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
 from builder.common.text import counted, listed, size
 from builder.compat import gpus
+from builder.debian import os_lock
+from builder.debian.archives import HERE, STORE, Archives
+from builder.debian.os_lock import OsLock
 from builder.engine.client import Engine
-from builder.engine.model import EngineInfo
+from builder.engine.model import EMULATION_HINT, EngineInfo
 from builder.engine.setup import parse_version, too_old
-from builder.index import host
-from builder.index.host import Host
+from builder.evidence.cosign import find_cosign
+from builder.host import Host
 from builder.index.session import IndexSession, describe, fetch_errors
 from builder.index.wheels import PLATFORMS
 from builder.layers.oci import CONTAINERD
 from builder.layers.store import Store
-from builder.lock import os_lock
-from builder.lock.archives import HERE, STORE, Archives
-from builder.lock.os_lock import OsLock
 from builder.matrix.cells import indexes_of_packages
 from builder.matrix.project import Project
 from builder.plan import plan
-from builder.registry.client import Registry
-from builder.registry.cosign import find_cosign
-from builder.registry.staging import INDEX, StagingArea
+from builder.registry.client import Repository
+from builder.release.staging import INDEX, StagingArea
 
 State = Literal["ok", "note", "missing"]
 TIMEOUT_S = 15
@@ -149,7 +149,7 @@ def _emulation(project: Project, info: EngineInfo) -> Iterator[MachineFinding]:
         elif machine.emulates(PLATFORMS[arch]):
             yield MachineFinding(arch, "ok", "emulated by QEMU: images can be built, and some of their tests run")
         else:
-            yield MachineFinding(arch, "note", f"not emulated: its images cannot be built. {images.EMULATION_HINT}")
+            yield MachineFinding(arch, "note", f"not emulated: its images cannot be built. {EMULATION_HINT}")
 
 
 def _abilities(info: EngineInfo) -> Iterator[MachineFinding]:
@@ -298,7 +298,7 @@ def _registries(engine: Engine | None, project: Project) -> Iterator[MachineFind
 
 def _registry(name: str, project: Project, repository: ImageRef) -> MachineFinding:
     try:
-        Registry(repository, host=host.host_for_matrix(project.matrix), write=True, policy=POLICY).exists()
+        Repository(repository, host=host.host_for_matrix(project.matrix), write=True, policy=POLICY).exists()
     except BuilderError as error:
         return MachineFinding(name, "note", f"{error}. {error.hint}".removesuffix(". "))
     return MachineFinding(name, "ok", f"{repository.registry} answers")

@@ -18,19 +18,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from builder.build.context import LoadedImage, RunContext
 from builder.build.programs import Program, Programs
-from builder.build.work import LoadedImage, RunContext
 from builder.common import errors
 from builder.common.errors import ImageTestError
 from builder.common.text import one_line
 from builder.compat import gpu_support, gpus
 from builder.compat.gpus import Gpu
 from builder.engine.client import RUN_LABEL
+from builder.evidence.results import Coverage, Evidence, Kind, Requirement, coverage_of, local_coverage, write_evidence
+from builder.evidence.suite import IMAGE_TESTS, NOT_APPLICABLE, Suite, gpu_test
 from builder.matrix import facts
 from builder.plan.plan import PlannedImage
-from builder.registry import evidence
-from builder.registry.evidence import Coverage, Evidence, Kind, Requirement
-from builder.registry.suite import IMAGE_TESTS, NOT_APPLICABLE, Suite, gpu_test
 
 TIMEOUT_S = 1800
 PACKAGES = {
@@ -53,27 +52,27 @@ class Tester:
 
     def __init__(
         self,
-        work: RunContext,
+        run: RunContext,
         *,
         gpu_mode: gpus.Mode = gpus.AUTO,
         pool: gpus.Pool | None = None,
         junit: Path | None = None,
         processes: int = 1,
     ) -> None:
-        self._engine, self._project, self._view = work.engine, work.project, work.view
-        self._hide, self._private_hosts = work.host.hide, work.host.names
+        self._engine, self._project, self._view = run.engine, run.project, run.view
+        self._hide, self._private_hosts = run.host.hide, run.host.names
         self._gpu_mode = gpu_mode
         self._junit = junit
         self._processes = processes
         self._pool = pool or gpus.Pool()
-        self._engine_info = work.engine.info()
-        self._suite = Suite.of(work.project.root)
+        self._engine_info = run.engine.info()
+        self._suite = Suite.of(run.project.root)
         self._programs = Programs()
 
     def coverage(self, image: PlannedImage, loaded: LoadedImage) -> Coverage:
         """The coverage of an image by this machine's earlier results."""
         requirement = Requirement.of(image, loaded.digest, self._suite)
-        return evidence.local_coverage(self._project.state, requirement)
+        return local_coverage(self._project.state, requirement)
 
     def is_complete(self, image: PlannedImage, coverage: Coverage) -> bool:
         """Whether the image passed its tests, on a GPU too if there is one now."""
@@ -123,7 +122,7 @@ class Tester:
                     no_gpu = self._why_no_gpu(image) or "no GPU became free"
                     if results:  # the image tests ran before this was known
                         results = [results[0].model_copy(update={"no_gpu": no_gpu})]
-                        evidence.write_evidence(self._project.state, results[0])
+                        write_evidence(self._project.state, results[0])
         own = self.coverage(image, loaded)
         for each in (*results, *own.newest):  # an earlier failure on a GPU that is not free now is still a failure
             if not each.is_pass:
@@ -138,7 +137,7 @@ class Tester:
                 )
         if no_gpu and self._gpu_mode == gpus.REQUIRE and not image.cell.is_cpu:
             raise _no_gpu_test(image.id, no_gpu)  # `check` found a GPU before the build; it is in use or gone now
-        return evidence.coverage_of([*known.reports, *own.reports], own.refused)
+        return coverage_of([*known.reports, *own.reports], own.refused)
 
     def _files(self, image: PlannedImage) -> list[Path]:
         """The test files of the image's components. Raises ImageTestError if a file is missing."""
@@ -282,7 +281,7 @@ class Tester:
                 finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             )
             # Now, not at the end: a kill during the GPU tests does not lose minutes of image tests.
-            evidence.write_evidence(self._project.state, proof)
+            write_evidence(self._project.state, proof)
             return proof
 
     def _pytest(self, row: str, command: list[str], variables: Mapping[str, str], log_path: Path) -> int:

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from builder.common.console import Meter, View
 from builder.common.errors import BuildError, FetchError, RegistryError
+from builder.common.lock_text import KNOWN_LAYERS
 from builder.common.reference import ImageRef, staged_repository
 from builder.common.tasks import RetryPolicy
-from builder.index.host import Host
+from builder.host import Host
 from builder.index.wheels import LockedWheel
 from builder.layers import images, os_layer, stored_layers
 from builder.layers.blobs import Descriptor, wheel_file
@@ -24,12 +25,11 @@ from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import Store
-from builder.lock.lockfile import KNOWN_LAYERS
 from builder.matrix.project import Project
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
 from builder.registry import transfer
-from builder.registry.client import Registry
+from builder.registry.client import Repository
 from builder.registry.failures import RejectedError
 
 POLICY = RetryPolicy(connect_s=5, read_s=30, retries=1)  # a build does not need the registry
@@ -47,7 +47,7 @@ class LayerLookup:
     view: View
     store: Store
     known: KnownLayers
-    new_registry: Callable[..., Registry] = Registry
+    new_registry: Callable[..., Repository] = Repository
     _failed: threading.Event = field(default_factory=threading.Event, init=False)
 
     def in_store(self, planned: PlannedLayer) -> Layer | None:
@@ -94,24 +94,24 @@ class LayerLookup:
         return self.store.path(blob.digest)
 
     def _download(self, name: str, known: Descriptor) -> bool:
-        registry = self.find(known.digest)
-        if registry is None:
+        repository = self.find(known.digest)
+        if repository is None:
             return False
         try:
-            transfer.fetch_blobs(registry, self.store, [known], Meter(self.view, name, "downloaded", known.size).add)
+            transfer.fetch_blobs(repository, self.store, [known], Meter(self.view, name, "downloaded", known.size).add)
         except RegistryError as error:
             self._give_up(error)
             return False
         return True
 
-    def find(self, digest: str) -> Registry | None:
+    def find(self, digest: str) -> Repository | None:
         """The first repository that has the blob; None if no repository has it."""
         if self._failed.is_set():
             return None
-        for registry in self._repositories:
+        for repository in self._repositories:
             try:
-                if registry.has_blob(digest):
-                    return registry
+                if repository.has_blob(digest):
+                    return repository
             except RejectedError:
                 continue  # no such repository, or no permission to read it
             except RegistryError as error:
@@ -125,7 +125,7 @@ class LayerLookup:
             self.view.say(f"the registry is not used for the rest of this run: {error}")
 
     @cached_property
-    def _repositories(self) -> list[Registry]:
+    def _repositories(self) -> list[Repository]:
         references = self.references()
         return [self.new_registry(each, host=self.host, write=False, policy=POLICY) for each in references]
 

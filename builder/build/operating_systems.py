@@ -28,26 +28,25 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote
 
-from builder.build import debian_repository
+from builder.build.context import RunContext
 from builder.build.layer_lookup import LayerLookup
 from builder.build.programs import Program, Programs
-from builder.build.work import RunContext
 from builder.common import machine
 from builder.common.console import Meter
 from builder.common.errors import FREE_DISK, BuilderError, BuildError, DiskError, EngineError, StaleError
 from builder.common.files import digest_of_data, digests_of_tree, short_digest, write_atomically
 from builder.common.reference import ImageRef
+from builder.debian import local_repository, os_lock
+from builder.debian import mmdebstrap as installation
+from builder.debian.archives import Archives, DebianFetcher
+from builder.debian.os_lock import OsLock, OsRequest
 from builder.engine.model import is_disk_full
-from builder.index import mmdebstrap as installation
-from builder.index.host import FOLDER as HOST_FOLDER
-from builder.index.host import SYSTEM_BUNDLE, Host
+from builder.host import FOLDER as HOST_FOLDER
+from builder.host import SYSTEM_BUNDLE, Host
 from builder.index.wheels import arch_of
 from builder.layers import known_layers, os_layer
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import BLOBS, PACKAGES, Store
-from builder.lock import os_lock
-from builder.lock.archives import Archives, DebianFetcher
-from builder.lock.os_lock import OsLock, OsRequest
 from builder.lock.python_builds import PythonBuilds, PythonFetcher, uv_program
 from builder.lock.python_lock import LockedPython
 from builder.matrix.schema import AMD64, Matrix
@@ -132,7 +131,7 @@ def _uv_list(python: LockedPython) -> bytes:
 class SystemLayers:
     """Gets the `os` layers of one run into the store. Every method may be called from several threads."""
 
-    work: RunContext
+    run: RunContext
     store: Store
     lookup: LayerLookup
     mmdebstrap: Mmdebstrap
@@ -146,7 +145,7 @@ class SystemLayers:
         Waits while another builder that shares the store makes it. Raises BuildError as `Mmdebstrap.run`, and if the
         operating system is not the known one.
         """
-        view, name = self.work.view, row(image)
+        view, name = self.run.view, row(image)
         if in_registry:
             view.begin(name, "downloading")
             if self.lookup.download_system(name, image.os_inputs, in_registry):
@@ -177,42 +176,42 @@ class SystemLayers:
 
     def _make(self, image: PlannedImage, files: Mapping[str, bytes]) -> OsLayer:
         """Makes an operating system of the locked packages and records it, with the packages that it is made of."""
-        work, name, packages = self.work, row(image), image.os_lock.packages
+        run, name, packages = self.run, row(image), image.os_lock.packages
         known = self.lookup.known.system(image.os_inputs)
         blobs = [f"sha256:{package.sha256}" for package in packages]
         arguments = [image.debian, str(layer_order.MTIME), image.interpreter, *([image.uv] if image.uv else [])]
 
-        work.view.begin(name, "downloading packages")
+        run.view.begin(name, "downloading packages")
         fetcher = self.new_fetcher(
             self.archives,
             image.os_lock,
             image.id,
             self.store.root / BLOBS,
             self.store.downloads,
-            progress=Meter(work.view, name, "downloaded", sum(package.size for package in packages)).add,
+            progress=Meter(run.view, name, "downloaded", sum(package.size for package in packages)).add,
             stopped=self.mmdebstrap.stopped,
         )
         debs = fetcher.fetch_all()
         if python := image.locked_python:
-            work.view.begin(name, f"downloading Python {python.release}")
+            run.view.begin(name, f"downloading Python {python.release}")
             python_fetcher = self.new_python_fetcher(
-                PythonBuilds(work.host),
+                PythonBuilds(run.host),
                 self.store.root / BLOBS,
                 self.store.downloads,
-                progress=Meter(work.view, name, "downloaded", 0).add,
+                progress=Meter(run.view, name, "downloaded", 0).add,
                 stopped=self.mmdebstrap.stopped,
             )
             path = python_fetcher.fetch(python)
             files = {**files, f"steps/{python.file}": path.read_bytes()}
             blobs.append(f"sha256:{python.sha256}")
 
-        work.view.begin(name, "building")
-        with work.project.scratch() as scratch:
+        run.view.begin(name, "building")
+        with run.project.scratch() as scratch:
             debs_by_lock = (image.os_lock, debs)
             tar = self.mmdebstrap.run(
-                work.host, name, arguments, files, Path(scratch), debs=debs_by_lock, arch=image.cell.arch
+                run.host, name, arguments, files, Path(scratch), debs=debs_by_lock, arch=image.cell.arch
             )
-            work.view.note(name, "compressing")
+            run.view.note(name, "compressing")
             with self.store.new_blob() as blob:
                 layer = os_layer.write_system(tar, blob.file, image.os_layer.prefetch)
                 if known:
@@ -240,8 +239,8 @@ def obstacle_here() -> str:
 class Mmdebstrap:
     """Runs mmdebstrap for one run of the builder. Every method may be called from several threads."""
 
-    def __init__(self, work: RunContext, programs: Programs | None = None) -> None:
-        self._work = work
+    def __init__(self, run: RunContext, programs: Programs | None = None) -> None:
+        self._run = run
         self._programs = programs or Programs()
         self.stopped = threading.Event()
         self._choosing, self._pulling, self._counting = threading.Lock(), threading.Lock(), threading.Lock()
@@ -255,7 +254,7 @@ class Mmdebstrap:
         self._programs.stop()
         if self._container:
             with suppress(BuilderError):  # the next run removes them
-                self._work.engine.sweep(str(self._work.project.root))
+                self._run.engine.sweep(str(self._run.project.root))
 
     def run(
         self,
@@ -280,7 +279,7 @@ class Mmdebstrap:
         """
         if container is None:
             container = self._choose_container()
-        project, engine, release = self._work.project, self._work.engine, arguments[0]
+        project, engine, release = self._run.project, self._run.engine, arguments[0]
         if arch != (engine.info().arch if container else arch_of(platform.machine())):
             files = {**files, f"{_BIN}/mmdebstrap": _FOR_ARCH.format(arch=arch).encode()}
         if not debs:
@@ -296,7 +295,7 @@ class Mmdebstrap:
         if debs:
             lock, paths = debs
             links = {f"{_DEBS}/{package.file}": paths[package.sha256] for package in lock.packages}
-            index = debian_repository.index(lock, paths)
+            index = local_repository.index(lock, paths)
             files = {**files, **{f"{_DEBS}/{name}": content for name, content in index.items()}}
             apt_options, sources = [], f"deb [trusted=yes] copy:{quote(place)}/{_DEBS}/ ./\n"  # the hashes are checked
         elif container and not ca and SYSTEM_BUNDLE.exists() and "https:" in sources:
@@ -325,7 +324,7 @@ class Mmdebstrap:
         def on_line(line: str) -> str:
             line = host.hide(line)
             if step := next((step for pattern, step in _STEPS.items() if re.match(pattern, line)), ""):
-                self._work.view.note(name, step)
+                self._run.view.note(name, step)
             tail.append(f"  | {line.rstrip()}")
             return line
 
@@ -395,7 +394,7 @@ class Mmdebstrap:
 
         Pulls it. If no registry has it, makes an image of the release's current packages. Raises EngineError.
         """
-        arch = arch or self._work.engine.info().arch
+        arch = arch or self._run.engine.info().arch
         with self._pulling:
             if (release, arch) not in self._bases:
                 try:
@@ -408,42 +407,42 @@ class Mmdebstrap:
         return base
 
     def _pull_or_make(self, release: str, arch: str) -> str:
-        work = self._work
-        is_foreign = arch != work.engine.info().arch
-        image, root = work.project.matrix.debian[release].image, work.project.root
-        if work.engine.image(image) and not is_foreign:
+        run = self._run
+        is_foreign = arch != run.engine.info().arch
+        image, root = run.project.matrix.debian[release].image, run.project.root
+        if run.engine.image(image) and not is_foreign:
             return image
         recipe = digest_of_data([release, *(digests_of_tree(root, root / script) for script in BOOTSTRAP_INPUTS)])
         suffix = f"-{arch}" if is_foreign else ""
         local = ImageRef(repository="gpu-images/base", tag=f"{release}-{short_digest(recipe)}{suffix}")
-        if work.engine.image(str(local)):
+        if run.engine.image(str(local)):
             return str(local)
         try:
             if is_foreign:  # buildx pulls it: this would replace the one of the engine's own architecture
-                if work.engine.has_remote(image):
+                if run.engine.has_remote(image):
                     return image
                 raise EngineError("no registry has it")
-            work.view.say(f"base image: pulling {image}")
-            work.engine.pull(image)
+            run.view.say(f"base image: pulling {image}")
+            run.engine.pull(image)
             return image
         except EngineError as error:
-            pull_error = work.host.hide(str(error))
+            pull_error = run.host.hide(str(error))
         if obstacle := self._obstacle():
             raise EngineError(
                 f"base image: cannot be pulled ({pull_error}), and mmdebstrap cannot make it: {obstacle}",
                 hint="As root on Debian or Ubuntu: apt-get install mmdebstrap debian-archive-keyring",
             )
-        work.view.say(f"base image: cannot be pulled; making {local} from Debian packages (about 15 s)")
-        with work.project.scratch() as scratch:
+        run.view.say(f"base image: cannot be pulled; making {local} from Debian packages (about 15 s)")
+        with run.project.scratch() as scratch:
             try:
                 files = _read_steps(root)
-                host = work.host.for_release(work.project.matrix.debian[release])
+                host = run.host.for_release(run.project.matrix.debian[release])
                 tar = self.run(
                     host, f"base-{release}{suffix}", [release], files, Path(scratch), container="", arch=arch
                 )
             except BuildError as failure:
                 raise EngineError(str(failure), hint=f"Error of the registry: {pull_error}") from failure
-            work.engine.import_tar(tar, local, arch if is_foreign else "")
+            run.engine.import_tar(tar, local, arch if is_foreign else "")
         return str(local)
 
     def _choose_container(self) -> str:
@@ -452,23 +451,23 @@ class Mmdebstrap:
             if self._container is None:
                 container = ""
                 if obstacle := self._obstacle():
-                    newest = newest_release(self._work.project.matrix)
+                    newest = newest_release(self._run.project.matrix)
                     message = f"mmdebstrap cannot run here ({obstacle}): running it in a container of Debian {newest}"
-                    self._work.view.say_once(message)
+                    self._run.view.say_once(message)
                     container = self.base_image(newest)
                 self._container = container
             return self._container
 
     def _obstacle(self) -> str:
         """Installs mmdebstrap if it is missing; returns why this machine cannot run it, empty if it can."""
-        return self._work.host.hide(obstacle_here() or installation.install(self._work.view.say))
+        return self._run.host.hide(obstacle_here() or installation.install(self._run.view.say))
 
     def _write_container_files(self, out: BinaryIO, inputs: Mapping[str, bytes], links: Mapping[str, Path]) -> None:
         """Writes a tar of the inputs of mmdebstrap.sh, and of the settings for installing mmdebstrap in the container.
 
         mmdebstrap is installed from today's archives: the container's image may be newer than a snapshot.
         """
-        project, host = self._work.project, self._work.host
+        project, host = self._run.project, self._run.host
         newest = newest_release(project.matrix)
         host = host.for_release(project.matrix.debian[newest])
         files = {f"{CONTAINER_FOLDER}/{path}": content for path, content in inputs.items()}
@@ -516,28 +515,28 @@ def newest_release(matrix: Matrix) -> str:
 SHOWN = 20  # changed packages; the others are counted
 
 
-def lock_current(work: RunContext, images: Sequence[PlannedImage], new: Mapping[OsRequest, OsLock]) -> None:
+def lock_current(run: RunContext, images: Sequence[PlannedImage], new: Mapping[OsRequest, OsLock]) -> None:
     """Writes new locks of operating systems of these images, after saying which packages changed."""
-    work.view.say("\n".join(_changes(work, images, new, "Locking the current versions:")))
+    run.view.say("\n".join(_changes(run, images, new, "Locking the current versions:")))
     for request, lock in new.items():
-        write_atomically(work.project.root / request.path, os_lock.dump(lock))
+        write_atomically(run.project.root / request.path, os_lock.dump(lock))
 
 
 def refuse_stale(
-    work: RunContext, images: Sequence[PlannedImage], new: Mapping[OsRequest, OsLock], command: str
+    run: RunContext, images: Sequence[PlannedImage], new: Mapping[OsRequest, OsLock], command: str
 ) -> StaleError:
     """The error of a run that may not change locks. `command` locks the current packages, builds and tests."""
     return StaleError(
-        "\n".join(_changes(work, images, new, "With --locked, that is an error:")),
+        "\n".join(_changes(run, images, new, "With --locked, that is an error:")),
         hint=f"Lock the current versions, build and test with them, then commit locks/: {command}",
     )
 
 
 def _changes(
-    work: RunContext, images: Sequence[PlannedImage], new: Mapping[OsRequest, OsLock], what_follows: str
+    run: RunContext, images: Sequence[PlannedImage], new: Mapping[OsRequest, OsLock], what_follows: str
 ) -> list[str]:
     """Lines: each package with its locked and its current version, then the images that need it."""
-    before = {request: os_lock.read_os_lock(work.project.root, request) for request in new}
+    before = {request: os_lock.read_os_lock(run.project.root, request) for request in new}
     lines = os_lock.changes(before, new)
     more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     ids = [image.id for image in images if image.os_request in new]

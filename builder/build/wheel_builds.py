@@ -28,16 +28,15 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from builder.build.assemble import PYTHON, Assembler
-from builder.build.images import foreign_error
+from builder.build.context import RunContext
 from builder.build.layer_lookup import LayerLookup
-from builder.build.work import RunContext
 from builder.common import git
 from builder.common.console import View
 from builder.common.errors import BuildError, FetchError, StaleError, UsageError
 from builder.common.files import digest_of_data, digests_of_tree, files_below
 from builder.engine.client import Engine
+from builder.host import Host
 from builder.index.download import Fetcher
-from builder.index.host import Host
 from builder.index.releases import parse_metadata
 from builder.index.wheels import LONGEST, PLATFORMS, BuiltWheel, LockedWheel, Wheel
 from builder.layers import wheel_zip
@@ -85,7 +84,7 @@ class SourceBuilder:
         self._archives: dict[str, Path] = {}
 
     @cached_property
-    def _work(self) -> RunContext:
+    def _run(self) -> RunContext:
         return RunContext(engine=self._connect(), project=self._project, host=self._host, view=self._view)
 
     @cached_property
@@ -125,12 +124,12 @@ class SourceBuilder:
 
         Raises BuildError with the last lines of the output, FetchError, EngineError, DiskError.
         """
-        work, store, root = self._work, self._store, self._project.root
+        run, store, root = self._run, self._store, self._project.root
         log = self._project.logs / f"source-{build.cell.group}-{build.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         archive, inputs, result = self._archive(build), self._scratch / "inputs.tar", self._scratch / "result.tar"
         with store.used():
-            fetcher = self._new_fetcher(work.host.index, store.downloads, built=self._lookup.built_wheel)
+            fetcher = self._new_fetcher(run.host.index, store.downloads, built=self._lookup.built_wheel)
             shutil.copyfile(archive, inputs)
             with tarfile.open(inputs, "a") as tar:
                 for wheel in (Wheel(component="", **vars(each)) for each in wheels):
@@ -147,7 +146,7 @@ class SourceBuilder:
                         log_file.write(line)
                     tail.append(f"  | {line.rstrip()}")
 
-                status = work.engine.run_to_file(
+                status = run.engine.run_to_file(
                     image_id,
                     checkout=str(root),
                     entrypoint=[PYTHON, "-B"],
@@ -233,17 +232,17 @@ class SourceBuilder:
 
     def _image(self, build: WheelBuild) -> str:
         """The id of the image to build in, which is assembled if the engine lacks it."""
-        planned, work = plan.make_plan(self._project, [build.cell], {build.cell.group: build.lock}), self._work
+        planned, run = plan.make_plan(self._project, [build.cell], {build.cell.group: build.lock}), self._run
         if planned.unlocked:
             raise StaleError(
                 f"{build.name} is built in the image of {build.cell.id}, whose operating system is not locked",
                 hint=f"Lock it too: builder lock {build.cell.id}",
             )
         [image] = planned.images
-        if error := foreign_error(image, work.engine.info()):
+        if error := run.engine.info().foreign_error(image.cell.arch):
             raise error
-        assembler = Assembler(work, self._store, lookup=self._lookup)
-        with work.view.live():
+        assembler = Assembler(run, self._store, lookup=self._lookup)
+        with run.view.live():
             try:
                 if loaded := assembler.find(image):
                     return loaded.id

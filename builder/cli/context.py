@@ -19,11 +19,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from builder import host
 from builder.common.console import View
 from builder.common.errors import FileError, UsageError
 from builder.common.reference import ImageRef
-from builder.index import host
-from builder.index.host import Host, Run
+from builder.host import Host, Run
 from builder.layers.store import Store
 from builder.matrix import support, tags
 from builder.matrix.cells import Cell

@@ -18,7 +18,7 @@ from builder.lock.resolve import Resolver
 from builder.matrix import facts, support, tags
 from builder.matrix.cells import Cell
 from builder.matrix.schema import Matrix
-from builder.registry.client import Registry, labels_of
+from builder.registry.client import Repository, labels_of
 
 THIS = "this"
 _STATES = {
@@ -153,5 +153,5 @@ def _images(context: Context, targets: Sequence[str]) -> Iterator[tuple[str, Ima
         if not reference.registry and (tagged := by_name.get(name)):
             yield f"{name} ({tagged.id})", gpu_support.needs_of_cell(project.matrix, tagged, facts.load_facts())
         else:
-            registry = Registry(reference, host=context.host, write=False)
-            yield name, gpu_support.needs_of_labels(labels_of(registry, reference.target))
+            repository = Repository(reference, host=context.host, write=False)
+            yield name, gpu_support.needs_of_labels(labels_of(repository, reference.target))

@@ -11,12 +11,11 @@ from typing import Any
 
 import click
 
-from builder.build import disk, images, operating_systems
+from builder.build import disk, operating_systems
 from builder.build.assemble import Assembler
+from builder.build.context import ImageProvider, RunContext
 from builder.build.dockerfile import DockerfileBuilder
-from builder.build.images import Options, Outcome
 from builder.build.layer_lookup import LayerLookup
-from builder.build.work import ImageProvider, RunContext
 from builder.cli import machine
 from builder.cli.context import Context
 from builder.cli.options import (
@@ -29,14 +28,16 @@ from builder.cli.options import (
 from builder.common.errors import BuilderError, LockError, StaleError, join
 from builder.common.text import duration
 from builder.compat import gpus
+from builder.debian.archives import Archives, Kept
+from builder.debian.os_lock import DebianPackage
 from builder.layers import garbage, known_layers
 from builder.layers.known_layers import KnownLayers
 from builder.lock import update
-from builder.lock.archives import Archives, Kept
-from builder.lock.os_lock import DebianPackage
 from builder.matrix.cells import Cell
 from builder.plan import plan, render
 from builder.plan.plan import Plan, PlannedImage
+from builder.steps import images
+from builder.steps.images import Options, Outcome
 
 ASSEMBLE, DOCKERFILE = "assemble", "dockerfile"
 
@@ -114,28 +115,28 @@ def make_selected(
     try:
         with context.locked(project, "images" if options.test else "build"):
             planned = render.load_checked_plan(project, chosen)
-            work = machine.connect(context, project, start=start_engine)
+            run = machine.connect(context, project, start=start_engine)
             store = context.store
-            lookup = LayerLookup(project, work.host, work.view, store, KnownLayers(project.root))
-            with image_provider(context, work, method, options.jobs, lookup) as provider:
+            lookup = LayerLookup(project, run.host, run.view, store, KnownLayers(project.root))
+            with image_provider(context, run, method, options.jobs, lookup) as provider:
                 to_make = provider.systems_to_make(planned.images)
-            archives = Archives(project.matrix, work.host, work.view.say_once)
+            archives = Archives(project.matrix, run.host, run.view.say_once)
 
             def is_kept(package: DebianPackage) -> bool:
                 return store.has(f"sha256:{package.sha256}", package.size)
 
-            if has_new_locks := _lock_stale_systems(work, planned, to_make, archives, is_kept, locked=locked):
+            if has_new_locks := _lock_stale_systems(run, planned, to_make, archives, is_kept, locked=locked):
                 planned = render.load_checked_plan(project, chosen)
-                lookup = LayerLookup(project, work.host, work.view, store, KnownLayers(project.root))
+                lookup = LayerLookup(project, run.host, run.view, store, KnownLayers(project.root))
 
             try:
                 if method == ASSEMBLE:
                     garbage.make_room(store, partial(disk.store_bytes, store, planned.images), wait=context.wait)
-                with image_provider(context, work, method, options.jobs, lookup, archives) as provider:
-                    outcomes = images.make_images(work, provider, planned, options)
+                with image_provider(context, run, method, options.jobs, lookup, archives) as provider:
+                    outcomes = images.make_images(run, provider, planned, options)
             except BuilderError as error:  # `refresh` reports it with the failures of its locks
                 outcomes = [Outcome(image=image, error=error) for image in planned.images]
-        show_outcomes(context, work, planned, outcomes, began=began, form=form)
+        show_outcomes(context, run, planned, outcomes, began=began, form=form)
         return outcomes
     finally:
         if has_new_locks:  # also after a failure or Ctrl-C: the checkout has changed
@@ -154,26 +155,26 @@ def build_command(context: Context, /, **values: Any) -> None:
 
 
 def _lock_stale_systems(
-    work: RunContext, planned: Plan, to_make: Sequence[PlannedImage], archives: Archives, is_kept: Kept, *, locked: bool
+    run: RunContext, planned: Plan, to_make: Sequence[PlannedImage], archives: Archives, is_kept: Kept, *, locked: bool
 ) -> bool:
     """Locks current packages for the operating systems of `to_make` whose locked packages are gone.
 
     Returns whether there were any. With `locked` (--locked), raises StaleError instead, or the error of locking them.
     """
-    project = work.project
+    project = run.project
     requests = {image.os_request for image in to_make}
-    new, failures = update.current_locks_of_stale(project, requests, archives, work.host, is_kept, work.view.say)
+    new, failures = update.current_locks_of_stale(project, requests, archives, run.host, is_kept, run.view.say)
     if locked and failures:
         raise join(failures, "locks failed")
     for failure in failures:  # without --locked, only the images that need this operating system fail, when built
-        work.view.say(f"cannot lock current packages: {failure}")
+        run.view.say(f"cannot lock current packages: {failure}")
     if not new:
         return False
     if locked:
         options = given("gpu_mode", "junit", "jobs", "patterns")
         command = f"builder images --no-locked{options}"
-        raise operating_systems.refuse_stale(work, planned.images, new, command)
-    operating_systems.lock_current(work, planned.images, new)
+        raise operating_systems.refuse_stale(run, planned.images, new, command)
+    operating_systems.lock_current(run, planned.images, new)
     # No image has the layers of the earlier packages any more; `builder render --check` would report them.
     with suppress(LockError, StaleError):  # other cells are not locked, or their locks are out of date
         complete = plan.make_locked_plan(project, project.cells)
@@ -184,7 +185,7 @@ def _lock_stale_systems(
 @contextmanager
 def image_provider(
     context: Context,
-    work: RunContext,
+    run: RunContext,
     method: str,
     jobs: int,
     lookup: LayerLookup | None = None,
@@ -192,17 +193,17 @@ def image_provider(
 ) -> Iterator[ImageProvider]:
     """The way to build; for the method `assemble`, with the store held against `builder gc`."""
     if method == DOCKERFILE:
-        yield DockerfileBuilder(work, lookup=lookup)
+        yield DockerfileBuilder(run, lookup=lookup)
         return
     store = context.store
     store.prepare()
     with store.used():
-        yield Assembler(work, store, jobs=jobs, lookup=lookup, archives=archives)
+        yield Assembler(run, store, jobs=jobs, lookup=lookup, archives=archives)
 
 
 def show_outcomes(
     context: Context,
-    work: RunContext,
+    run: RunContext,
     planned: Plan,
     outcomes: Sequence[Outcome],
     *,
@@ -215,5 +216,5 @@ def show_outcomes(
         context.print_json({"images": [outcome.as_data() for outcome in outcomes], "seconds": round(seconds, 1)})
         return
     context.say(f"{images.summary(outcomes)} ({duration(seconds)})")
-    if times := images.times(work.view.spent, {image.id for image in planned.images}):
+    if times := images.times(run.view.spent, {image.id for image in planned.images}):
         context.say(f"total time by step, parallel work added up: {times}")

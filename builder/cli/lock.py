@@ -12,7 +12,7 @@ from builder.cli.options import ALL_CELLS_HELP, cells_argument
 from builder.common.console import View
 from builder.common.errors import for_cells
 from builder.common.text import counted
-from builder.lock import os_lock
+from builder.debian import os_lock
 from builder.lock import update as locking
 
 

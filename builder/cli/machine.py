@@ -8,18 +8,19 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from builder.build import doctor, work
-from builder.build.work import RunContext
+from builder.build import context as build_context
+from builder.build import doctor
+from builder.build.context import RunContext
 from builder.cli.context import Context, new_table
 from builder.common.console import Meter, View
 from builder.common.errors import DamagedError, EngineError, UsageError
 from builder.common.files import short_digest
 from builder.common.text import counted, size
+from builder.debian.archives import Archives
 from builder.engine import setup
 from builder.engine.client import Engine
 from builder.layers import garbage, images
 from builder.layers.store import Store, sizes
-from builder.lock.archives import Archives
 from builder.matrix.project import Project
 
 
@@ -54,7 +55,7 @@ def clean_command(context: Context, cache: bool) -> None:
     """
     project = context.project
     with context.locked(project, "clean"):
-        summary = work.clean(Engine.connect(), project, cache=cache)
+        summary = build_context.clean(Engine.connect(), project, cache=cache)
     context.say(summary)
 
 

@@ -43,7 +43,7 @@ def _registry(context: click.Context, option: click.Parameter, value: str) -> st
 
 
 def _signer(context: click.Context, option: click.Parameter, value: str) -> Any:
-    from builder.registry.signing import Signer  # noqa: PLC0415
+    from builder.evidence.signing import Signer  # noqa: PLC0415
 
     return Signer(key=value) if value else None
 

@@ -66,7 +66,7 @@ def plan_command(
     if revision:
         images = ci.changed_images(ci.plan_digests(project, revision, context.say), images)
     if unreleased:
-        from builder.registry import publish, status  # noqa: PLC0415  0.2 s, which other plans would pay
+        from builder.release import publish, status  # noqa: PLC0415  0.2 s, which other plans would pay
 
         publish.require_registry(project, "")
         images = status.unreleased(images, context.host)

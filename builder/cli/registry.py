@@ -15,10 +15,10 @@ from builder.common.console import Meter, View
 from builder.common.errors import VerifyError
 from builder.common.text import counted
 from builder.plan import plan
-from builder.registry import inspection, prune, publish
-from builder.registry.client import Registry
-from builder.registry.inspection import RepositoryCheck
-from builder.registry.staging import StagingArea, plan_tag
+from builder.registry.client import Repository
+from builder.release import inspection, prune, publish
+from builder.release.inspection import RepositoryCheck
+from builder.release.staging import StagingArea, plan_tag
 
 
 @click.group(name="registry")
@@ -66,7 +66,7 @@ def diff_command(context: Context, place: str, registry: str, form: str) -> None
     results = []
     for reference, expected in inspection.references(project, registry).items():
         own = {each.tag for each in full if each.repository == reference.repository}
-        repository = Registry(reference, host=context.host, write=False)
+        repository = Repository(reference, host=context.host, write=False)
         each = inspection.compare_tags(repository, expected, own, recorded)
         results.append(asdict(each))
         if form == "json":

@@ -11,7 +11,6 @@ from typing import Any
 import click
 from rich.text import Text
 
-from builder.build import images
 from builder.build.layer_lookup import KnownImages, LayerLookup
 from builder.build.wheel_builds import SourceBuilder
 from builder.cli import machine
@@ -37,21 +36,22 @@ from builder.common import errors, git
 from builder.common.console import View
 from builder.common.errors import BuilderError, IncompleteError, UsageError
 from builder.common.text import counted, duration, listed, size
+from builder.evidence.results import OWN
+from builder.evidence.signing import Signer
 from builder.layers.known_layers import KnownLayers
 from builder.lock import update as locking
 from builder.matrix import support, tags
 from builder.matrix.cells import Cell
 from builder.plan import ci, plan, render
 from builder.plan.plan import Plan
-from builder.registry import publish, status, tagging
-from builder.registry.client import Registry
-from builder.registry.evidence import OWN
-from builder.registry.publish import NotBuiltError, Published, Publisher
-from builder.registry.release import Releaser
-from builder.registry.signing import Signer
-from builder.registry.stager import stage_images
-from builder.registry.staging import INDEX, StagingArea
-from builder.registry.status import Status, StatusReader
+from builder.registry.client import Repository
+from builder.release import publish, status, tagging
+from builder.release.publish import NotBuiltError, Publisher, Released
+from builder.release.staging import INDEX, StagingArea
+from builder.release.status import Status, StatusReader
+from builder.steps import images
+from builder.steps.release import Releaser
+from builder.steps.stage import stage_images
 
 
 @click.command(name="push", epilog=CELLS_HELP)
@@ -94,7 +94,9 @@ def push_command(
         publish.require_run(chosen, hint=f"{stage} && {release} (the release records it)")
         stamp = ""
         if chosen:
-            stamp = tagging.first_stamp(Registry(chosen[0].references[0], host=context.host, write=True), context.today)
+            stamp = tagging.first_stamp(
+                Repository(chosen[0].references[0], host=context.host, write=True), context.today
+            )
         result = Publisher(
             host=context.host,
             view=View(context.err),
@@ -111,7 +113,7 @@ def push_command(
         context.say(f"{sent} in the registry, {changed} changed ({duration(seconds)})")
 
 
-def _show(context: Context, result: Published, form: str, **data: Any) -> None:
+def _show(context: Context, result: Released, form: str, **data: Any) -> None:
     """Prints what a push or a release did; `data` is for JSON. Raises its error."""
     if form == "json":
         context.print_json(result.as_data() | data)

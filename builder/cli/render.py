@@ -9,9 +9,9 @@ import click
 from builder.cli.context import Context
 from builder.cli.options import ALL_CELLS_HELP, cells_argument
 from builder.common.errors import StaleError
+from builder.common.lock_text import KNOWN_LAYERS
 from builder.common.text import counted
 from builder.layers import known_layers
-from builder.lock.lockfile import KNOWN_LAYERS
 from builder.plan import budget, plan, render
 
 

@@ -8,18 +8,18 @@ from typing import Any
 
 import click
 
-from builder.build import images
-from builder.build.images import Options
-from builder.build.staged_tests import StagedImages, only_for, test_staged
 from builder.cli import machine
 from builder.cli.context import Context
 from builder.cli.images import ASSEMBLE, REPORT, command, gpu_option, image_provider, show_outcomes
 from builder.cli.options import sign_option, staging_option
 from builder.common.errors import ImageTestError, UsageError
+from builder.evidence.signing import Signer
 from builder.plan import render
 from builder.plan.plan import Plan
-from builder.registry.signing import Signer
-from builder.registry.staging import StagingArea
+from builder.release.staging import StagingArea
+from builder.steps import images
+from builder.steps.images import Options
+from builder.steps.test import StagedImages, only_for, test_staged
 
 NEWEST = "newest"
 
@@ -56,9 +56,9 @@ def test_command(
     project = context.project
     chosen = {cell.id for cell in project.select(patterns or (("*",) if stamp else ()))}
     with context.locked(project, "test"):
-        work = machine.connect(context, project, start=start_engine)
+        run = machine.connect(context, project, start=start_engine)
         if stamp:
-            staging_place = StagingArea.of(project, place, work.host)
+            staging_place = StagingArea.of(project, place, run.host)
             signer = signer and signer.with_trust(project)
             release = staging_place.read("" if stamp == NEWEST else stamp)
             staged = {image.cell: image for image in release.images}
@@ -70,17 +70,17 @@ def test_command(
             planned = render.load_checked_plan(project, release.cells(project))
             planned = Plan(images=tuple(image for image in planned.images if image.id in chosen))
             if not patterns:
-                planned = only_for(work.engine.info().arch, planned, context.say)
+                planned = only_for(run.engine.info().arch, planned, context.say)
             if stale := [image.id for image in planned.images if staged[image.id].plan != image.digest]:
                 raise release.stale(stale[0])
             with context.store.used():
-                staged_images = StagedImages(work, context.store, staging_place, staged, signer, attach=not no_attach)
-                outcomes = test_staged(work, staged_images, planned, options)
+                staged_images = StagedImages(run, context.store, staging_place, staged, signer, attach=not no_attach)
+                outcomes = test_staged(run, staged_images, planned, options)
         else:
             planned = render.load_checked_plan(project, project.select(patterns))
-            with image_provider(context, work, ASSEMBLE, options.jobs) as provider:
-                outcomes = images.retest(work, provider, planned, options)
-    show_outcomes(context, work, planned, outcomes, began=began, form=form)
+            with image_provider(context, run, ASSEMBLE, options.jobs) as provider:
+                outcomes = images.retest(run, provider, planned, options)
+    show_outcomes(context, run, planned, outcomes, began=began, form=form)
     tested = any(outcome.coverage or isinstance(outcome.error, ImageTestError) for outcome in outcomes)
     if failed := images.failure(outcomes, "images failed" if tested else "images were not tested"):
         raise failed

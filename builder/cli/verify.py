@@ -22,6 +22,7 @@ from builder.common.console import Meter, View
 from builder.common.errors import BuilderError, StaleError, UsageError
 from builder.common.files import short_digest
 from builder.common.validation import message_of
+from builder.evidence.signing import Trust
 from builder.index.download import Fetcher
 from builder.index.wheels import arch_of
 from builder.layers import images, oci
@@ -29,12 +30,11 @@ from builder.layers.known_layers import KnownLayers
 from builder.layers.store import Store
 from builder.matrix.schema import Arch, IndexAddress, IndexName, Trusted
 from builder.plan import plan
-from builder.registry import attestations, expected, verify
-from builder.registry.attestations import Attestations
-from builder.registry.client import Registry
-from builder.registry.expected import PlannedDigests
-from builder.registry.signing import Trust
-from builder.registry.verify import Check, Finding, ImageSource
+from builder.registry.client import Repository
+from builder.release import attestations, expected, verify
+from builder.release.attestations import Attestations
+from builder.release.expected import PlannedDigests
+from builder.release.verify import Check, Finding, ImageSource
 
 _INDEXES = TypeAdapter(dict[IndexName, IndexAddress])
 _STYLES = {"unknown": "yellow", "different": "bold red", "failed": "bold red"}  # others are green
@@ -202,7 +202,7 @@ def _expected(context: Context, store: Store, image: ImageSource) -> PlannedDige
     return expected.of_plan(project.root, store, planned[0])
 
 
-def find_images(context: Context, store: Store, name: str, arch: str) -> tuple[list[ImageSource], Registry | None]:
+def find_images(context: Context, store: Store, name: str, arch: str) -> tuple[list[ImageSource], Repository | None]:
     """The images with a reference in a registry, with that registry (see `sources_in_registry`); or one with a name,
     cell or tag in the store.
 
@@ -210,8 +210,8 @@ def find_images(context: Context, store: Store, name: str, arch: str) -> tuple[l
     """
     reference = parse_image(name)
     if reference.registry:
-        registry = Registry(reference, host=context.host, write=False)
-        return verify.sources_in_registry(registry, reference.target, store.root / "tmp", arch), registry
+        repository = Repository(reference, host=context.host, write=False)
+        return verify.sources_in_registry(repository, reference.target, store.root / "tmp", arch), repository
     stored = store.images()
     if names := images.match(stored, name, context.references()):
         return [verify.source_in_store(store, stored[names[0]].digest)], None

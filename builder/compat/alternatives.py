@@ -13,7 +13,7 @@ CPU_DISTANCE = 40.0  # more than between any two CUDA versions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Near:
+class Alternative:
     """A cell that works; `differences` are its differences from the cell that does not work, one for each axis."""
 
     cell: Cell
@@ -24,7 +24,7 @@ class Near:
         return f"{self.cell.id} ({', '.join(self.differences)}{'' if self.is_listed else '; not in the matrix'})"
 
 
-def rank(asked: Cell, listed: Iterable[Cell], others: Iterable[Cell]) -> list[Near]:
+def rank(asked: Cell, listed: Iterable[Cell], others: Iterable[Cell]) -> list[Alternative]:
     """Cells of the matrix (`listed`) and `others`, the nearest first.
 
     Those that differ in fewer axes precede, then those at a smaller distance, then those of the matrix.
@@ -48,7 +48,7 @@ def rank(asked: Cell, listed: Iterable[Cell], others: Iterable[Cell]) -> list[Ne
             differences[f"Python {cell.python}"] = _distance(asked.python, cell.python)
         if cell.variant != asked.variant:
             differences[f"variant {cell.variant}"] = 1
-        near = Near(cell=cell, differences=tuple(differences), is_listed=is_listed)
+        near = Alternative(cell=cell, differences=tuple(differences), is_listed=is_listed)
         ranked.append((len(differences), sum(differences.values()), not is_listed, near))
     ranked.sort(key=lambda item: item[:3])
     # Cells that differ in three axes or more help only if there are no nearer ones.

@@ -19,7 +19,7 @@ from packaging.version import Version
 
 from builder.common.errors import UsageError, did_you_mean
 from builder.compat import alternatives
-from builder.compat.alternatives import Near
+from builder.compat.alternatives import Alternative
 from builder.compat.cuda import FrameworkRelease
 from builder.index.releases import Catalogue, ListedPackage, ListedRelease
 from builder.index.wheels import LONGEST, PLATFORMS
@@ -54,7 +54,7 @@ class Explanation:
     id: str
     works: bool
     because: tuple[str, ...]
-    near: tuple[Near, ...] = ()
+    near: tuple[Alternative, ...] = ()
     add: tuple[str, ...] = ()
 
     @property
@@ -250,7 +250,7 @@ class Explainer:
 
         Not those on a Python whose images were not built yet.
         """
-        near: list[Near] = []
+        near: list[Alternative] = []
         tried = 0
         not_built = {version for version, python in self.matrix.python.items() if python.not_built}
         for candidate in alternatives.rank(cell, self.known, others):

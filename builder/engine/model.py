@@ -12,10 +12,16 @@ from docker.errors import APIError, DockerException, StreamParseError
 from docker.types import DeviceRequest
 from urllib3.exceptions import HTTPError
 
+from builder.common import machine
 from builder.common.errors import FREE_DISK, DiskError, EngineError
-from builder.index.wheels import arch_of
+from builder.index.wheels import PLATFORMS, arch_of
+from builder.matrix.schema import Arch
 
 CDI_KIND = "nvidia.com/gpu"
+EMULATION_HINT = (
+    "On Debian or Ubuntu, as root: apt-get install qemu-user-static binfmt-support   In a container or a minimal VM, "
+    "first: mount -t binfmt_misc none /proc/sys/fs/binfmt_misc"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +54,15 @@ class EngineInfo:
     def arch(self) -> str:
         """Its architecture as in images: `amd64`."""
         return arch_of(self.architecture)
+
+    def foreign_error(self, arch: Arch) -> EngineError | None:
+        """The error if this machine can neither run programs for this architecture nor emulate them.
+
+        What the machine of a remote engine can emulate is not known.
+        """
+        if arch == self.arch or not self.is_local or machine.emulates(PLATFORMS[arch]):
+            return None
+        return EngineError(f"this machine ({self.arch}) cannot run programs for {arch}", hint=EMULATION_HINT)
 
     @property
     def all_gpus(self) -> str:

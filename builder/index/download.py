@@ -1,7 +1,7 @@
 """Downloads locked files: several at once, resumed after interruptions, size and hash checked.
 
 Wheels come from the index, which is used only to find a file (simple repository API, PEP 503 and PEP 691), never to
-choose a version. For Debian packages, see `builder.lock.archives`.
+choose a version. For Debian packages, see `builder.debian.archives`.
 """
 
 from __future__ import annotations

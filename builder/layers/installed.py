@@ -8,9 +8,9 @@ from typing import BinaryIO, Literal, NamedTuple
 
 from packaging.utils import canonicalize_name, canonicalize_version
 
-from builder.common import debian
-from builder.common.debian import NO_SOURCE, SourcePackage
 from builder.common.errors import VerifyError
+from builder.debian import control_files
+from builder.debian.control_files import NO_SOURCE, SourcePackage
 from builder.layers.estargz import LayerReader
 
 DPKG = "var/lib/dpkg/status"
@@ -78,10 +78,12 @@ class Installed:
 def debian_packages(status: bytes) -> set[InstalledPackage]:
     """The installed packages in dpkg's status file. Raises ValueError for an invalid source package."""
     packages = set()
-    for fields in debian.stanzas(status.decode("utf-8", "replace")):
+    for fields in control_files.stanzas(status.decode("utf-8", "replace")):
         if fields.get("Status", "").endswith(" installed"):
             name, version = fields.get("Package", ""), fields.get("Version", "")
             packages.add(
-                InstalledPackage("deb", name, version, debian.source_package(fields.get("Source", ""), name, version))
+                InstalledPackage(
+                    "deb", name, version, control_files.source_package(fields.get("Source", ""), name, version)
+                )
             )
     return packages

@@ -15,13 +15,13 @@ from typing import Literal
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass as model
 
+from builder.common import lock_text
 from builder.common.errors import BuildError
 from builder.common.files import write_atomically
+from builder.common.lock_text import KNOWN_LAYERS as PATH
 from builder.index.wheels import STRICT
 from builder.layers.oci import Layer
 from builder.layers.os_layer import OsLayer
-from builder.lock import lockfile
-from builder.lock.lockfile import KNOWN_LAYERS as PATH
 from builder.plan.layer_order import PlannedLayer
 
 FORMAT: Literal[4] = 4
@@ -107,10 +107,10 @@ def check_layer(name: str, inputs: str, known: Layer, layer: Layer) -> None:
 
 def _read(root: Path) -> _File:
     """The known layers of a checkout; none without the file. Raises LockError."""
-    text = lockfile.read_lock_text(root / PATH, _HINT)
+    text = lock_text.read_lock_text(root / PATH, _HINT)
     if text is None:
         return _File(layers={}, systems={})
-    return lockfile.validate_lock(_FILE, text, PATH, FORMAT, _HINT)
+    return lock_text.validate_lock(_FILE, text, PATH, FORMAT, _HINT)
 
 
 def _dump(file: _File) -> str:
@@ -118,7 +118,7 @@ def _dump(file: _File) -> str:
     blocks = []
     for entries in (file.layers, file.systems):
         lines = [f"{json.dumps(key)}: {json.dumps(vars(entry))}" for key, entry in sorted(entries.items())]
-        blocks.append(lockfile.json_block("{", lines, "}"))
+        blocks.append(lock_text.json_block("{", lines, "}"))
     return f'{{\n "format": {FORMAT},\n "layers": {blocks[0]},\n "systems": {blocks[1]}\n}}\n'
 
 

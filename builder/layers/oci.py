@@ -89,7 +89,7 @@ class Image:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WheelsOf:
+class LayerWheels:
     """The wheels of a layer by its history: file name and SHA-256 of each; `python` is empty for CUDA wheels."""
 
     format: int
@@ -362,7 +362,7 @@ def parse_document(model: type[_Model], content: bytes, what: str, hint: str = _
         raise VerifyError(f"invalid {what}: {place + ': ' if place else ''}{fault}", hint=hint) from error
 
 
-def parse_history(line: str) -> WheelsOf | None:
+def parse_history(line: str) -> LayerWheels | None:
     """The wheels in a line by `describe`; None if its layer is not of wheels. Raises ValueError for an invalid line."""
     if not line.startswith("wheels "):
         return None
@@ -371,4 +371,4 @@ def parse_history(line: str) -> WheelsOf | None:
     if not match or not all(wheels):
         raise ValueError(f"not a line about wheels: {line[:200]}")
     python = "" if match[2] == "none" else match[2]
-    return WheelsOf(format=int(match[1]), python=python, wheels=tuple((word[1], word[2]) for word in wheels if word))
+    return LayerWheels(format=int(match[1]), python=python, wheels=tuple((word[1], word[2]) for word in wheels if word))

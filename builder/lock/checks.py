@@ -9,8 +9,8 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 
 from builder.common.errors import LockError, MatrixError, join
+from builder.debian.os_lock import OsLock
 from builder.index.wheels import LockedWheel, is_cuda_wheel
-from builder.lock.os_lock import OsLock
 from builder.matrix import facts
 from builder.matrix.cells import Cell
 from builder.matrix.schema import Matrix, cuda_major

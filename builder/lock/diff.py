@@ -16,10 +16,11 @@ from typing import Any, Literal
 from builder.common.errors import StaleError
 from builder.common.text import counted
 from builder.common.text import size as size_text
+from builder.debian import os_lock
+from builder.debian.os_lock import DebianChange
 from builder.index.wheels import is_cuda_wheel
-from builder.lock import lockfile, os_lock
-from builder.lock.lockfile import Lock, Locked
-from builder.lock.os_lock import DebianChange
+from builder.lock import lockfile
+from builder.lock.lockfile import CellLock, Lock
 from builder.matrix.project import Project
 
 Kind = Literal["added", "removed", "changed", "other file", "other bytes"]
@@ -183,7 +184,7 @@ class Revisions:
         }
 
 
-def of_lock(lock: Lock | Locked, debian: Mapping[str, str] | None = None) -> ImageContents:
+def of_lock(lock: Lock | CellLock, debian: Mapping[str, str] | None = None) -> ImageContents:
     """The wheels of a cell or group, and the versions of its Debian packages if they are known."""
     name = lock.group if isinstance(lock, Lock) else lock.cell
     python = next((part for part in name.split("-") if part.startswith("py")), "")

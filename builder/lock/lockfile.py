@@ -8,21 +8,21 @@ component do not change another. `builder.lock.resolve` makes locks. They contai
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass as model
 
-from builder.common.errors import FileError, LockError, StaleError
-from builder.common.validation import message_of
+from builder.common import lock_text
+from builder.common.errors import LockError, StaleError
 from builder.index.wheels import PLATFORMS, STRICT, LockedWheel, Wheel, is_cuda_wheel
 from builder.matrix import cells
 from builder.matrix.cells import Cell
@@ -114,7 +114,7 @@ class Lock:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Locked:
+class CellLock:
     """The part of a lock for one cell: its wheels, sorted by component and name, and each component's requirements."""
 
     cell: str
@@ -230,7 +230,7 @@ def _short(value: object) -> str:
     return (", ".join(map(str, value)) if isinstance(value, list) else str(value)) or "nothing"
 
 
-def of_cell(matrix: Matrix, cell: Cell, lock: Lock) -> Locked:
+def of_cell(matrix: Matrix, cell: Cell, lock: Lock) -> CellLock:
     """The part of its group's lock that a cell needs. Raises StaleError if the lock lacks one of its components."""
     needs = requirements(matrix, cell)
     if missing := [component for component in needs if component not in lock.components]:
@@ -241,7 +241,7 @@ def of_cell(matrix: Matrix, cell: Cell, lock: Lock) -> Locked:
         for wheel in lock.by_component[component, component in foundation]:
             wheels.setdefault(wheel.name, wheel)
     ordered = sorted(wheels.values(), key=attrgetter("component", "name"))
-    return Locked(cell=cell.id, requirements=needs, wheels=tuple(ordered))
+    return CellLock(cell=cell.id, requirements=needs, wheels=tuple(ordered))
 
 
 def path(root: Path, group: str) -> Path:
@@ -254,8 +254,8 @@ def dump(lock: Lock) -> str:
     parts = [f"{json.dumps(name)}: {json.dumps(vars(part))}" for name, part in lock.components.items()]
     wheels = [json.dumps(_fields(wheel)) for wheel in lock.wheels]
     builds = [json.dumps(_build_fields(build)) for build in lock.builds]
-    components, entries = json_block("{", parts, "}"), json_block("[", wheels, "]")
-    built = f',\n "builds": {json_block("[", builds, "]")}' if builds else ""
+    components, entries = lock_text.json_block("{", parts, "}"), lock_text.json_block("[", wheels, "]")
+    built = f',\n "builds": {lock_text.json_block("[", builds, "]")}' if builds else ""
     return f'{head},\n "components": {components},\n "wheels": {entries}{built}\n}}\n'
 
 
@@ -274,14 +274,14 @@ def _build_fields(build: LockedBuild) -> dict[str, Any]:
 def read_lock(root: Path, group: str) -> Lock | None:
     """The group's lock, or None if it has none. Raises LockError for a damaged file."""
     file = path(root, group)
-    text = read_lock_text(file, resolve_hint(group))
+    text = lock_text.read_lock_text(file, resolve_hint(group))
     return None if text is None else parse_lock(text, f"locks/{file.name}", group)
 
 
 def parse_lock(text: str, name: str, group: str) -> Lock:
     """A lock from the text of its file, `name` in messages. Raises LockError if it is damaged or was edited."""
     hint = resolve_hint(group)
-    lock = validate_lock(_LOCK, text, name, FORMAT, hint)
+    lock = lock_text.validate_lock(_LOCK, text, name, FORMAT, hint)
     if dump(lock) != text or lock.group != group:
         raise LockError(f"{name} was edited by hand or is incomplete", hint=hint)
     if fault := next(_faults(lock), ""):
@@ -331,47 +331,3 @@ _LOCK = TypeAdapter(Lock)
 
 def resolve_hint(group: str) -> str:
     return f"Resolve it again: builder lock '{cells.pattern_of_group(group)}'"
-
-
-# ---- all lock files as text: one line for each entry, for readable diffs, and an error for edits by hand
-
-KNOWN_LAYERS = "locks/layers.json"  # not a lock of versions: see builder.layers.known_layers
-_Lock = TypeVar("_Lock")
-
-
-def json_block(opened: str, lines: Sequence[str], closed: str) -> str:
-    """A JSON array or object with one line for each entry, one level deep."""
-    inner = ",\n  ".join(lines)
-    return f"{opened}\n  {inner}\n {closed}" if lines else f"{opened}{closed}"
-
-
-def read_lock_text(file: Path, hint: str) -> str | None:
-    """The text of a lock file; None if there is none. Raises LockError if it cannot be read."""
-    try:
-        return file.read_bytes().decode("utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise LockError(f"{file.name}: {error}", hint=hint) from error
-
-
-def validate_lock(adapter: TypeAdapter[_Lock], text: str, name: str, expected: int, hint: str) -> _Lock:
-    """A lock of the format `expected` from its text, `name` in messages. Raises LockError if it is damaged.
-
-    Raises FileError if a newer builder wrote it: a damaged lock may be made again, but not this one.
-    """
-    try:
-        return adapter.validate_json(text)
-    except ValidationError as error:
-        try:
-            version = json.loads(text).get("format")
-        except (ValueError, AttributeError, RecursionError):
-            version = None
-        if type(version) is int and version != expected:  # a truth value is an int too
-            message = f"{name} has lock format {version}; this builder reads format {expected}"
-            if version > expected:
-                raise FileError(message, hint="A newer builder wrote this file: update this builder.") from error
-            raise LockError(message, hint=hint) from error
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "file"
-        raise LockError(f"{name} is damaged: {place}: {message_of(first)}", hint=hint) from error

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass as model
 
+from builder.common import lock_text
 from builder.common.errors import LockError
 from builder.index.wheels import STRICT, Sha256
-from builder.lock import lockfile
 from builder.matrix.schema import Release, matches
 
 FORMAT: Literal[1] = 1
@@ -61,10 +61,10 @@ def dump(lock: LockedPython) -> str:
 def read_python_lock(root: Path, release: str) -> LockedPython | None:
     """The lock of a release, or None if it has none. Raises LockError for a damaged or edited file."""
     name = lock_path(release)
-    text = lockfile.read_lock_text(root / name, _HINT)
+    text = lock_text.read_lock_text(root / name, _HINT)
     if text is None:
         return None
-    lock = lockfile.validate_lock(_LOCK, text, name, FORMAT, _HINT)
+    lock = lock_text.validate_lock(_LOCK, text, name, FORMAT, _HINT)
     if dump(lock) != text or lock.release != release or not lock.file.startswith(f"cpython-{release}+"):
         raise LockError(f"{name} was edited by hand or is incomplete", hint=_HINT)
     return lock

@@ -29,7 +29,7 @@ from builder.common.files import digest_of_data
 from builder.common.http import Fault
 from builder.common.tasks import thread_pool
 from builder.common.text import counted
-from builder.index.host import Host
+from builder.host import Host
 from builder.index.local_index import LocalIndex, Sources, serve_index
 from builder.index.releases import UPLOAD_AGAIN, Index
 from builder.index.session import DOCTOR, POOL, IndexSession, authority_hint, describe

@@ -24,13 +24,15 @@ from builder.common.errors import (
     join,
 )
 from builder.common.files import write_atomically
+from builder.common.lock_text import KNOWN_LAYERS
 from builder.common.text import counted, listed
-from builder.index.host import Host
+from builder.debian import apt, os_lock
+from builder.debian.archives import Archives, Kept
+from builder.debian.os_lock import OsLock, OsRequest
+from builder.host import Host
 from builder.index.wheels import is_cuda_wheel
-from builder.lock import apt, checks, diff, lockfile, os_lock, python_lock
-from builder.lock.archives import Archives, Kept
+from builder.lock import checks, diff, lockfile, python_lock
 from builder.lock.lockfile import Lock
-from builder.lock.os_lock import OsLock, OsRequest
 from builder.lock.python_builds import PythonBuilds
 from builder.lock.python_lock import LockedPython
 from builder.lock.resolve import Resolver
@@ -484,4 +486,4 @@ def _strays(project: Project) -> list[str]:
     groups = {f"locks/{group}.json" for group in project.groups}
     systems = {request.path for request in _requests(project, project.cells)}
     pythons = {python_lock.lock_path(release) for release in _uv_releases(project, project.cells)}
-    return sorted(files - groups - systems - pythons - {lockfile.KNOWN_LAYERS})
+    return sorted(files - groups - systems - pythons - {KNOWN_LAYERS})

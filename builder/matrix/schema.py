@@ -189,8 +189,8 @@ Pattern = Annotated[
 ]
 Reason = Annotated[str, matches(r"[^\x00-\x1f\x7f]{10,300}", "a reason of one line")]
 PinnedImage = Annotated[str, AfterValidator(_pinned)]
-Registry = Annotated[str, AfterValidator(_registry)]
-NamedRegistry = Annotated[Registry, matches(r".+", "a registry such as registry.example.com:5000")]
+Repository = Annotated[str, AfterValidator(_registry)]
+NamedRegistry = Annotated[Repository, matches(r".+", "a registry such as registry.example.com:5000")]
 Staging = Annotated[str, AfterValidator(_staging)]
 Namespace = Annotated[str, AfterValidator(_namespace)]
 Source = Annotated[str, matches(r"(https://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[A-Za-z0-9._~-]+)+/?)?", "an https address")]
@@ -433,7 +433,7 @@ class Matrix(StrictModel):
     _located: strict_yaml.Located = PrivateAttr()
     _folders: dict[str, str] = PrivateAttr(default_factory=dict)
 
-    registry: Registry
+    registry: Repository
     namespace: Namespace
     source: Source = ""
     staging: Staging = ""

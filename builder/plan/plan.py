@@ -15,10 +15,11 @@ from typing import Any
 from builder.common.errors import LockError, StaleError, for_cells
 from builder.common.files import digest_of_data, digests_of_tree
 from builder.common.reference import ImageRef
+from builder.debian import os_lock
+from builder.debian.os_lock import OsLock, OsRequest
 from builder.index.wheels import LockedWheel, Wheel, is_cuda_wheel
-from builder.lock import lockfile, os_lock, python_lock
-from builder.lock.lockfile import Lock, Locked
-from builder.lock.os_lock import OsLock, OsRequest
+from builder.lock import lockfile, python_lock
+from builder.lock.lockfile import CellLock, Lock
 from builder.lock.python_lock import LockedPython
 from builder.matrix import cells, support, tags
 from builder.matrix.cells import CUDA, Cell
@@ -437,7 +438,7 @@ class _Planner:
             support=support.ends_of_cell(matrix, cell),
         )
 
-    def _group(self, cell: Cell, lock: Lock, locked: Locked, compiler: str) -> _Group:
+    def _group(self, cell: Cell, lock: Lock, locked: CellLock, compiler: str) -> _Group:
         """The group of a cell; any of its cells with the same `compiler` gives the same."""
         foundation = cells.foundation(self._matrix, cell)
         entries = {entry.name: entry for entry in lock.wheels}
@@ -479,7 +480,7 @@ def _by_index(whole: WheelList) -> Iterator[WheelList]:
         yield replace(whole, path=f"{stem}-built.txt", wheels=built, is_built=True)
 
 
-def _constraints(matrix: Matrix, cell: Cell, locked: Locked) -> str:
+def _constraints(matrix: Matrix, cell: Cell, locked: CellLock) -> str:
     """The constraints file that keeps pip and uv from replacing the framework and its CUDA. The same for a group.
 
     A framework is several packages: jaxlib and jax-cuda12-plugin belong to jax, and packages that depend on exactly

@@ -1,1 +1,1 @@
-"""The registry: HTTP client, upload, push, tags, verification."""
+"""The client of one repository in a registry. It knows no matrix and no plan."""

@@ -25,7 +25,7 @@ from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.layers.oci import EMPTY, EMPTY_TYPE, INDEX_TYPE, Digest, Size
 from builder.registry import transfer
-from builder.registry.client import REFUSALS, Manifest, Registry, fallback_tag
+from builder.registry.client import REFUSALS, Manifest, Repository, fallback_tag
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, TransientError
 
 CREATED = "org.opencontainers.image.created"  # the annotation with the time of an artifact
@@ -68,7 +68,7 @@ def manifest(
     return Manifest.of(oci.artifact(kind, files, notes, subject), MANIFEST_TYPE)
 
 
-def put_artifact(registry: Registry, artifact: Manifest, contents: Iterable[bytes]) -> None:
+def put_artifact(repository: Repository, artifact: Manifest, contents: Iterable[bytes]) -> None:
     """Stores an artifact, whose documents are `contents`, under its digest."""
     with TemporaryDirectory() as folder:
         files: dict[Descriptor, Path | None] = {}
@@ -76,14 +76,14 @@ def put_artifact(registry: Registry, artifact: Manifest, contents: Iterable[byte
             path = Path(folder) / str(len(files))
             path.write_bytes(content)
             files[_descriptor(content, "application/octet-stream")] = path  # the manifest has their real types
-        transfer.push_image(registry, artifact, files)
+        transfer.push_image(repository, artifact, files)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attachments:
     """The artifacts to attach to one image. Each is stored immediately, and listed at the end of `attaching`."""
 
-    registry: Registry
+    registry: Repository
     subject: Descriptor
     _stored: list[Manifest] = field(default_factory=list, init=False)
 
@@ -112,7 +112,7 @@ class Attachments:
             transfer.push_image(self.registry, artifact, files, fetch=fetch, mount_from=mount_from)
         self._stored.append(artifact)
 
-    def copy(self, source: Registry, artifact: str) -> None:
+    def copy(self, source: Repository, artifact: str) -> None:
         """Adds an artifact of the same image in another repository. Raises RegistryError, VerifyError."""
         stored = source.manifest(artifact)
         if stored is None:
@@ -126,42 +126,46 @@ class Attachments:
 
 
 @contextmanager
-def attaching(registry: Registry, subject: Descriptor) -> Iterator[Attachments]:
+def attaching(repository: Repository, subject: Descriptor) -> Iterator[Attachments]:
     """Attaches the artifacts that the `with` block adds to the image, when the block exits.
 
     Re-attaching an artifact is a no-op. Lists all of them in one change: without the referrers API, each change needs a
     wait. Raises RegistryError if other writers keep replacing the list.
     """
-    attachments = Attachments(registry=registry, subject=subject)
+    attachments = Attachments(registry=repository, subject=subject)
     yield attachments
-    if attachments._stored and registry.referrers(subject.digest) is None:
-        _list_by_tag(registry, subject.digest, attachments._stored)
+    if attachments._stored and repository.referrers(subject.digest) is None:
+        _list_by_tag(repository, subject.digest, attachments._stored)
 
 
 def attach(
-    registry: Registry, subject: Descriptor, kind: str, documents: Mapping[str, bytes], notes: Mapping[str, str] = {}
+    repository: Repository,
+    subject: Descriptor,
+    kind: str,
+    documents: Mapping[str, bytes],
+    notes: Mapping[str, str] = {},
 ) -> None:
     """Attaches one artifact, as in `manifest`, to an image; see `attaching`."""
-    with attaching(registry, subject) as attachments:
+    with attaching(repository, subject) as attachments:
         attachments.add(kind, documents, notes)
 
 
 def attached(
-    registry: Registry, subject: str, artifact_type: str = "", annotations: Mapping[str, str] = {}
+    repository: Repository, subject: str, artifact_type: str = "", annotations: Mapping[str, str] = {}
 ) -> list[str]:
     """The digests of the artifacts that are attached to an image, as they are listed: of one type or of all, and with
     all of these annotations.
 
     Raises RegistryError, VerifyError.
     """
-    pages = registry.referrers(subject)
+    pages = repository.referrers(subject)
     if pages is None:
-        pages = [json.dumps({"manifests": _listed_by_tag(registry, subject)}).encode()]
+        pages = [json.dumps({"manifests": _listed_by_tag(repository, subject)}).encode()]
     entries = {
         entry.digest: entry
         for page in pages
         for entry in oci.parse_document(
-            _ArtifactList, page, f"list of artifacts in {registry.name}", hint=_HINT
+            _ArtifactList, page, f"list of artifacts in {repository.name}", hint=_HINT
         ).manifests
     }
     if not artifact_type:
@@ -173,7 +177,7 @@ def attached(
         if entry.artifact_type in ("", EMPTY_TYPE) or (annotations and not entry.annotations):
             listed = None
             with suppress(VerifyError, RejectedError):  # an attachment of another program
-                listed = _manifest(registry, entry.digest)
+                listed = _manifest(repository, entry.digest)
         if (
             listed is not None
             and listed.artifact_type == artifact_type
@@ -188,40 +192,42 @@ def entries(index: bytes, name: str) -> list[str]:
     return [entry.digest for entry in oci.parse_document(_ArtifactList, index, f"index {name}", hint=_HINT).manifests]
 
 
-def read_artifact(registry: Registry, reference: str, artifact_type: str, subject: str = "") -> dict[str, bytes] | None:
+def read_artifact(
+    repository: Repository, reference: str, artifact_type: str, subject: str = ""
+) -> dict[str, bytes] | None:
     """The documents of an artifact (a tag or a digest) by media type; None if there is no such artifact.
 
     Raises VerifyError for a manifest that is invalid, or has another type or subject; RegistryError.
     """
-    artifact = _manifest(registry, reference)
+    artifact = _manifest(repository, reference)
     if artifact is None:
         return None
     if artifact.artifact_type != artifact_type:
-        raise VerifyError(f"{registry.name}: artifact {reference} does not have the type {artifact_type}", hint=_HINT)
+        raise VerifyError(f"{repository.name}: artifact {reference} does not have the type {artifact_type}", hint=_HINT)
     actual = artifact.subject.digest if artifact.subject else ""
     if subject != actual:
         raise VerifyError(
-            f"{registry.name}: artifact {reference} is attached to {actual or 'nothing'}, "
+            f"{repository.name}: artifact {reference} is attached to {actual or 'nothing'}, "
             f"expected {subject or 'nothing'}",
             hint=_HINT,
         )
-    return {blob.media_type: registry.read_blob(blob.digest) for blob in artifact.layers}
+    return {blob.media_type: repository.read_blob(blob.digest) for blob in artifact.layers}
 
 
-def documents(registry: Registry, subject: str, artifact_type: str) -> Iterator[dict[str, bytes]]:
+def documents(repository: Repository, subject: str, artifact_type: str) -> Iterator[dict[str, bytes]]:
     """The documents of each artifact of a type that is attached to an image, the last one first.
 
     Leaves out those that cannot be read.
     """
-    for artifact in reversed(attached(registry, subject, artifact_type)):
+    for artifact in reversed(attached(repository, subject, artifact_type)):
         with suppress(VerifyError, RejectedError):
-            yield read_artifact(registry, artifact, artifact_type, subject) or {}
+            yield read_artifact(repository, artifact, artifact_type, subject) or {}
 
 
-def _manifest(registry: Registry, reference: str) -> _Artifact | None:
-    stored = registry.manifest(reference)
+def _manifest(repository: Repository, reference: str) -> _Artifact | None:
+    stored = repository.manifest(reference)
     return (
-        oci.parse_document(_Artifact, stored.content, f"artifact {registry.name}:{reference}", hint=_HINT)
+        oci.parse_document(_Artifact, stored.content, f"artifact {repository.name}:{reference}", hint=_HINT)
         if stored
         else None
     )
@@ -231,13 +237,13 @@ def _descriptor(content: bytes, media_type: str) -> Descriptor:
     return Descriptor(media_type=media_type, digest=digest_of_bytes(content), size=len(content))
 
 
-def _listed_by_tag(registry: Registry, subject: str) -> list[dict[str, Any]]:
+def _listed_by_tag(repository: Repository, subject: str) -> list[dict[str, Any]]:
     """The entries of the index under the image's tag, as they are: other programs' fields are kept."""
-    stored = registry.manifest(fallback_tag(subject))
+    stored = repository.manifest(fallback_tag(subject))
     # GitLab takes `sha256-<hex>` for the digest, and answers with the image: see oras-project/oras-go#1396.
     if stored is None or stored.digest == subject:
         return []
-    oci.parse_document(_ArtifactList, stored.content, f"index {registry.name}:{fallback_tag(subject)}", hint=_HINT)
+    oci.parse_document(_ArtifactList, stored.content, f"index {repository.name}:{fallback_tag(subject)}", hint=_HINT)
     return list(json.loads(stored.content)["manifests"])
 
 
@@ -253,23 +259,23 @@ def _index(entries: Sequence[Mapping[str, Any]]) -> bytes:
     return json.dumps(data, separators=(",", ":")).encode()
 
 
-def _list_by_tag(registry: Registry, subject: str, artifacts: Sequence[Manifest]) -> None:
+def _list_by_tag(repository: Repository, subject: str, artifacts: Sequence[Manifest]) -> None:
     """Adds artifacts to the index under the image's tag, until they stay there."""
     entries = list(map(_entry, artifacts))
     refusals = 0
     for _ in range(ATTEMPTS):
         # Registries have no locks: another writer may replace the index between our read and our write. Each attempt
         # adds the entries that the index lacks, to the index as it is then.
-        listed = _listed_by_tag(registry, subject)
+        listed = _listed_by_tag(repository, subject)
         digests_listed = {entry["digest"] for entry in listed}
         missing = [entry for entry in entries if entry["digest"] not in digests_listed]
         if not missing:
             return
         try:
-            registry.put_manifest_once(fallback_tag(subject), _index([*listed, *missing]), INDEX_TYPE)
-            if registry.digest_of(fallback_tag(subject)) == subject:
+            repository.put_manifest_once(fallback_tag(subject), _index([*listed, *missing]), INDEX_TYPE)
+            if repository.digest_of(fallback_tag(subject)) == subject:
                 raise RegistryError(
-                    f"{registry.name}: the registry has no referrers API, and returns the image itself for the tag "
+                    f"{repository.name}: the registry has no referrers API, and returns the image itself for the tag "
                     f"{fallback_tag(subject)}: nothing can be attached to images",
                     hint="Use another registry for staging and releases, or a newer version of this one.",
                 )
@@ -279,8 +285,8 @@ def _list_by_tag(registry: Registry, subject: str, artifacts: Sequence[Manifest]
             refusals += 1
             if error.code != BLOB_UNKNOWN or refusals == REFUSALS:
                 raise
-        time.sleep(registry.confirm_s * random.uniform(1, 1.25))  # noqa: S311  no secret depends on it
+        time.sleep(repository.confirm_s * random.uniform(1, 1.25))  # noqa: S311  no secret depends on it
     raise RegistryError(
-        f"{registry.name}: other writers keep replacing the list of artifacts attached to {subject}",
+        f"{repository.name}: other writers keep replacing the list of artifacts attached to {subject}",
         hint="Run this again when no other job writes to this registry.",
     )

@@ -29,7 +29,7 @@ from builder.common.http import PIECE, Download
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
 from builder.common.text import one_line
-from builder.index.host import Host
+from builder.host import Host
 from builder.index.wheels import arch_of
 from builder.layers import oci
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, StoppedError, TransientError
@@ -80,7 +80,7 @@ class Manifest:
         return cls(digest=digest_of_bytes(content), media_type=media_type, content=content)
 
 
-class Registry:
+class Repository:
     """One repository. Threads may share it.
 
     `confirm_s` are the seconds until a list or a tag that was just written is read again: longer than another writer
@@ -104,7 +104,7 @@ class Registry:
         scope = f"repository:{self._repository}:{'pull,push' if write else 'pull'}"
         self._http = Connection(url, scope, self.transport, policy, host.say)
 
-    def stoppable(self, stop: threading.Event) -> Registry:
+    def stoppable(self, stop: threading.Event) -> Repository:
         """The same registry, whose methods raise StoppedError as soon as `stop` is set."""
         other = copy.copy(self)
         other._http = self._http.stoppable(stop)
@@ -413,14 +413,14 @@ def run_creation(command: tuple[str, ...]) -> str:
     return f"{program}: exit status {result.returncode}: {first}"
 
 
-def labels_of(registry: Registry, reference: str) -> dict[str, str]:
+def labels_of(repository: Repository, reference: str) -> dict[str, str]:
     """Labels of the image that a tag or digest names; of an index, those of its image for this machine.
 
     Raises VerifyError without such an image, or if it is invalid.
     """
     try:
-        if manifest := registry.image_manifest(reference, arch_of(platform.machine())):
-            return oci.read_labels(manifest.content, registry.read_blob)[1]
+        if manifest := repository.image_manifest(reference, arch_of(platform.machine())):
+            return oci.read_labels(manifest.content, repository.read_blob)[1]
     except VerifyError as error:
-        raise VerifyError(f"{registry.name}: {reference}: {error}", hint=error.hint) from error
-    raise VerifyError(f"{registry.name} has no {reference} for Linux on {arch_of(platform.machine())}")
+        raise VerifyError(f"{repository.name}: {reference}: {error}", hint=error.hint) from error
+    raise VerifyError(f"{repository.name} has no {reference} for Linux on {arch_of(platform.machine())}")

@@ -10,7 +10,7 @@ from typing import TypeVar
 from builder.common import errors
 from builder.common.errors import BuilderError, NoRegistryError
 from builder.common.tasks import thread_pool
-from builder.registry.client import Registry
+from builder.registry.client import Repository
 from builder.registry.failures import StoppedError
 
 LOOKUPS = 8  # small requests, which mostly wait for the registry
@@ -34,20 +34,20 @@ def look_up(
 
 
 def transfer(
-    registry: Registry, function: Callable[[Registry, _Input], _Output], inputs: Iterable[_Input], parallel: int
+    repository: Repository, function: Callable[[Repository, _Input], _Output], inputs: Iterable[_Input], parallel: int
 ) -> list[_Output]:
     """Calls the function for all inputs at once; the results, in order. Its first error stops all other transfers.
 
     Raises that error. The registry that the function gets raises StoppedError then, as it does after an interrupt.
     """
     stop = threading.Event()
-    stoppable = registry.stoppable(stop)
+    stoppable = repository.stoppable(stop)
     failures: list[BaseException] = []
 
     def run(each: _Input) -> _Output:
         try:
             if stop.is_set():
-                raise StoppedError(f"{registry.name}: stopped")
+                raise StoppedError(f"{repository.name}: stopped")
             return function(stoppable, each)
         except BaseException as error:
             failures.append(error)  # the first is the cause, later ones result from the stop

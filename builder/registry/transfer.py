@@ -13,7 +13,7 @@ from typing import Literal
 from builder.common.errors import DamagedError, RegistryError, of_file
 from builder.layers.blobs import REPAIR, Descriptor
 from builder.layers.store import Store
-from builder.registry.client import Manifest, Registry
+from builder.registry.client import Manifest, Repository
 from builder.registry.failures import RejectedError
 from builder.registry.parallel import TRANSFERS, transfer
 
@@ -32,7 +32,7 @@ class Pushed:
 
 
 def push_image(
-    registry: Registry,
+    repository: Repository,
     manifest: Manifest,
     files: Mapping[Descriptor, Path | None],
     *,
@@ -48,14 +48,14 @@ def push_image(
     may have some of the blobs. `progress` is called with the number of bytes gained, negative for bytes lost; they add
     up to the size of all blobs.
     """
-    registry.create_missing()
+    repository.create_missing()
     lock = threading.Lock()
 
     def report(count: int) -> None:
         with lock:
             progress(count)
 
-    def push_blob(stoppable: Registry, blob: Descriptor) -> State:
+    def push_blob(stoppable: Repository, blob: Descriptor) -> State:
         """Pushes one blob in the cheapest way."""
         is_present = stoppable.has_blob(blob.digest)
         if is_present or any(stoppable.mount(blob.digest, source) for source in mount_from):
@@ -64,7 +64,7 @@ def push_image(
         path = files[blob] or (fetch(blob) if fetch else None)
         if path is None:
             raise RegistryError(
-                f"{registry.name}: blob {blob.digest} is missing in the registry and in the store",
+                f"{repository.name}: blob {blob.digest} is missing in the registry and in the store",
                 hint="Build the image again.",
             )
         damage = ""
@@ -91,15 +91,15 @@ def push_image(
     unique = {blob.digest: blob for blob in files}.values()
     largest_first = sorted(unique, key=lambda blob: blob.size, reverse=True)
     sizes: Counter[State] = Counter()
-    for blob, state in zip(largest_first, transfer(registry, push_blob, largest_first, parallel), strict=True):
+    for blob, state in zip(largest_first, transfer(repository, push_blob, largest_first, parallel), strict=True):
         sizes[state] += blob.size
     # The manifest last: a registry rejects a manifest whose blobs it lacks.
-    digest = registry.put_manifest(manifest.digest, manifest.content, manifest.media_type)
+    digest = repository.put_manifest(manifest.digest, manifest.content, manifest.media_type)
     return Pushed(digest=digest, sent=sizes["sent"], mounted=sizes["mounted"], present=sizes["present"])
 
 
 def fetch_blobs(
-    registry: Registry, store: Store, blobs: Iterable[Descriptor], progress: Callable[[int], None] = lambda _: None
+    repository: Repository, store: Store, blobs: Iterable[Descriptor], progress: Callable[[int], None] = lambda _: None
 ) -> int:
     """Downloads the blobs that the store lacks, the largest first; returns their number of bytes.
 
@@ -107,10 +107,10 @@ def fetch_blobs(
     """
     missing = {blob.digest: blob for blob in blobs if not store.has(blob.digest, blob.size)}.values()
 
-    def fetch_blob(source: Registry, blob: Descriptor) -> int:
+    def fetch_blob(source: Repository, blob: Descriptor) -> int:
         with store.new_blob() as written:
             source.download(blob.digest, blob.size, written.file, progress)
             written.digest = blob.digest
         return blob.size
 
-    return sum(transfer(registry, fetch_blob, sorted(missing, key=lambda blob: -blob.size), TRANSFERS))
+    return sum(transfer(repository, fetch_blob, sorted(missing, key=lambda blob: -blob.size), TRANSFERS))

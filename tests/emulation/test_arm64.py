@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import json
 
-from builder.build.images import EMULATION_HINT
 from builder.common import machine
+from builder.engine.model import EMULATION_HINT
 from tests.integration import wheels
 from tests.integration.checkout import Checkout
 from tests.integration.conftest import (  # noqa: F401  fixtures

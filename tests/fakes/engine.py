@@ -18,17 +18,17 @@ from typing import Any
 
 from rich.console import Console
 
+from builder.build.context import ImageProvider, LoadedImage
 from builder.build.image_tests import NOTHING, Tester
-from builder.build.work import ImageProvider, LoadedImage
 from builder.common.errors import BuilderError, EngineError, ImageTestError
 from builder.common.files import digest_of_bytes, digest_of_data
 from builder.common.reference import ImageRef
 from builder.engine.client import Engine
 from builder.engine.model import EngineInfo, ImageInfo
+from builder.evidence.results import OWN, Coverage, Evidence, Report, coverage_of
 from builder.layers import installed
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import PlannedImage
-from builder.registry.evidence import OWN, Coverage, Evidence, Report, coverage_of
 
 _CONNECT = socket.socket.connect  # unit tests replace it
 

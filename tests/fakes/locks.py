@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 
 from builder.common.errors import LockError
 from builder.common.tasks import RetryPolicy
-from builder.index.host import Host
+from builder.debian import os_lock
+from builder.debian.archives import HERE, STORE, Archives, Kept, PackageLocations
+from builder.debian.os_lock import DebianPackage, OsLock, OsRequest
+from builder.host import Host
 from builder.index.wheels import PLATFORMS, LockedWheel, Wheel
-from builder.lock import lockfile, os_lock, python_lock
-from builder.lock.archives import HERE, STORE, Archives, Kept, PackageLocations
+from builder.lock import lockfile, python_lock
 from builder.lock.lockfile import Lock, LockedComponent
-from builder.lock.os_lock import DebianPackage, OsLock, OsRequest
 from builder.lock.python_builds import PythonBuilds
 from builder.lock.python_lock import LockedPython
 from builder.matrix.cells import Cell

@@ -7,12 +7,12 @@ import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from builder.build.context import RunContext
 from builder.build.operating_systems import Mmdebstrap
-from builder.build.work import RunContext
 from builder.common.files import write_atomically
-from builder.index.host import Host
-from builder.lock.archives import DebianFetcher
-from builder.lock.os_lock import DebianPackage, OsLock
+from builder.debian.archives import DebianFetcher
+from builder.debian.os_lock import DebianPackage, OsLock
+from builder.host import Host
 from builder.matrix.schema import AMD64
 
 DAY = 1_767_225_600  # 2026-01-01T00:00:00Z
@@ -25,8 +25,8 @@ class FakeMmdebstrap(Mmdebstrap):
     `debs` are those of the runs. Every release has a base image.
     """
 
-    def __init__(self, work: RunContext, make: MakeTar = lambda *_: file_system()) -> None:
-        super().__init__(work)
+    def __init__(self, run: RunContext, make: MakeTar = lambda *_: file_system()) -> None:
+        super().__init__(run)
         self.make = make
         self.hosts: list[Host] = []
         self.debs: list[tuple[OsLock, Mapping[str, Path]] | None] = []
@@ -49,7 +49,7 @@ class FakeMmdebstrap(Mmdebstrap):
         return folder / "root.tar"
 
     def base_image(self, release: str, arch: str = "") -> str:
-        return f"local/{release}{f'-{arch}' if arch not in ('', self._work.engine.info().arch) else ''}"
+        return f"local/{release}{f'-{arch}' if arch not in ('', self._run.engine.info().arch) else ''}"
 
 
 class FakeDebianFetcher(DebianFetcher):

@@ -12,11 +12,11 @@ from typing import Any, BinaryIO
 from builder.common.files import digest_of_bytes, is_digest
 from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
-from builder.registry.client import Manifest, Registry
+from builder.registry.client import Manifest, Repository
 from builder.registry.failures import RejectedError
 
 
-class MemoryRegistry(Registry):
+class MemoryRegistry(Repository):
     """A repository in memory; `calls` are the changes, in order.
 
     `has` are blobs without contents, `others` those of other repositories by name. `api` is what its referrers API
@@ -44,7 +44,7 @@ class MemoryRegistry(Registry):
         self.running = self.most = 0
         self._lock = threading.Lock()
 
-    def stoppable(self, stop: threading.Event) -> Registry:
+    def stoppable(self, stop: threading.Event) -> Repository:
         self.stop = stop
         return self
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from builder.evidence.results import Evidence
+from builder.evidence.suite import IMAGE_TESTS, Suite
 from builder.layers.oci import Image
 from builder.plan.plan import PlannedImage
-from builder.registry.evidence import Evidence
-from builder.registry.suite import IMAGE_TESTS, Suite
 
 
 def write_tests(root: Path, components: Iterable[str], folder: str = IMAGE_TESTS) -> tuple[str, ...]:

@@ -21,8 +21,8 @@ from urllib3.exceptions import SSLError as UrllibSSLError
 from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
-from builder.index.host import Host
-from builder.registry.client import Registry
+from builder.host import Host
+from builder.registry.client import Repository
 
 HOST = "registry.example.test"
 QUICK = RetryPolicy(retries=2, first_delay_s=0.001, longest_delay_s=5)
@@ -132,9 +132,9 @@ def _read(body: bytes | str | Iterable[bytes] | None) -> bytes:
 
 def connect(
     *, registry: str = HOST, repository: str = "a/b", host: Host | None = None, policy: RetryPolicy = QUICK
-) -> Registry:
+) -> Repository:
     reference = ImageRef(registry=registry, repository=repository)
-    return Registry(reference, host=host or Host(), write=True, policy=policy)
+    return Repository(reference, host=host or Host(), write=True, policy=policy)
 
 
 def errors(*listed: object) -> bytes:

@@ -27,7 +27,7 @@ from tests.images.conftest import (  # noqa: F401  pytest finds fixtures and hoo
 
 HERE = Path(__file__).parent
 INSIDE = "/tmp/gpu-tests"
-NOT_APPLICABLE = "not applicable"  # as in builder/registry/suite.py
+NOT_APPLICABLE = "not applicable"  # as in builder/evidence/suite.py
 Check = Callable[[str, str], None]
 
 

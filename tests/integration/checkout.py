@@ -18,13 +18,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from builder import host
+from builder.build.context import RunContext
 from builder.build.operating_systems import Mmdebstrap
-from builder.build.work import RunContext
 from builder.common.console import View
 from builder.common.files import digest_of_data, digests_of_tree
+from builder.common.lock_text import KNOWN_LAYERS
 from builder.engine.client import Engine
-from builder.index import host
-from builder.lock.lockfile import KNOWN_LAYERS
 from builder.matrix.project import Project
 from tests.integration import stores, wheels
 from tests.integration.builder_process import BuilderProcess
@@ -223,10 +223,8 @@ class Checkout:
         """The base image of a Debian release in the machine's own engine, which is made if it cannot be pulled."""
         project = Project(self.root)
         view = View(Console(file=io.StringIO()))
-        work = RunContext(
-            engine=Engine.connect(), project=project, host=host.host_for_matrix(project.matrix), view=view
-        )
-        return Mmdebstrap(work).base_image(release)
+        run = RunContext(engine=Engine.connect(), project=project, host=host.host_for_matrix(project.matrix), view=view)
+        return Mmdebstrap(run).base_image(release)
 
     def docker(self, *arguments: str) -> str:
         return docker(*arguments, host=self.engine)

@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from builder.index import host, mmdebstrap
-from builder.lock.apt import Archive
+from builder import host
+from builder.debian import mmdebstrap
+from builder.debian.apt import Archive
 from tests.integration.checkout import ROOT
 
 TIMEOUT_S = 300

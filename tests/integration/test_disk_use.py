@@ -17,10 +17,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from builder import host
 from builder.build import disk
 from builder.engine.client import Engine
 from builder.engine.load import Loader
-from builder.index import host
 from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE
 from builder.layers.oci import CONTAINERD, Image, Layer

@@ -10,7 +10,7 @@ import tarfile
 
 import pytest
 
-from builder.index import host
+from builder import host
 from builder.layers.estargz import RESERVED
 from builder.plan import settings
 from tests.integration.checkout import PLAIN, TIMEOUT_S, Checkout

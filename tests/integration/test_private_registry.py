@@ -10,10 +10,11 @@ import pytest
 from builder.common.errors import RegistryError
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
-from builder.index.host import Host
-from builder.registry import signing, transfer, transport
-from builder.registry.client import Manifest, Registry
-from builder.registry.signing import Signer
+from builder.evidence import signing
+from builder.evidence.signing import Signer
+from builder.host import Host
+from builder.registry import transfer, transport
+from builder.registry.client import Manifest, Repository
 from tests.integration import registry as registries
 from tests.integration.checkout import Checkout, docker
 from tests.integration.registry import IMAGE, Server, image
@@ -28,9 +29,9 @@ def bridge() -> str:
     return docker("network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}")
 
 
-def connect(address: str) -> Registry:
+def connect(address: str) -> Repository:
     reference = ImageRef(registry=address, repository="private/one")
-    return Registry(reference, host=Host(), write=True, policy=IMPATIENT)
+    return Repository(reference, host=Host(), write=True, policy=IMPATIENT)
 
 
 def test_certificates(bridge: str, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

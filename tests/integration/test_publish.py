@@ -13,8 +13,8 @@ import pytest
 
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
-from builder.index.host import Host
-from builder.registry.client import Registry
+from builder.host import Host
+from builder.registry.client import Repository
 from tests.integration import registry as registries
 from tests.integration import stores
 from tests.integration.checkout import EXTRA, OS_SCRIPT, PLAIN, Checkout, today
@@ -41,10 +41,10 @@ def push(checkout: Checkout, proxy: Proxy, *cells: str, code: int = 0) -> str:
     return checkout.builder("push", "--to", proxy.address, *cells, code=code)
 
 
-def registry(checkout: Checkout, proxy: Proxy) -> Registry:
+def registry(checkout: Checkout, proxy: Proxy) -> Repository:
     """The repository of both images, for a reader."""
     reference = ImageRef(registry=f"127.0.0.1:{proxy.server.port}", repository=f"{checkout.namespace}/ty-cuda")
-    return Registry(reference, host=Host(), write=True)
+    return Repository(reference, host=Host(), write=True)
 
 
 def stamped(checkout: Checkout, suffix: str = "", number: int = 0) -> str:

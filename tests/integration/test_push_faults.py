@@ -19,10 +19,10 @@ import pytest
 from builder.common.errors import FileError, RegistryError
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
-from builder.index.host import Host
+from builder.host import Host
 from builder.index.settings import IndexSettings
 from builder.registry import transfer, upload
-from builder.registry.client import Manifest, Registry
+from builder.registry.client import Manifest, Repository
 from builder.registry.transfer import Pushed
 from tests.integration import registry as registries
 from tests.integration.registry import IMAGE, PASSWORD, USER, Fault, Image, Proxy, Server, Tokens, Trouble, image
@@ -67,12 +67,12 @@ def sample(tmp_path: Path) -> Image:
     return image(tmp_path / "blobs", 6 * MIB + 17, 1000)
 
 
-def connect(address: str, repository: str, policy: RetryPolicy = TWO_RETRIES) -> Registry:
+def connect(address: str, repository: str, policy: RetryPolicy = TWO_RETRIES) -> Repository:
     reference = ImageRef(registry=address, repository=repository)
-    return Registry(reference, host=Host(), write=True, policy=policy)
+    return Repository(reference, host=Host(), write=True, policy=policy)
 
 
-def push(registry: Registry, sample: Image, *, mount_from: tuple[str, ...] = ()) -> Pushed:
+def push(registry: Repository, sample: Image, *, mount_from: tuple[str, ...] = ()) -> Pushed:
     """Pushes an image; checks that the progress is complete and no thread is left."""
     progress: list[int] = []
     manifest = Manifest.of(sample.manifest, IMAGE)
@@ -89,7 +89,7 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("transfer")]
 
 
-def fails(registry: Registry, sample: Image) -> RegistryError:
+def fails(registry: Repository, sample: Image) -> RegistryError:
     """Runs a push that must fail; the error names the registry and has no secret."""
     with pytest.raises(RegistryError) as caught:
         push(registry, sample)
@@ -101,7 +101,7 @@ def fails(registry: Registry, sample: Image) -> RegistryError:
     return caught.value
 
 
-def is_whole(registry: Registry, sample: Image) -> bool:
+def is_whole(registry: Repository, sample: Image) -> bool:
     """Whether the registry has the manifest, and all blobs with the right bytes."""
     manifest_there = registry.manifest(sample.digest)
     for blob in sample.blobs:
@@ -274,7 +274,7 @@ def test_tls(sample: Image, tmp_path: Path, named: str) -> None:
         address = f"{named}:{server.port}"
         reference = ImageRef(registry=address, repository="tls/one")
         host = Host(index=IndexSettings(ca_bundle=str(tmp_path / "cert.pem")))
-        registry = Registry(reference, host=host, write=True, policy=TWO_RETRIES)
+        registry = Repository(reference, host=host, write=True, policy=TWO_RETRIES)
         assert push(registry, sample).sent == sample.size
         assert is_whole(registry, sample)
         with pytest.raises(RegistryError, match="certificate not trusted") as caught:

@@ -22,7 +22,7 @@ from tests.mutations.mutants import of_source
 from tests.paths import ROOT
 
 PYTEST = Path(sys.executable).with_name("pytest")
-ROOMS = ("builder/layers", "builder/lock", "builder/registry")
+ROOMS = ("builder/layers", "builder/lock", "builder/registry", "builder/evidence", "builder/release")
 TIMEOUT_S = 300
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from builder.common.errors import MatrixError
-from builder.index.host import Host
+from builder.host import Host
 from builder.index.settings import IndexSettings
 from builder.matrix.project import Project
 from tests.packages import run

@@ -192,5 +192,5 @@ def test_plain_docker_build_gets_every_file_that_a_dockerfile_mounts() -> None:
 
 def test_the_checks_of_a_release_that_mutations_remove_exist() -> None:
     """`python -m tests.mutations.gates` removes each of them, and is not part of CI."""
-    texts = {gate: (ROOT / gates.REGISTRY / gate.module).read_text(encoding="utf-8") for gate in gates.GATES}
+    texts = {gate: (ROOT / gates.BUILDER / gate.module).read_text(encoding="utf-8") for gate in gates.GATES}
     assert [gate.name for gate, text in texts.items() if text.count(gate.text) != 1] == []

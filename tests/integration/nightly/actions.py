@@ -28,8 +28,8 @@ from typing import Any
 import yaml
 
 from builder.common.reference import ImageRef
-from builder.index.host import Host
-from builder.registry.client import Registry
+from builder.host import Host
+from builder.registry.client import Repository
 from tests.integration.checkout import BUILDER, ROOT, Checkout
 from tests.integration.registry import Server
 
@@ -345,7 +345,7 @@ class Runner:
     def tags(self) -> dict[str, str | None]:
         """Digests of the released images by tag."""
         name = ImageRef(registry=f"127.0.0.1:{self.server.port}", repository=f"{self.project.namespace}/ty-cpu")
-        there = Registry(name, host=Host(), write=False)
+        there = Repository(name, host=Host(), write=False)
         return {tag: there.digest_of(tag) for tag in there.list_tags() if not tag.startswith("sha256-")}
 
 

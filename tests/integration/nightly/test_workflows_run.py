@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from builder.index import mmdebstrap
+from builder.debian import mmdebstrap
 from tests.integration import programs, wheels
 from tests.integration import registry as registries
 from tests.integration.checkout import ROOT, Checkout, today

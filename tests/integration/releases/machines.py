@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from builder.common.reference import ImageRef
-from builder.index.host import Host
-from builder.registry.client import Registry
+from builder.host import Host
+from builder.registry.client import Repository
 from tests.integration.checkout import Checkout
 from tests.integration.registry import Proxy
 
@@ -37,11 +37,11 @@ def status(checkout: Checkout, proxy: Proxy) -> dict[str, dict[str, Any]]:
     return {row["cell"]: row for row in json.loads(output[output.index("[\n") :])}
 
 
-def repository(checkout: Checkout, proxy: Proxy, name: str) -> Registry:
-    return Registry(ImageRef(registry=proxy.address, repository=name), host=Host(), write=True)
+def repository(checkout: Checkout, proxy: Proxy, name: str) -> Repository:
+    return Repository(ImageRef(registry=proxy.address, repository=name), host=Host(), write=True)
 
 
-def public(checkout: Checkout, proxy: Proxy) -> Registry:
+def public(checkout: Checkout, proxy: Proxy) -> Repository:
     return repository(checkout, proxy, f"{checkout.namespace}/ty-cuda")
 
 

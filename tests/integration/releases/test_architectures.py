@@ -14,7 +14,8 @@ from pathlib import Path
 from rich.console import Console
 
 from builder.common.console import View
-from builder.index.host import Host
+from builder.evidence.signing import Signer
+from builder.host import Host
 from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE
 from builder.layers.store import Store
@@ -22,10 +23,9 @@ from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.matrix.tags import CELL_LABEL
 from builder.plan import plan
-from builder.registry import publish
-from builder.registry.client import Manifest, Registry
-from builder.registry.publish import PublishableImage, Publisher
-from builder.registry.signing import Signer
+from builder.registry.client import Manifest, Repository
+from builder.release import publish
+from builder.release.publish import PublishableImage, Publisher
 from tests.integration import programs
 from tests.integration.checkout import PLAIN, Checkout, today
 from tests.integration.registry import Proxy
@@ -43,13 +43,13 @@ class Signatures:
 
     def record(self) -> None: ...
 
-    def attach(self, registry: Registry, image: PublishableImage, stamped: str) -> None:
+    def attach(self, registry: Repository, image: PublishableImage, stamped: str) -> None:
         self._sign(registry, image.digest, image.cell, image, stamped)
 
-    def sign_index(self, registry: Registry, digest: str, images: Sequence[PublishableImage], stamped: str) -> None:
+    def sign_index(self, registry: Repository, digest: str, images: Sequence[PublishableImage], stamped: str) -> None:
         self._sign(registry, digest, PLAIN, images[0], stamped)
 
-    def _sign(self, registry: Registry, digest: str, cell: str, image: PublishableImage, stamped: str) -> None:
+    def _sign(self, registry: Repository, digest: str, cell: str, image: PublishableImage, stamped: str) -> None:
         annotations = {"cell": cell, "image": "ty-cuda", "tag": image.references[0].tag, "release": stamped}
         self.signer.sign_manifest(registry, digest, annotations)
 

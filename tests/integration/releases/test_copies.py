@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from builder.common.reference import ImageRef
-from builder.index.host import Host
+from builder.host import Host
 from builder.layers import oci
 from builder.layers.blobs import LAYER_TYPE, Descriptor
 from builder.registry import artifacts
-from builder.registry.client import Registry
+from builder.registry.client import Repository
 from tests.integration import programs
 from tests.integration.checkout import Checkout
 from tests.integration.registry import Proxy, Server
@@ -54,7 +54,7 @@ def verify(checkout: Checkout, inside: Server, keys: Path, tag: str) -> None:
 
 def attached(checkout: Checkout, address: str) -> list[set[str]]:
     """The digests of what is attached to each image."""
-    there = Registry(ImageRef(registry=address, repository=f"{checkout.namespace}/ty-cuda"), host=Host(), write=False)
+    there = Repository(ImageRef(registry=address, repository=f"{checkout.namespace}/ty-cuda"), host=Host(), write=False)
     return [set(artifacts.attached(there, digest)) for digest in checkout.stored().values()]
 
 
@@ -120,7 +120,7 @@ def test_an_index_is_copied_with_what_is_attached_to_its_images(
 ) -> None:
     """`oras copy -r` alone fails with `not found`: oras 1.2 copies what is attached to the images, and no index."""
     source, copied = (
-        Registry(ImageRef(registry=address, repository="org/both"), host=Host(), write=True)
+        Repository(ImageRef(registry=address, repository="org/both"), host=Host(), write=True)
         for address in (proxy.address, inside.address)
     )
     images: dict[str, Descriptor] = {}

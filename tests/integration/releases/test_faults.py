@@ -13,10 +13,11 @@ from threading import Barrier
 
 import pytest
 
+from builder.evidence import reports
+from builder.evidence.signing import Signer
 from builder.layers.blobs import Descriptor
-from builder.registry import artifacts, reports
-from builder.registry.client import Registry
-from builder.registry.signing import Signer
+from builder.registry import artifacts
+from builder.registry.client import Repository
 from tests.integration.checkout import PLAIN, Checkout, Running, today, until
 from tests.integration.registry import Fault, Proxy, Trouble
 from tests.integration.releases.machines import (
@@ -32,14 +33,14 @@ from tests.integration.releases.machines import (
 WAIT_S = 120
 
 
-def subject_of(repository: Registry, digest: str) -> Descriptor:
+def subject_of(repository: Repository, digest: str) -> Descriptor:
     """An image in a registry, to attach something to."""
     manifest = repository.manifest(digest)
     assert manifest
     return Descriptor(media_type=manifest.media_type, digest=digest, size=len(manifest.content))
 
 
-def list_only(staged: Registry, digest: str, documents: dict[str, bytes]) -> str:
+def list_only(staged: Repository, digest: str, documents: dict[str, bytes]) -> str:
     """Lists one report of an image, in place of the one that it has; returns its digest."""
     artifacts.attach(staged, subject_of(staged, digest), reports.TYPE, documents)
     listed = staged.manifest(digest.replace(":", "-"))
@@ -53,7 +54,7 @@ def list_only(staged: Registry, digest: str, documents: dict[str, bytes]) -> str
 
 @pytest.mark.parametrize("what", ["unsigned", "the signature of another report", "another key"])
 def test_forged_results_are_refused(ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Path, what: str) -> None:
-    """By cosign's check of the signature. Signed results of something else: tests/unit/registry/test_evidence.py."""
+    """By cosign's check of the signature. Signed results of something else: tests/unit/evidence/test_results.py."""
     stage(ours, "--sign", str(keys / "ours.key"))
     staged = repository(ours, proxy, "staging/ty-cuda")
     digest = ours.stored()[ours.references()[0]]

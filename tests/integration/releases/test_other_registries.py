@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from builder.registry import artifacts, reports
+from builder.evidence import reports
+from builder.registry import artifacts
 from tests.integration.checkout import Checkout
 from tests.integration.registry import Habit, Proxy
 from tests.integration.releases.machines import UNTESTED_GPU, public, release, stage, tags

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from builder.common.reference import ImageRef
-from builder.index.host import Host
-from builder.registry import artifacts, reports
-from builder.registry.client import Registry
-from builder.registry.staging import TYPE
+from builder.evidence import reports
+from builder.host import Host
+from builder.registry import artifacts
+from builder.registry.client import Repository
+from builder.release.staging import TYPE
 from tests.integration import registry as registries
 from tests.integration.checkout import EXTRA, PLAIN, Checkout, today
 from tests.integration.registry import Fault, Proxy, Server, Trouble
@@ -53,11 +54,11 @@ def age(checkout: Checkout) -> None:
         path.write_text(json.dumps({**evidence, "finished": "2020-01-01T00:00:00Z"}), encoding="utf-8")
 
 
-def repository(server: Server, name: str) -> Registry:
-    return Registry(ImageRef(registry=f"127.0.0.1:{server.port}", repository=name), host=Host(), write=True)
+def repository(server: Server, name: str) -> Repository:
+    return Repository(ImageRef(registry=f"127.0.0.1:{server.port}", repository=name), host=Host(), write=True)
 
 
-def tags(registry: Registry) -> dict[str, str | None]:
+def tags(registry: Repository) -> dict[str, str | None]:
     return {tag: registry.digest_of(tag) for tag in registry.list_tags()}
 
 
@@ -112,7 +113,7 @@ def test_each_run_continues_an_interrupted_one(ours: Checkout, server: Server) -
     ours.builder("registry", "check")
 
 
-def images_of(documents: Registry, stamp: str, cell: str) -> list[str]:
+def images_of(documents: Repository, stamp: str, cell: str) -> list[str]:
     """The digests of a cell's images in a release."""
     release = artifacts.read_artifact(documents, f"release-{stamp}", TYPE) or {}
     return [image["digest"] for image in json.loads(release[TYPE])["images"] if image["cell"] == cell]

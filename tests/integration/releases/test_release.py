@@ -20,9 +20,11 @@ import pytest
 from packageurl import PackageURL
 
 from builder.common.files import digest_of_bytes
+from builder.evidence import reports, sbom_and_provenance, signing
+from builder.evidence.signing import Trust
 from builder.matrix.schema import Trusted
-from builder.registry import artifacts, reports, sbom_and_provenance, scan, signing
-from builder.registry.signing import Trust
+from builder.registry import artifacts
+from builder.release import scan
 from tests.integration import stores
 from tests.integration.checkout import EXTRA, PLAIN, Checkout, today
 from tests.integration.registry import Fault, Proxy, Trouble

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from builder.build.assemble import Assembler
+from builder.build.context import RunContext
 from builder.build.layer_lookup import LayerLookup
-from builder.build.work import RunContext
 from builder.common.console import View
 from builder.common.errors import BuilderError, RegistryError
 from builder.common.files import digest_of_bytes, digest_of_data, replacing, short_digest
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
+from builder.host import Host
 from builder.index.download import Fetcher
-from builder.index.host import Host
 from builder.index.settings import IndexSettings
 from builder.index.wheels import Wheel
 from builder.layers import images as stored_images
@@ -34,7 +34,7 @@ from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
-from builder.registry.client import Registry
+from builder.registry.client import Repository
 from tests.fakes import locks
 from tests.fakes.engine import FakeEngine, MemoryConsole
 from tests.fakes.mmdebstrap import DAY, FakeDebianFetcher, FakeMmdebstrap, file_system
@@ -160,7 +160,7 @@ class CompilingEngine(FakeEngine):
         return 0
 
 
-class FakeRepository(Registry):
+class FakeRepository(Repository):
     """A repository with the blobs of the world's registry. Downloads are listed in `downloaded`."""
 
     def __init__(self, world: World, reference: ImageRef, *, host: Host, write: bool, policy: RetryPolicy) -> None:
@@ -222,7 +222,7 @@ class AssemblyBench:
         self.assemblers: list[Assembler] = []
 
     @property
-    def work(self) -> RunContext:
+    def context(self) -> RunContext:
         return RunContext(engine=self.engine, project=self.project, host=Host(), view=View(self.console))
 
     def images(self, *cells: str) -> list[PlannedImage]:
@@ -231,13 +231,13 @@ class AssemblyBench:
         return [by_id[cell] for cell in cells]
 
     def begin(self, images: Sequence[PlannedImage]) -> Assembler:
-        work = self.work
+        context = self.context
         known, new_registry = KnownLayers(self.project.root), partial(FakeRepository, self.world)
         assembler = Assembler(
-            work,
+            context,
             self.store,
-            lookup=LayerLookup(self.project, work.host, work.view, self.store, known, new_registry=new_registry),
-            mmdebstrap=FakeMmdebstrap(work, self.world.make_system),
+            lookup=LayerLookup(self.project, context.host, context.view, self.store, known, new_registry=new_registry),
+            mmdebstrap=FakeMmdebstrap(context, self.world.make_system),
             new_fetcher=partial(WorldFetcher, self.world),
             new_debian_fetcher=FakeDebianFetcher,
         )
@@ -254,7 +254,7 @@ class AssemblyBench:
         return ids
 
     def record_tagged(self, cell: str) -> None:
-        Assembler(self.work, self.store).record_tagged(self.images(cell)[0])
+        Assembler(self.context, self.store).record_tagged(self.images(cell)[0])
 
     def refresh(self, python: str = locks.PYTHON) -> None:
         """Locks newer Debian packages, and makes operating systems of them from now on."""
@@ -262,7 +262,7 @@ class AssemblyBench:
         locks.write_os_locks(self.project, "2.0-1", python)
 
     def find(self, cell: str) -> str:
-        found = Assembler(self.work, self.store).find(self.images(cell)[0])
+        found = Assembler(self.context, self.store).find(self.images(cell)[0])
         return found.id if found else ""
 
     def stored(self, cell: str) -> Image:

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from builder.build import operating_systems
-from builder.build.work import built_ids
+from builder.build.context import built_ids
 from builder.common.errors import BuildError
 from builder.common.files import digest_of_bytes
+from builder.common.lock_text import KNOWN_LAYERS
 from builder.layers import garbage, oci, os_layer, stored_layers
 from builder.layers import images as stored_images
 from builder.lock import lockfile
-from builder.lock.lockfile import KNOWN_LAYERS
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan import plan

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from builder.build.context import LoadedImage, RunContext, built_ids
 from builder.build.dockerfile import BUILT, DockerfileBuilder, context_files
 from builder.build.layer_lookup import LayerLookup
 from builder.build.programs import Program
-from builder.build.work import LoadedImage, RunContext, built_ids
 from builder.common.console import View
 from builder.common.errors import BuildError, BusyError, DiskError, EngineError
 from builder.common.files import digest_of_data
-from builder.index.host import Host
+from builder.host import Host
 from builder.index.settings import IndexSettings
 from builder.index.wheels import LockedWheel
 from builder.layers.known_layers import KnownLayers
@@ -71,7 +71,7 @@ class TinyProject:
         self.project = project
         self.engine = FakeEngine()
         self.console = MemoryConsole()
-        self.work = RunContext(engine=self.engine, project=project, host=HOST, view=View(self.console))
+        self.run = RunContext(engine=self.engine, project=project, host=HOST, view=View(self.console))
         self.buildx = Buildx(self.engine)
         [self.image] = self.rendered(CELL)
 
@@ -83,7 +83,7 @@ class TinyProject:
 
     @property
     def builder(self) -> DockerfileBuilder:
-        return DockerfileBuilder(self.work, self.buildx, FakeMmdebstrap(self.work))
+        return DockerfileBuilder(self.run, self.buildx, FakeMmdebstrap(self.run))
 
     def build(self, image: PlannedImage | None = None) -> LoadedImage:
         """Builds an image in a run of its own."""
@@ -127,11 +127,11 @@ class WheelLookup(LayerLookup):
 
 
 def test_wheels_that_were_built_from_source_are_copied_while_gc_waits(checkout: TinyProject, tmp_path: Path) -> None:
-    project, work = checkout.project, checkout.work
+    project, run = checkout.project, checkout.run
     first, *others = checkout.image.wheels
     image = replace(checkout.image, wheels=(replace(first, source=f"./src#sha256={'0' * 64}"), *others))
-    lookup = WheelLookup(project, work.host, work.view, Store(tmp_path / "store"), KnownLayers(project.root))
-    builder = DockerfileBuilder(work, checkout.buildx, FakeMmdebstrap(work), lookup)
+    lookup = WheelLookup(project, run.host, run.view, Store(tmp_path / "store"), KnownLayers(project.root))
+    builder = DockerfileBuilder(run, checkout.buildx, FakeMmdebstrap(run), lookup)
     builder.prepare([image])
     copied: dict[str, bytes] = {}
 
@@ -343,7 +343,7 @@ def test_the_login_of_an_index_is_a_secret_of_the_build(
     lockfile.path(project.root, CELL).write_text(lockfile.dump(replace(lock, wheels=wheels)))
     checkout.project = project
     host = replace(HOST, index=HOST.index.with_index("company", url, ""))
-    checkout.work = replace(checkout.work, project=project, host=host)
+    checkout.run = replace(checkout.run, project=project, host=host)
     [image] = checkout.rendered(CELL)
     checkout.build(image)
     [program] = checkout.buildx.calls

@@ -17,13 +17,13 @@ from builder.build import doctor, operating_systems
 from builder.build.doctor import MachineFinding
 from builder.common.errors import EngineError
 from builder.compat.gpus import Gpu
+from builder.debian import os_lock
+from builder.debian.archives import Archives
 from builder.engine.client import Engine
-from builder.index.host import Host
+from builder.host import Host
 from builder.index.session import IndexSession
 from builder.index.settings import IndexSettings
 from builder.layers.store import Store
-from builder.lock import os_lock
-from builder.lock.archives import Archives
 from builder.matrix.project import Project
 from tests.fakes import locks
 from tests.fakes.engine import INFO, FakeEngine, Programs
@@ -75,7 +75,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=has["free"]))
     monkeypatch.setattr(operating_systems, "obstacle_here", lambda: has["reason"])
     monkeypatch.setattr("builder.compat.gpus.read_gpus", lambda: has["gpus"])
-    monkeypatch.setattr("builder.index.host.read_host", lambda: Host(index=has["settings"]))
+    monkeypatch.setattr("builder.host.read_host", lambda: Host(index=has["settings"]))
     monkeypatch.setattr("subprocess.run", programs)
     monkeypatch.setattr(IndexSession, "files", files)
     monkeypatch.setenv("DOCKER_CONFIG", "/nonexistent")

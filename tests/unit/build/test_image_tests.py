@@ -13,21 +13,21 @@ from typing import ClassVar, Self
 import pytest
 
 from builder.build import image_tests
+from builder.build.context import LoadedImage, RunContext
 from builder.build.image_tests import describe, read_results
-from builder.build.work import LoadedImage, RunContext
 from builder.common.console import View
 from builder.common.errors import ImageTestError
 from builder.compat import gpus
 from builder.compat.gpus import Gpu
 from builder.engine.model import EngineInfo
-from builder.index.host import Host
+from builder.evidence import results
+from builder.evidence.results import Evidence, Report, coverage_of
+from builder.evidence.suite import GPU_TESTS, Suite
+from builder.host import Host
 from builder.matrix.project import Project
 from builder.matrix.tags import ARCHITECTURES_LABEL, CUDA_LABEL, DRIVER_LABEL
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
-from builder.registry import evidence
-from builder.registry.evidence import Evidence, Report, coverage_of
-from builder.registry.suite import GPU_TESTS, Suite
 from tests.fakes.engine import INFO, FakeEngine, MemoryConsole
 from tests.fakes.suites import write_tests
 
@@ -171,8 +171,8 @@ def tester(tiny: Project, image: PlannedImage, monkeypatch: pytest.MonkeyPatch, 
     ) -> image_tests.Tester:
         info = info or replace(INFO, gpu_option="--gpus" if present and runtime else "")
         pool = gpus.Pool(probe=lambda: (driver if present else "", present), poll=0.001)
-        work = RunContext(engine=FakeEngine(info=info), project=tiny, host=Host(), view=View(console))
-        return image_tests.Tester(work, gpu_mode=mode, pool=pool)
+        run = RunContext(engine=FakeEngine(info=info), project=tiny, host=Host(), view=View(console))
+        return image_tests.Tester(run, gpu_mode=mode, pool=pool)
 
     return make
 
@@ -183,7 +183,7 @@ def is_known(tester: image_tests.Tester, image: PlannedImage) -> bool:
 
 
 def of_kind(tiny: Project, kind: str) -> Evidence:
-    return next(each for each in evidence.read_evidence(tiny.state, LOADED.digest) if each.kind == kind)
+    return next(each for each in results.read_evidence(tiny.state, LOADED.digest) if each.kind == kind)
 
 
 def test_a_pass_is_written_as_evidence(
@@ -197,7 +197,7 @@ def test_a_pass_is_written_as_evidence(
     assert child.runs == [files]
     assert coverage.seconds == dict.fromkeys(coverage.passed, 1.5)
     assert coverage.slowest == [("test_it", 1.5)] * 3
-    [proof] = evidence.read_evidence(tiny.state, LOADED.digest)
+    [proof] = results.read_evidence(tiny.state, LOADED.digest)
     assert proof.passed == tuple(node(file) for file in files)
     assert (tiny.logs / f"{CELL}.test.log").read_text().count("PASSED") == 5
     assert is_known(tester(), image)
@@ -278,7 +278,7 @@ def test_a_component_without_tests(tiny: Project, image: PlannedImage, child: ty
     with pytest.raises(ImageTestError, match=r"no tests for a component: tests/images/test_board.py"):
         tester().test(image, LOADED)
     assert child.runs == []
-    assert evidence.read_evidence(tiny.state, LOADED.digest) == []
+    assert results.read_evidence(tiny.state, LOADED.digest) == []
 
 
 NO_TEST: dict[str, tuple[tuple[str, ...], str]] = {
@@ -382,11 +382,11 @@ def test_evidence_names_the_machine_of_tests_that_another_one_ran(
     """As after `builder test --staged`: the results of the builder are reports in the registry."""
     tester(mode=gpus.OFF).test(image, LOADED)
     elsewhere = of_kind(tiny, "image").model_copy(update={"machine": {"kernel": "that of the builder"}})
-    evidence.evidence_path(tiny.state, elsewhere).unlink()
+    results.evidence_path(tiny.state, elsewhere).unlink()
     both = tester(H100).test(image, LOADED, coverage_of([Report(evidence=elsewhere, signer="builder")]))
     assert [each.machine.get("gpu") for each in both.newest] == [None, H100.name]
     assert both.newest[0].machine == {"kernel": "that of the builder"}
-    assert [each.kind for each in evidence.read_evidence(tiny.state, LOADED.digest)] == ["gpu"], "what it ran itself"
+    assert [each.kind for each in results.read_evidence(tiny.state, LOADED.digest)] == ["gpu"], "what it ran itself"
 
 
 @pytest.mark.usefixtures("on_gpu")
@@ -508,7 +508,7 @@ def test_evidence_without_a_gpu_is_not_enough_where_there_is_one(
     tester(H100).test(image, LOADED)
     assert is_known(tester(mode=gpus.OFF), image)
     on_gpu.unlink()
-    evidence.write_evidence(tiny.state, proof.model_copy(update={"suite": dict(Suite.of(tiny.root).files)}))
+    results.write_evidence(tiny.state, proof.model_copy(update={"suite": dict(Suite.of(tiny.root).files)}))
     assert is_known(tester(H100), image)
 
 

@@ -14,18 +14,18 @@ from typing import Any, BinaryIO
 import pytest
 
 from builder.build import operating_systems
+from builder.build.context import RunContext
 from builder.build.operating_systems import Mmdebstrap
 from builder.build.programs import Program
-from builder.build.work import RunContext
 from builder.common.console import View
 from builder.common.errors import BuildError, DiskError, EngineError, UsageError
-from builder.index.host import Apt, AptSource, Host
-from builder.lock.os_lock import DebianPackage, OsLock
+from builder.debian.os_lock import DebianPackage, OsLock
+from builder.host import Apt, AptSource, Host
 from builder.matrix.project import Project
 from tests.fakes.engine import INFO, FakeEngine, MemoryConsole, Programs
 from tests.fakes.locks import TIME
 from tests.fakes.programs import FakePrograms
-from tests.unit.build.test_debian_repository import deb
+from tests.unit.debian.test_local_repository import deb
 
 ENOUGH = operating_systems.FREE_MEMORY
 HOST = Host(
@@ -94,11 +94,11 @@ class Machine:
         monkeypatch.setattr("os.geteuid", lambda: 0)
         monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}" if name in self.programs else None)
         monkeypatch.setattr("subprocess.run", self.commands)
-        monkeypatch.setattr("builder.index.mmdebstrap.KEYRING", str(self.keyring))
+        monkeypatch.setattr("builder.debian.mmdebstrap.KEYRING", str(self.keyring))
         monkeypatch.setattr("builder.common.machine.MEMINFO", folder / "meminfo")
         monkeypatch.setattr("builder.common.machine.CGROUP", folder)
-        work = RunContext(engine=self.engine, project=project, host=HOST, view=View(self.console))
-        self.mmdebstrap = Mmdebstrap(work, self.children)
+        run = RunContext(engine=self.engine, project=project, host=HOST, view=View(self.console))
+        self.mmdebstrap = Mmdebstrap(run, self.children)
 
     def set_memory(self, free: int) -> None:
         (self.folder / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable:   {free >> 10} kB\n")
@@ -344,10 +344,10 @@ def test_a_base_image_for_another_architecture_never_replaces_that_of_the_engine
     """A pull would: buildx gets it itself from a registry that has it."""
     assert machine.mmdebstrap.base_image("newbird", "arm64") == f"example/base:new@sha256:{'2' * 64}"
     assert machine.engine.calls == []
-    again = Mmdebstrap(replace(machine.mmdebstrap._work, engine=ContainerEngine(registry=False)), machine.children)
+    again = Mmdebstrap(replace(machine.mmdebstrap._run, engine=ContainerEngine(registry=False)), machine.children)
     name = again.base_image("newbird", "arm64")
     assert name.endswith("-arm64")
-    assert again._work.engine.calls == [f"import {name} for arm64"]  # type: ignore[attr-defined]
+    assert again._run.engine.calls == [f"import {name} for arm64"]  # type: ignore[attr-defined]
 
 
 def test_without_a_registry_and_without_root_there_is_no_base_image(
@@ -392,7 +392,7 @@ def test_files_are_written_to_memory_if_there_is_enough(
         machine.limit_memory(limit, used)
     assert ("TMPFS" in machine.run_here().environment) is expected
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    machine.mmdebstrap = Mmdebstrap(machine.mmdebstrap._work)
+    machine.mmdebstrap = Mmdebstrap(machine.mmdebstrap._run)
     machine.engine.settings = replace(INFO, is_local=True)
     machine.run("in a container")
     assert bool(machine.engine.runs[0]["tmpfs"]) is expected

@@ -15,18 +15,18 @@ from urllib.parse import quote
 import pytest
 
 from builder.build import operating_systems
+from builder.build.context import RunContext
 from builder.build.layer_lookup import LayerLookup
 from builder.build.operating_systems import SystemLayers
-from builder.build.work import RunContext
 from builder.common.console import View
 from builder.common.errors import BuildError, DiskError, FetchError
 from builder.common.files import digest_of_bytes
-from builder.index.host import Apt, AptSource, Host
+from builder.debian.archives import Archives, DebianFetcher
+from builder.host import Apt, AptSource, Host
 from builder.layers import estargz, os_layer
 from builder.layers.known_layers import KnownLayers
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import PACKAGES, Store
-from builder.lock.archives import Archives, DebianFetcher
 from builder.lock.python_builds import PythonFetcher
 from builder.lock.python_lock import LockedPython
 from builder.matrix.project import Project
@@ -54,7 +54,7 @@ class OneSystem:
         self.store.prepare()
         self.console = MemoryConsole()
         self.engine = FakeEngine()
-        self.work = RunContext(engine=self.engine, project=project, host=Host(), view=View(self.console))
+        self.run = RunContext(engine=self.engine, project=project, host=Host(), view=View(self.console))
         [self.image] = plan.make_locked_plan(project, project.select([CELL])).images
         self.known = KnownLayers(project.root)
         self.error: BuildError | None = None
@@ -69,11 +69,11 @@ class OneSystem:
         return file_system()
 
     def make(self) -> OsLayer:
-        lookup = WithoutRegistry(self.work.project, self.work.host, self.work.view, self.store, self.known)
-        self.fake = FakeMmdebstrap(self.work, self.mmdebstrap)
-        files = operating_systems.read_inputs(self.work.project.root, self.image)
-        archives = Archives(self.work.project.matrix, self.work.host)
-        systems = SystemLayers(self.work, self.store, lookup, self.fake, archives, self.new_fetcher, FakePythonFetcher)
+        lookup = WithoutRegistry(self.run.project, self.run.host, self.run.view, self.store, self.known)
+        self.fake = FakeMmdebstrap(self.run, self.mmdebstrap)
+        files = operating_systems.read_inputs(self.run.project.root, self.image)
+        archives = Archives(self.run.project.matrix, self.run.host)
+        systems = SystemLayers(self.run, self.store, lookup, self.fake, archives, self.new_fetcher, FakePythonFetcher)
         return systems.provide(self.image, files, None)
 
     @property
@@ -104,7 +104,7 @@ def test_a_layer_is_made_and_recorded(system: OneSystem) -> None:
         assert "usr/bin/python3" in archive.getnames()
     assert system.recorded == layer
     assert os_layer.stored_system(system.store, "sha256:other", None) is None
-    assert list((system.work.project.state / "tmp").iterdir()) == []
+    assert list((system.run.project.state / "tmp").iterdir()) == []
     assert system.engine.calls == []
 
 
@@ -112,7 +112,7 @@ def test_mmdebstrap_gets_the_lock_and_the_steps(system: OneSystem) -> None:
     system.make()
     [(arguments, files)] = system.runs
     assert arguments == ["newbird", "946684800", "python3.11"]
-    root = system.work.project.root
+    root = system.run.project.root
     assert files["packages.json"] == (root / system.image.os_request.path).read_bytes()
     assert files["steps/os.sh"] == (root / "templates/steps/os.sh").read_bytes()
     assert "uv" not in files
@@ -178,7 +178,7 @@ def test_without_a_package_that_no_archive_has_nothing_is_made(
         AptSource(kind="main", uri="http://a.example.test"),
         AptSource(kind="security", uri="http://s.example.test"),
     )
-    system.work = replace(system.work, host=Host(read_apt=lambda: Apt(sources=sources)))
+    system.run = replace(system.run, host=Host(read_apt=lambda: Apt(sources=sources)))
     system.new_fetcher = DebianFetcher
     with pytest.raises(
         FetchError, match=r"deb of Debian newbird was not found\n  this machine's archives: .* 404"

@@ -18,8 +18,8 @@ from builder.build.wheel_builds import SourceBuilder, copy_source
 from builder.common.console import View
 from builder.common.errors import BuildError, StaleError
 from builder.engine.client import Engine
+from builder.host import Host
 from builder.index.download import Fetcher
-from builder.index.host import Host
 from builder.index.wheels import LockedWheel, Wheel
 from builder.layers import garbage
 from builder.layers.store import Store

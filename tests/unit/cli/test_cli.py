@@ -23,12 +23,13 @@ from builder.cli import COMMANDS
 from builder.cli.context import SHOWN
 from builder.common import errors
 from builder.common.errors import BuilderError, LockError
+from builder.common.lock_text import KNOWN_LAYERS
 from builder.common.text import size
+from builder.debian import apt
 from builder.layers import known_layers
 from builder.layers.oci import Layer
-from builder.lock import apt, lockfile
+from builder.lock import lockfile
 from builder.lock import update as locking
-from builder.lock.lockfile import KNOWN_LAYERS
 from builder.lock.update import Updated
 from builder.matrix.project import Project
 from builder.plan import plan
@@ -274,7 +275,7 @@ def test_a_revision_of_zeros_is_no_revision(run: Run) -> None:
 
 
 def test_only_images_that_are_not_released_are_planned(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builder.registry.status.unreleased", lambda images, _: images[:1])
+    monkeypatch.setattr("builder.release.status.unreleased", lambda images, _: images[:1])
     assert run("plan", f"{CELL}*", "--unreleased", "--format", "ids").out.split() == [CELL]
 
 

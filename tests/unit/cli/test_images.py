@@ -13,27 +13,28 @@ from typing import NoReturn
 
 import pytest
 
-from builder.build import images
 from builder.build.assemble import Assembler
+from builder.build.context import ImageProvider, LoadedImage
 from builder.build.dockerfile import DockerfileBuilder
-from builder.build.images import Options, Outcome
 from builder.build.wheel_builds import SourceBuilder
-from builder.build.work import ImageProvider, LoadedImage
 from builder.cli.context import Context
 from builder.common import git
 from builder.common.errors import ImageTestError, LockError, NoEngineError
 from builder.common.files import digest_of_bytes
+from builder.debian import apt
+from builder.debian.archives import Archives, Kept, PackageLocations
+from builder.debian.os_lock import OsLock
 from builder.engine import setup
 from builder.engine.client import Engine
-from builder.index.host import Host, Registries
+from builder.host import Host, Registries
 from builder.layers.store import Store
-from builder.lock import apt, lockfile
-from builder.lock.archives import Archives, Kept, PackageLocations
-from builder.lock.os_lock import OsLock
+from builder.lock import lockfile
 from builder.lock.resolve import Resolver
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import Plan
+from builder.steps import images
+from builder.steps.images import Options, Outcome
 from tests.fakes import locks
 from tests.fakes.engine import FakeEngine
 from tests.unit.cli.conftest import CELL, Run
@@ -324,7 +325,7 @@ def test_the_store_needs_no_variable_home(run: Run, monkeypatch: pytest.MonkeyPa
 def test_the_settings_for_registries_are_those_of_the_checkout(
     edit: Callable[[str, str], Project], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("builder.index.host.read_host", Host)
+    monkeypatch.setattr("builder.host.read_host", Host)
     settings = 'insecure: ["e.test:5000"]\ncreate_repository: [make-it, "{repository}"]'
     context = Context(root=edit("namespace: team", f"namespace: team\n{settings}").root)
     assert context.host.registries == Registries(insecure=("e.test:5000",), create=("make-it", "{repository}"))

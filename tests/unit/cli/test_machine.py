@@ -14,8 +14,8 @@ from builder.layers.blobs import CONFIG_TYPE
 from builder.layers.store import Store
 from builder.matrix import tags
 from builder.matrix.project import Project
-from builder.registry import verify
-from builder.registry.verify import Check, Finding, ImageSource, State
+from builder.release import verify
+from builder.release.verify import Check, Finding, ImageSource, State
 from tests.unit.cli.conftest import CELL, Run, store_of
 
 
@@ -89,8 +89,8 @@ def test_a_check_of_the_store_removes_damaged_blobs(run: Run, tiny: Project) -> 
 def findings(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     """What `verify` finds in `example/image:1`; a test fills the list."""
     findings: list[Finding] = []
-    monkeypatch.setattr("builder.registry.verify.verify_image", lambda *_: iter(findings))
-    monkeypatch.setattr("builder.registry.verify.cell_of", lambda _: "")
+    monkeypatch.setattr("builder.release.verify.verify_image", lambda *_: iter(findings))
+    monkeypatch.setattr("builder.release.verify.cell_of", lambda _: "")
     store_of(tiny, "example/image:1")
     return findings
 
@@ -148,7 +148,7 @@ def test_the_address_of_an_index_is_used(run: Run, monkeypatch: pytest.MonkeyPat
         checks.append(check)
         yield Finding(layer="x", digest="sha256:0", state="derived")
 
-    monkeypatch.setattr("builder.registry.verify.verify_image", verify_image)
+    monkeypatch.setattr("builder.release.verify.verify_image", verify_image)
     assert run("verify", "example/image:1", "--index", "company=https://python.example.test/simple").code == 0
     assert [checks[0].fetcher.has_index(name) for name in ("company", "other")] == [True, False]
 
@@ -191,8 +191,8 @@ def test_a_cell_is_its_tested_image(run: Run, tiny: Project, monkeypatch: pytest
         manifests.append(image.manifest)
         yield Finding(layer="x", digest="sha256:0", state="derived")
 
-    monkeypatch.setattr("builder.registry.verify.cell_of", lambda _: "")
-    monkeypatch.setattr("builder.registry.verify.verify_image", read)
+    monkeypatch.setattr("builder.release.verify.cell_of", lambda _: "")
+    monkeypatch.setattr("builder.release.verify.verify_image", read)
     full = str(tags.compute(tiny.matrix, tiny.cells)[CELL][0])
     for name in (f"{full}.untested", full):
         store = store_of(tiny, name)

@@ -8,15 +8,15 @@ import pytest
 
 from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
-from builder.index.host import Host
+from builder.host import Host
 from builder.matrix import tags
 from builder.matrix.project import Project
-from builder.registry import prune, staging
-from builder.registry.prune import Item
-from builder.registry.staging import Released, ReleasedImage, StagingArea
+from builder.release import prune, staging
+from builder.release.prune import Item
+from builder.release.staging import ReleasedImage, ReleaseRecord, StagingArea
 from tests.fakes.registry import MemoryRegistry
 from tests.unit.cli.conftest import CELL, Run
-from tests.unit.registry.test_staging import IMAGE
+from tests.unit.release.test_staging import IMAGE
 
 STAGING = "registry.example.test/staging"
 
@@ -41,8 +41,8 @@ def repositories(monkeypatch: pytest.MonkeyPatch) -> Repositories:
     def open_memory(reference: ImageRef, **_: object) -> MemoryRegistry:
         return repositories[reference.name]
 
-    for module in ("builder.registry.staging", "builder.registry.inspection", "builder.cli.registry"):
-        monkeypatch.setattr(f"{module}.Registry", open_memory)
+    for module in ("builder.release.staging", "builder.release.inspection", "builder.cli.registry"):
+        monkeypatch.setattr(f"{module}.Repository", open_memory)
     return repositories
 
 
@@ -81,7 +81,7 @@ def test_a_stamped_tag_of_a_stranger_is_listed(run: Run, repositories: Repositor
     full = next(iter(tags.compute(tiny.matrix, tiny.select([CELL])).values()))[0]
     repositories[PUBLIC].tags |= dict.fromkeys([full.tag, f"{full.tag}-20261122", f"{full.tag}-20261123"], DIGEST)
     image = ReleasedImage(cell=CELL, digest=DIGEST, references=(str(full),), gpu="", signer="")
-    StagingArea(STAGING, "", Host()).record(Released(stamp="20261122", revision="", images=(image,)))
+    StagingArea(STAGING, "", Host()).record(ReleaseRecord(stamp="20261122", revision="", images=(image,)))
     result = run("registry", "diff", "--staging", STAGING)
     assert [line for line in result.out.splitlines() if "release" in line] == [
         f"{PUBLIC}:{full.tag}-20261123 was not set by a recorded release"
@@ -100,11 +100,11 @@ def test_staged_releases_are_listed_with_the_checks_that_their_publication_skipp
     tiny: Project, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = MemoryRegistry()
-    monkeypatch.setattr(staging, "Registry", lambda *_, **__: memory)
+    monkeypatch.setattr(staging, "Repository", lambda *_, **__: memory)
     place = StagingArea(STAGING, "", Host())
     place.write(tiny, "20261122", "abc", [IMAGE])
     place.write(tiny, "20261122", "", [IMAGE, IMAGE])
-    place.record(Released(stamp="20261122", revision="abc", images=(), allowed=("unsigned",)))
+    place.record(ReleaseRecord(stamp="20261122", revision="abc", images=(), allowed=("unsigned",)))
     result = run("registry", "ls", "--staging", STAGING)
     assert [line.split() for line in result.out.splitlines()[1:]] == [
         ["20261122.1", "2", "no", "-"],

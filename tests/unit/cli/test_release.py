@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 
 from builder.common import git
+from builder.evidence.signing import Signer
 from builder.layers.store import Store
 from builder.matrix.project import Project
-from builder.registry import staging, transfer
-from builder.registry.signing import Signer
+from builder.registry import transfer
+from builder.release import staging
 from tests.fakes.registry import MemoryRegistry
 from tests.unit.cli.conftest import CELL, Result, Run
-from tests.unit.registry import test_release, test_stager
-from tests.unit.registry.test_publish import EMBER, PublishBench
-from tests.unit.registry.test_release import STAMP, ReleaseDesk
+from tests.unit.release.test_publish import EMBER, PublishBench
+from tests.unit.steps import test_release, test_stage
+from tests.unit.steps.test_release import STAMP, ReleaseDesk
 
 PLACE = "registry.example.test:5000/staging"
 
@@ -39,7 +40,7 @@ def rendered(locked: Project, run: Run) -> Project:
 @pytest.fixture
 def desk(rendered: Project, store: Store, monkeypatch: pytest.MonkeyPatch) -> ReleaseDesk:
     desk = ReleaseDesk(rendered, store, monkeypatch)
-    monkeypatch.setattr(staging, "Registry", lambda *_, **__: desk.registry)
+    monkeypatch.setattr(staging, "Repository", lambda *_, **__: desk.registry)
     [image] = desk.staged().images
     desk.place.write(desk.project, STAMP, "abc", [image])
     return desk
@@ -48,9 +49,9 @@ def desk(rendered: Project, store: Store, monkeypatch: pytest.MonkeyPatch) -> Re
 @pytest.fixture
 def stage(rendered: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> Run:
     """Stages an image that passed its tests."""
-    yard = test_stager.Yard(PublishBench(rendered, tmp_path / "store", monkeypatch))
-    monkeypatch.setattr(transfer, "push_image", test_stager.PUSH)
-    monkeypatch.setattr(staging, "Registry", yard.open)
+    yard = test_stage.Yard(PublishBench(rendered, tmp_path / "store", monkeypatch))
+    monkeypatch.setattr(transfer, "push_image", test_stage.PUSH)
+    monkeypatch.setattr(staging, "Repository", yard.open)
 
     def call(*arguments: str, **options: Any) -> Result:
         return run("--store", str(yard.bench.store.root), "stage", *arguments, "--staging", PLACE, **options)

@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from builder import host
 from builder.cli import explain as command
 from builder.cli.context import Context
 from builder.common import strict_yaml
@@ -28,8 +29,7 @@ from builder.common.files import digest_of_bytes
 from builder.compat import explain, gpus
 from builder.compat.explain import Explainer, Explanation, Resolve
 from builder.compat.gpus import Gpu
-from builder.index import host
-from builder.index.host import Host
+from builder.host import Host
 from builder.index.releases import Catalogue, ListedPackage, ListedRelease, Metadata
 from builder.lock.resolve import Resolver
 from builder.matrix import cells, facts, reader

@@ -12,7 +12,7 @@ from builder.common.errors import EngineError, NoEngineError
 from builder.engine import setup as engine_setup
 from builder.engine.client import Engine
 from builder.engine.setup import parse_version
-from builder.index.host import Apt, AptSource, Host
+from builder.host import Apt, AptSource, Host
 from tests.fakes.engine import FakeEngine, Programs
 
 DEBIAN = {"ID": "debian", "PRETTY_NAME": "Debian GNU/Linux 12", "VERSION_CODENAME": "bookworm"}
@@ -78,7 +78,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     monkeypatch.setattr(Engine, "connect", connect)
     monkeypatch.setattr(engine_setup, "SETUP_LOG", tmp_path / "setup.log")
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    monkeypatch.setattr("builder.index.host.os_release", lambda: DEBIAN)
+    monkeypatch.setattr("builder.host.os_release", lambda: DEBIAN)
     monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.setattr(engine_setup, "start", lambda _: calls.append("start"))
     return {"calls": calls}
@@ -109,7 +109,7 @@ def apt(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, candidate: 
             AptSource(kind="security", uri="http://mirror.example.test/debian-security"),
         )
     )
-    monkeypatch.setattr("builder.index.host.read_host", lambda: machine.get("host", Host(read_apt=lambda: archives)))
+    monkeypatch.setattr("builder.host.read_host", lambda: machine.get("host", Host(read_apt=lambda: archives)))
     return programs
 
 
@@ -149,7 +149,7 @@ def test_a_newer_engine_is_installed_without_changing_the_machines_sources(
 def test_another_distributions_engine_is_installed_from_its_sources(
     machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("builder.index.host.os_release", lambda: {"ID": "ubuntu", "VERSION_CODENAME": "noble"})
+    monkeypatch.setattr("builder.host.os_release", lambda: {"ID": "ubuntu", "VERSION_CODENAME": "noble"})
     programs, lines = apt(machine, monkeypatch, candidate="27.5.1"), list[str]()
     engine_setup.ensure(lines.append)
     assert not any("Dir::" in word for word in programs.calls[-1])

@@ -10,11 +10,11 @@ import pytest
 
 from builder.common.errors import BuildError, LockError
 from builder.common.files import digest_of_bytes
+from builder.common.lock_text import KNOWN_LAYERS as PATH
 from builder.layers import known_layers
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Layer
 from builder.layers.os_layer import OsLayer
-from builder.lock.lockfile import KNOWN_LAYERS as PATH
 from builder.plan.layer_order import LayerKind, PlannedLayer
 
 OS = digest_of_bytes(b"the inputs of an operating system")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from builder.index.wheels import Wheel
 from builder.layers import oci
 from builder.layers.blobs import Descriptor
-from builder.layers.oci import Layer, WheelsOf
+from builder.layers.oci import Layer, LayerWheels
 from builder.plan import layer_order
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.settings import Health, Settings
@@ -142,7 +142,7 @@ wheels = st.builds(
 @given(st.lists(wheels, min_size=1, max_size=4), st.sampled_from(["", "3.9", "3.13"]))
 def test_history_names_the_wheels_of_a_layer(some: list[Wheel], python: str) -> None:
     line = oci.describe(planned("wheels", "x", *some, python=python))
-    assert oci.parse_history(line) == WheelsOf(
+    assert oci.parse_history(line) == LayerWheels(
         format=layer_order.LAYER_FORMAT, python=python, wheels=tuple((wheel.file, wheel.sha256) for wheel in some)
     )
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from builder.common.errors import LockError
+from builder.debian import os_lock
 from builder.index.wheels import Wheel
-from builder.lock import checks, lockfile, os_lock
+from builder.lock import checks, lockfile
 from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project

@@ -17,15 +17,16 @@ from builder.cli import compare
 from builder.cli.context import Context
 from builder.common.errors import BuilderError, FileError, MatrixError, UsageError, VerifyError
 from builder.common.files import digest_of_bytes, digest_of_data
-from builder.index.host import Host
+from builder.debian import os_lock
+from builder.debian.os_lock import OsLock, OsRequest
+from builder.host import Host
 from builder.index.wheels import LockedWheel, Wheel
 from builder.layers import images, oci
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE
 from builder.layers.store import Store
-from builder.lock import diff, lockfile, os_lock
+from builder.lock import diff, lockfile
 from builder.lock.diff import ImageContents
-from builder.lock.lockfile import Basis, Lock, Locked, LockedComponent
-from builder.lock.os_lock import OsLock, OsRequest
+from builder.lock.lockfile import Basis, CellLock, Lock, LockedComponent
 from builder.matrix.project import Project
 from builder.plan.layer_order import PlannedLayer
 from tests.fakes.engine import MemoryConsole, Programs
@@ -40,8 +41,8 @@ EMBER = wheel("ember", "ember", "1.10.0", 900_000)
 PLAIN = wheel("python", "pip", "25.0", 1000)
 
 
-def locked(*wheels: Wheel, cell: str = CELL) -> Locked:
-    return Locked(cell=cell, requirements={}, wheels=wheels)
+def locked(*wheels: Wheel, cell: str = CELL) -> CellLock:
+    return CellLock(cell=cell, requirements={}, wheels=wheels)
 
 
 def group_lock(*wheels: Wheel, group: str = CELL, components: Sequence[str] = ("python", "ember")) -> Lock:
@@ -92,7 +93,7 @@ def blobs(*layers: tuple[str, int]) -> tuple[bytes, bytes]:
     return json.dumps(manifest).encode(), config
 
 
-def image(*layers: tuple[str, int], known: Sequence[Locked] = ()) -> ImageContents:
+def image(*layers: tuple[str, int], known: Sequence[CellLock] = ()) -> ImageContents:
     manifest, config = blobs(*layers)
     return images.side("example/image:1", manifest, lambda _: config, diff.sizes(map(diff.of_lock, known)))
 
@@ -324,7 +325,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiffCommand:
     (tmp_path / "matrix.yaml").write_text(MATRIX)
     monkeypatch.setattr("subprocess.run", Programs(desk.git))
     monkeypatch.setattr("builder.common.git.export", desk.export)
-    monkeypatch.setattr("builder.index.host.read_host", Host)
+    monkeypatch.setattr("builder.host.read_host", Host)
     newer = wheel("ember", "ember", "1.11.0", 950_000)
     desk.commit("old", group_lock(CUDA, EMBER), group_lock(PLAIN, group=OTHER))
     desk.commit("new", group_lock(CUDA, newer), group_lock(PLAIN, group=OTHER))

@@ -15,9 +15,10 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from builder.common.errors import LockError
-from builder.lock import lockfile, os_lock
+from builder.debian import os_lock
+from builder.debian.os_lock import OsLock, OsRequest
+from builder.lock import lockfile
 from builder.lock.lockfile import Lock
-from builder.lock.os_lock import OsLock, OsRequest
 from builder.matrix.project import Project
 from tests.fakes import locks
 from tests.paths import UNIT

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from builder.common.errors import FileError, LockError, StaleError
+from builder.common.lock_text import KNOWN_LAYERS
+from builder.debian import os_lock
+from builder.debian.os_lock import OsRequest
 from builder.index.wheels import is_cuda_wheel
 from builder.layers.known_layers import KnownLayers
-from builder.lock import lockfile, os_lock, python_lock
-from builder.lock.os_lock import OsRequest
+from builder.lock import lockfile, python_lock
 from builder.matrix.project import Project
 from tests.fakes import locks
 
@@ -54,7 +56,7 @@ NEWER: dict[str, Callable[[Path], object]] = {
     f"locks/{GROUP}.json": lambda root: lockfile.read_lock(root, GROUP),
     REQUEST.path: lambda root: os_lock.read_os_lock(root, REQUEST),
     python_lock.lock_path("3.12.1"): lambda root: python_lock.read_python_lock(root, "3.12.1"),
-    lockfile.KNOWN_LAYERS: KnownLayers,
+    KNOWN_LAYERS: KnownLayers,
 }
 
 

@@ -15,7 +15,7 @@ import pytest
 from pypi_simple import DistributionPackage
 
 from builder.common.errors import BuildError, LockError, MatrixError, UsageError
-from builder.index.host import Host
+from builder.host import Host
 from builder.index.local_index import LocalIndex, Sources
 from builder.index.releases import Index
 from builder.index.wheels import BuiltWheel, LockedWheel

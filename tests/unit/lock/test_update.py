@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from builder.common.errors import FileError, IncompleteError, LockError, StaleError, UsageError
-from builder.index.host import Host
-from builder.lock import lockfile, os_lock, python_lock
+from builder.debian import os_lock
+from builder.host import Host
+from builder.lock import lockfile, python_lock
 from builder.lock import update as locking
 from builder.lock.lockfile import Lock, LockedComponent
 from builder.matrix.cells import Cell

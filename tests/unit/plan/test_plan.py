@@ -13,7 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from builder.common.errors import LockError, StaleError
-from builder.lock import lockfile, os_lock, python_lock
+from builder.debian import os_lock
+from builder.lock import lockfile, python_lock
 from builder.lock.lockfile import Lock
 from builder.matrix import facts
 from builder.matrix.cells import Cell

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 
 from builder.common.errors import RegistryError
 from builder.common.reference import ImageRef
-from builder.index.host import Host
+from builder.host import Host
 from builder.registry.auth import Credentials, Login, credentials, parse_challenges
-from builder.registry.client import Registry
+from builder.registry.client import Repository
 from builder.registry.http import Answer, Request
 from tests.fakes.wire import HOST, Reply, Sent, Wire, errors
-from tests.unit.registry.conftest import Lay
+from tests.unit.registry.fixtures import Lay
 
 REALM = "https://tokens.example.test/token"
 BEARER = f'Bearer realm="{REALM}",service="reg",scope="repository:other:pull"'
@@ -49,8 +49,8 @@ def login(user: str = "me", password: str = PASSWORD) -> dict[str, Any]:
     return {"auths": {HOST: {"auth": base64.b64encode(f"{user}:{password}".encode()).decode()}}}
 
 
-def connect(*, write: bool = True) -> Registry:
-    return Registry(ImageRef(registry=HOST, repository="a/b"), host=Host(), write=write)
+def connect(*, write: bool = True) -> Repository:
+    return Repository(ImageRef(registry=HOST, repository="a/b"), host=Host(), write=write)
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,13 @@ from builder.common import http as common_http
 from builder.common.errors import NoRegistryError, RegistryError
 from builder.common.files import digest_of_bytes
 from builder.common.tasks import RetryPolicy
-from builder.index.host import Host
+from builder.host import Host
 from builder.index.settings import IndexSettings
 from builder.registry import http
 from builder.registry.client import REFUSALS, Manifest
 from builder.registry.failures import RejectedError, StoppedError, TransientError, retry_after
 from tests.fakes.wire import CONTENT, DIGEST, HOST, QUICK, Reply, Sent, broken, connect, errors, untrusted
-from tests.unit.registry.conftest import Lay
+from tests.unit.registry.fixtures import Lay
 
 IMAGE = "application/vnd.oci.image.manifest.v1+json"
 

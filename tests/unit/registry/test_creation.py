@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from builder.common.errors import RegistryError
-from builder.index.host import Apt, AptSource, Host, Registries
+from builder.host import Apt, AptSource, Host, Registries
 from builder.registry import client, transfer
 from builder.registry.client import Manifest
 from tests.fakes.wire import HOST, Reply, Sent, Wire, connect, errors
-from tests.unit.registry.conftest import Lay
+from tests.unit.registry.fixtures import Lay
 
 IMAGE = Manifest.of(b"{}", "application/vnd.oci.image.manifest.v1+json")
 COMMAND = ("/usr/bin/aws", "create", "--name={repository}", "{registry}", "{other}", "$(id) {{repository}}")

@@ -6,7 +6,7 @@ from builder.layers.blobs import LAYER_TYPE, Descriptor
 from builder.layers.store import Store
 from builder.registry import transfer
 from tests.fakes.wire import CONTENT, DIGEST, Reply, connect
-from tests.unit.registry.conftest import Lay
+from tests.unit.registry.fixtures import Lay
 
 
 def test_only_what_the_store_lacks_is_downloaded_once(lay: Lay, store: Store) -> None:

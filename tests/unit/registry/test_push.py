@@ -16,7 +16,7 @@ from builder.common.errors import FileError, RegistryError
 from builder.common.files import digest_of_bytes
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, Descriptor
 from builder.registry import transfer
-from builder.registry.client import Manifest, Registry
+from builder.registry.client import Manifest, Repository
 from builder.registry.failures import RejectedError, StoppedError
 from builder.registry.transfer import Pushed
 from tests.fakes.registry import MemoryRegistry
@@ -45,7 +45,7 @@ def blobs(files: Files) -> list[Descriptor]:
 
 
 def push(
-    registry: Registry, files: Mapping[Descriptor, Path | None], *, parallel: int = 1, **options: Any
+    registry: Repository, files: Mapping[Descriptor, Path | None], *, parallel: int = 1, **options: Any
 ) -> tuple[Pushed, list[int]]:
     """Pushes; the result and the progress. No thread is left in any case."""
     progress: list[int] = []

@@ -9,11 +9,11 @@ import pytest
 from requests.utils import DEFAULT_CA_BUNDLE_PATH
 
 from builder.common.errors import BuilderError, FileError, RegistryError
-from builder.index.host import Host, Registries
+from builder.host import Host, Registries
 from builder.index.settings import IndexSettings
 from builder.registry import transport
 from tests.fakes.wire import CONTENT, DIGEST, HOST, Reply, Sent, Wire, connect
-from tests.unit.registry.conftest import Lay
+from tests.unit.registry.fixtures import Lay
 
 PLAIN, OTHER = "plain.example.test:5000", "other.example.test"
 PLAIN_HOST = Host(registries=Registries(insecure=("Plain.example.test:5000", OTHER)))

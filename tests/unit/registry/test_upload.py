@@ -19,11 +19,11 @@ from builder.common.errors import FileError, RegistryError
 from builder.common.files import digest_of_bytes
 from builder.common.tasks import RetryPolicy
 from builder.registry import upload as registry_upload
-from builder.registry.client import Registry
+from builder.registry.client import Repository
 from builder.registry.failures import RejectedError
 from builder.registry.upload import parse_range
 from tests.fakes.wire import CONTENT, DIGEST, HOST, QUICK, Reply, Sent, Wire, broken, connect, errors
-from tests.unit.registry.conftest import Lay
+from tests.unit.registry.fixtures import Lay
 
 CHUNK = 300
 
@@ -89,7 +89,7 @@ def blob(tmp_path: Path) -> Path:
     return tmp_path / "blob"
 
 
-def upload(path: Path, registry: Registry | None = None) -> list[int]:
+def upload(path: Path, registry: Repository | None = None) -> list[int]:
     """Uploads CONTENT; the progress."""
     progress: list[int] = []
     (registry or connect()).upload(DIGEST, path, len(CONTENT), progress.append)

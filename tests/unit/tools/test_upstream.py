@@ -17,7 +17,7 @@ from builder.cli.context import Context
 from builder.common import strict_yaml
 from builder.common.errors import FetchError
 from builder.compat.explain import Explainer, Resolve
-from builder.index.host import Host
+from builder.host import Host
 from builder.index.releases import ListedPackage, ListedRelease, Metadata
 from builder.index.settings import IndexSettings
 from builder.matrix import reader

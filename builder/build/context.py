@@ -1,0 +1,99 @@
+"""The context of a run, the interface of a build method, and the record of the images that this checkout built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from builder.common.console import View
+from builder.common.files import write_atomically
+from builder.common.text import counted, size
+from builder.engine.client import Engine
+from builder.host import Host
+from builder.matrix.project import Project
+from builder.matrix.tags import PLAN_LABEL
+from builder.plan.plan import PlannedImage
+
+# How an image came into the engine: built in this run, loaded from the store, or present before.
+Origin = Literal["built", "loaded", "present"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedImage:
+    """An image in the engine. `digest` is that of its manifest.
+
+    An image built from a Dockerfile has no manifest before it is pushed: `digest` is then its id in the engine.
+    """
+
+    id: str
+    digest: str
+    origin: Origin = "present"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """The engine, the checkout, the build-host settings and the progress view of one run."""
+
+    engine: Engine
+    project: Project
+    host: Host
+    view: View
+
+
+class ImageProvider:
+    """A way to get images into the engine: from layers, from Dockerfiles, or from staging.
+
+    `assembles`: images have exactly the layers of the plan.
+    """
+
+    assembles = True
+
+    def find(self, image: PlannedImage) -> LoadedImage | None:
+        """The image if the engine has it as planned; None if not, or if only `build` can determine that."""
+        return None
+
+    def systems_to_make(self, images: Sequence[PlannedImage]) -> list[PlannedImage]:
+        """One image for each operating system that would be made from Debian packages, not taken from elsewhere."""
+        return []
+
+    def prepare(self, images: Sequence[PlannedImage]) -> None:
+        """Starts the work that these images share. All of them will be built."""
+
+    def pending(self, image: PlannedImage) -> list[Future[Any]]:
+        """The layers of the image that are being made now, for which `build` would wait."""
+        return []
+
+    def build(self, image: PlannedImage) -> LoadedImage:
+        """Builds the image, or loads it into the engine; untagged."""
+        raise NotImplementedError
+
+    def record_tagged(self, image: PlannedImage) -> None:
+        """Called when the image passed its tests and has its tags."""
+
+    def close(self) -> None:
+        """Ends what `prepare` started."""
+
+
+def record_built(state: Path, image_id: str) -> None:
+    """Records that this checkout built an image."""
+    write_atomically(state / "built" / image_id.replace(":", "-"), image_id + "\n")
+
+
+def built_ids(state: Path) -> set[str]:
+    """Ids of all images that this checkout built, in the engine or removed since."""
+    return {path.read_text(encoding="ascii").strip() for path in (state / "built").glob("*")}
+
+
+def clean(engine: Engine, project: Project, *, cache: bool) -> str:
+    """Removes test containers, untagged images of this checkout and logs; returns a sentence on what was removed."""
+    containers = engine.sweep(str(project.root))
+    ids = built_ids(project.state)
+    untagged = [image for image in engine.images(PLAN_LABEL) if image.id in ids and not image.tags]
+    removed = [image for image in untagged if engine.remove_image(image.id)]
+    for log in project.logs.glob("*.log"):
+        log.unlink()
+    text = f"removed {counted(containers, 'container')} and {counted(len(removed), 'image')}"
+    return text + (f", freed {size(engine.prune_cache())} of build cache" if cache else "")

@@ -1,0 +1,1 @@
+"""Debian's archives and packages: apt, mmdebstrap, what is locked and where it still is."""

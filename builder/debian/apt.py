@@ -1,0 +1,180 @@
+"""Resolves the Debian packages of an operating system with apt, in a folder of its own.
+
+apt resolves for an empty system what mmdebstrap and the image's own apt install: the release's essential and required
+packages, and the requested ones without recommendations. Needs no root. Source: apt-get(8), apt.conf(5).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import cast
+
+from builder.common.errors import EngineError, LockError
+from builder.debian import archives, control_files, mmdebstrap
+from builder.debian.os_lock import Architecture, DebianPackage, OsLock, OsRequest
+from builder.host import KEYRING, SYSTEM_BUNDLE, Host, Run
+from builder.matrix.schema import AMD64, Arch
+
+TIMEOUT_S = 300
+# What mmdebstrap's variant `minbase` installs.
+_RELEASE = ("?essential", "?priority(required)", "apt")
+_INSTALL = re.compile(r"^Inst (\S+) \((\S+) ", re.MULTILINE)
+_FIELDS = ("Package", "Version", "Architecture", "Size", "SHA256")  # of every package
+_CONFIGURATION = """\
+Dir "/";
+Dir::Etc "{folder}";
+Dir::Etc::SourceList "{folder}/sources.list";
+Dir::Etc::SourceParts "-";
+Dir::State "{folder}";
+Dir::State::Status "{folder}/status";
+Dir::Cache "{folder}/cache";
+APT::Architecture "{arch}";
+APT::Architectures "{arch}";
+APT::Install-Recommends "false";
+APT::Sandbox::User "";
+Acquire::Languages "none";
+Acquire::Retries "3";
+"""
+
+
+class Archive:
+    """The packages that the archives of a Debian release have now."""
+
+    def __init__(
+        self,
+        release: str,
+        host: Host,
+        folder: Path,
+        run: Run = subprocess.run,
+        arch: Arch = AMD64,
+    ) -> None:
+        """Downloads the lists of packages; `run` runs apt, here or in a container. Raises LockError."""
+        self._run = run
+        self._release = release
+        self._host = host
+        self._environment = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "LC_ALL": "C.UTF-8",
+            "APT_CONFIG": str(folder / "apt.conf"),
+            **host.proxies,
+        }
+        configuration = _CONFIGURATION.format(folder=folder, arch=arch)
+        configuration += "".join(f"{option}\n" for option in host.apt_options(release))
+        if host.ca:
+            (folder / "ca.crt").write_bytes(host.ca)
+            configuration += f'Acquire::https::CAInfo "{folder}/ca.crt";\n'
+        (folder / "apt.conf").write_text(configuration, encoding="utf-8")
+        (folder / "sources.list").write_text(host.sources_list(release), encoding="utf-8")
+        (folder / "status").touch()
+        for name in ("lists/partial", "cache/archives/partial"):
+            (folder / name).mkdir(parents=True)
+        # By default, apt-get exits with 0 although it could not reach an archive.
+        self._apt("apt-get", "update", "-q", "-o", "APT::Update::Error-Mode=any")
+
+    def resolve(self, request: OsRequest, time: str) -> OsLock:
+        """The newest packages for a request, at this time. Raises LockError, e.g. if there is no such package."""
+        output = self._apt("apt-get", "install", "-s", "-q", *_RELEASE, *request.packages)
+        versions = dict(_INSTALL.findall(output))
+        packages = self._packages(versions)
+        if unknown := versions.keys() - packages.keys():
+            raise LockError(f"Debian {self._release}: apt-cache does not show {min(unknown)} {versions[min(unknown)]}")
+        if missing := [name for name in request.packages if name not in packages]:
+            raise LockError(
+                f"Debian {self._release}: {missing[0]} is a virtual package",
+                hint="Name the package that provides it in matrix.yaml.",
+            )
+        return OsLock(
+            debian=request.debian,
+            time=time,
+            requested=request.packages,
+            packages=tuple(packages[name] for name in sorted(packages)),
+        )
+
+    def _packages(self, versions: Mapping[str, str]) -> dict[str, DebianPackage]:
+        """Packages of these versions by name, without those that the archives do not have."""
+        output = self._apt(
+            "apt-cache", "show", *(f"{name}={version}" for name, version in versions.items()), check=False
+        )
+        packages = {}
+        for fields in control_files.stanzas(output):
+            name, version, architecture, length, sha256 = (fields[name] for name in _FIELDS)
+            packages[name] = DebianPackage(
+                name=name,
+                version=version,
+                architecture=cast("Architecture", architecture),  # checked by the class
+                source=fields.get("Source", ""),
+                size=int(length),
+                sha256=sha256,
+            )
+        return packages
+
+    def _apt(self, *command: str, check: bool = True) -> str:
+        try:
+            done = self._run(
+                command, capture_output=True, text=True, env=self._environment, timeout=TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise LockError(f"Debian {self._release}: {command[0]} took more than {TIMEOUT_S} s") from None
+        if done.returncode and check:
+            lines = [line for line in done.stderr.splitlines() if line.startswith("E: ")] or done.stderr.splitlines()
+            reason = self._host.hide("\n".join(f"  | {line}" for line in lines[-5:]))
+            accept = "To accept expired Release files, set `ignore_valid_until` of this release: docs/matrix.md."
+            raise LockError(
+                f"Debian {self._release}: {' '.join(command[:2])} failed\n{reason}",
+                hint=accept if "is expired" in reason else "",
+            )
+        return done.stdout
+
+
+@contextmanager
+def archive(release: str, host: Host, say: Callable[[str], None], arch: Arch = AMD64) -> Iterator[Archive]:
+    """The archives of a Debian release, with the lists of packages in a temporary folder. Raises LockError.
+
+    apt chooses packages for any architecture on any machine.
+
+    Where this machine has no apt, or lacks Debian's keys or archives, runs apt in a container of Debian. On other
+    distributions, the addresses are those of mmdebstrap, which is installed for root.
+    """
+    kinds = {source.kind for source in host.apt.sources}
+    missing = [kind for kind in ("main", "security") if kind not in kinds]
+    reason = "" if kinds else host.hide(mmdebstrap.install(say))
+    sources = host.apt.sources or (() if reason else mmdebstrap.sources(release))
+    if not reason:
+        if not shutil.which("apt-get"):
+            reason = "apt-get is not installed"
+        elif not Path(KEYRING).exists():
+            reason = f"{KEYRING} is missing"
+        elif kinds and missing:
+            reason = f"its apt does not use Debian's archive `{missing[0]}`"
+        elif not sources:
+            reason = "mmdebstrap printed no archive addresses"
+    with ExitStack() as stack:
+        run: Run = subprocess.run
+        if reason:
+            error = f"Debian packages cannot be locked on this machine: {reason}"
+            hint = (
+                "Start a Docker Engine, to run apt in a container. Or on Debian: add the archive to apt's sources. On "
+                "Ubuntu, as root: apt-get install mmdebstrap debian-archive-keyring"
+            )
+            if host.open_apt is None:
+                raise LockError(error, hint=hint)
+            say(f"apt cannot look up Debian packages here ({reason}): running it in a container of Debian")
+            try:
+                run = stack.enter_context(host.open_apt())
+            except EngineError as failure:
+                raise LockError(f"{error}; in a container: {failure}", hint=hint) from failure
+            if missing:
+                sources = archives.read_apt(run).sources
+            if not host.ca and SYSTEM_BUNDLE.exists():  # Debian's slim images have no certificates
+                host = replace(host, ca=SYSTEM_BUNDLE.read_bytes())
+        folder = stack.enter_context(TemporaryDirectory(prefix="builder-apt-"))
+        apt = replace(host.apt, sources=sources)
+        yield Archive(release, replace(host, read_apt=lambda: apt), Path(folder), run, arch)

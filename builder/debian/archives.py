@@ -1,0 +1,303 @@
+"""The places of locked Debian packages: this machine's archives, `archive` of matrix.yaml, snapshot archives.
+
+The path of a package in an archive is computed from the lock. The size and SHA-256 of a file from any place must be
+those of the lock, which apt took from lists that Debian signs. So a place needs no signature. This chooses no version.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import BufferedRandom
+from pathlib import Path
+
+import requests
+
+from builder.common.errors import EngineError, FetchError
+from builder.common.http import UNCOMPRESSED
+from builder.common.tasks import RetryPolicy, thread_pool
+from builder.debian import mmdebstrap
+from builder.debian.os_lock import DebianPackage, OsLock
+from builder.host import (
+    SNAPSHOT_ID,
+    SNAPSHOTS,
+    SYSTEM_BUNDLE,
+    TARGETS,
+    Apt,
+    AptSource,
+    Host,
+    Run,
+    parse_snapshots,
+    parse_targets,
+)  # fmt: skip
+from builder.index.download import AbsentError, FileFetcher, LostError
+from builder.index.session import IndexSession, describe
+from builder.index.settings import IndexSettings
+from builder.matrix.schema import NO_SNAPSHOT, Matrix
+
+CONNECTIONS = 8  # requests at once to an archive
+SNAPSHOT_CONNECTIONS = 2  # snapshot services limit the rate
+POLICY = RetryPolicy(connect_s=10, read_s=30, retries=4, first_delay_s=1)
+LOOK_UP_POLICY = RetryPolicy(connect_s=10, read_s=15, retries=2)
+_NO_ANSWER = (401, 407, 408, 425, 429)  # of a server that may have the file
+_MOVED = "none of the locked packages was found"  # the release has moved, or it is not such an archive
+LONGEST_SIZE = 20  # digits; Python refuses numbers of thousands of digits with an exception
+STORE, HERE, MOVED = "the store", "this machine's archives", "`archive` of matrix.yaml"
+SNAPSHOT, DEFAULT_SNAPSHOT = "`snapshot` of matrix.yaml", "apt's snapshot archive"
+Kept = Callable[[DebianPackage], bool]  # whether the store has a package
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Archives that may have a package. `pools` are the addresses of their folders of packages, in order."""
+
+    name: str
+    pools: tuple[str, ...]
+
+    @property
+    def connections(self) -> int:
+        return SNAPSHOT_CONNECTIONS if self.name in (SNAPSHOT, DEFAULT_SNAPSHOT) else CONNECTIONS
+
+    @classmethod
+    def of(cls, name: str, sources: Sequence[AptSource]) -> Place:
+        # The security archive has another name of its component, observed in Debian 11 to 13.
+        pools = (f"{each.uri.rstrip('/')}/pool/{'updates/' * (each.kind == 'security')}main" for each in sources)
+        return cls(name=name, pools=tuple(dict.fromkeys(pools)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackageLocations:
+    """Where the packages of a lock are. `at` is the name of the first place that has each, by SHA-256.
+
+    `others` are packages of which a place has another file. `faults` says why places could not be read, by name.
+    """
+
+    packages: tuple[DebianPackage, ...]
+    at: Mapping[str, str]
+    others: tuple[DebianPackage, ...]
+    faults: Mapping[str, str]
+
+    @property
+    def gone(self) -> list[DebianPackage]:
+        """Packages that no place has, as far as places could be read."""
+        return [package for package in self.packages if package.sha256 not in self.at]
+
+    @property
+    def uncertain(self) -> str:
+        """Why a package in `gone` may be in a place; empty if none may. Ignores faults of apt's snapshot archive."""
+        faults = {name: fault for name, fault in self.faults.items() if name != DEFAULT_SNAPSHOT} if self.gone else {}
+        return "; ".join(f"{name}: {fault}" for name, fault in faults.items())
+
+
+class Archives:
+    """The places of one run, and what is known about them. Every method may be called from several threads."""
+
+    def __init__(self, matrix: Matrix, host: Host, say: Callable[[str], None] = lambda _: None) -> None:
+        self._matrix = matrix
+        self._host = host
+        self._say = say
+        self._lock = threading.RLock()
+        self._in_container: Apt | None = None  # the archives that apt in a container of Debian uses
+        self._sources: dict[str, tuple[AptSource, ...]] = {}  # by Debian release
+        self._slots: dict[str, threading.Semaphore] = {}
+        self.faults: dict[str, str] = {}  # why a place is not used any more
+        self._sizes: dict[str, int | None] = {}  # by address; 0: unknown, None: no such file
+
+    def places(self, lock: OsLock) -> Iterator[Place]:
+        """The places that may have a package of this lock, in the order in which they are tried."""
+        debian = self._matrix.debian[lock.debian]
+        if pools := Place.of(HERE, self.sources(lock.debian)).pools:
+            yield Place(name=HERE, pools=pools)
+        if debian.archive:
+            yield Place.of(MOVED, self._host.for_release(debian).apt.sources)
+        if debian.snapshot == NO_SNAPSHOT:
+            return
+        if debian.snapshot:
+            yield Place.of(SNAPSHOT, self._host.with_snapshot(debian.snapshot, lock.time).apt.sources)
+        elif sources := self._snapshots():
+            dated = [replace(source, uri=source.uri.replace(SNAPSHOT_ID, lock.time)) for source in sources]
+            yield Place.of(DEFAULT_SNAPSHOT, dated)
+
+    def sources(self, release: str) -> tuple[AptSource, ...]:
+        """The archives of this machine's apt. Those that it lacks are Debian's own, as mmdebstrap has them for this
+        release, or apt in a container of Debian; none if neither can run.
+        """
+        with self._lock:
+            if release not in self._sources:
+                sources = self._host.apt.sources
+                kinds = {source.kind for source in sources}
+                if not {"main", "security"} <= kinds:
+                    others = mmdebstrap.sources(release) if mmdebstrap.is_installed() else ()
+                    others = others or self._container().sources
+                    sources = (*sources, *(each for each in others if each.kind not in kinds))
+                self._sources[release] = sources
+            return self._sources[release]
+
+    def _snapshots(self) -> tuple[AptSource, ...]:
+        """The snapshot archives that apt has by default: from version 2.7.1 on, which is in Debian 13."""
+        own = self._host.apt
+        return own.snapshots if own.sources else self._container().snapshots
+
+    def _container(self) -> Apt:
+        with self._lock:
+            if self._in_container is None:
+                self._in_container = Apt()
+                if self._host.open_apt:
+                    try:
+                        with self._host.open_apt() as run:
+                            self._in_container = read_apt(run)
+                    except EngineError as error:
+                        self._say(f"Debian's own addresses are unknown: {error}")
+            return self._in_container
+
+    def session(self, policy: RetryPolicy, *, retries: int = 0) -> IndexSession:
+        """Requests to archives: with apt's proxy, and the certificates that apt accepts."""
+        proxy = self._host.apt.proxy
+        bundle = self._host.index.ca_bundle or (str(SYSTEM_BUNDLE) if SYSTEM_BUNDLE.exists() else "")
+        settings = IndexSettings(ca_bundle=bundle, proxy=proxy)
+        session = IndexSession(settings, timeout=(policy.connect_s, policy.read_s), retries=retries)
+        session.trust_env = not proxy  # requests prefers the proxies of the environment, apt its own
+        return session
+
+    def slot(self, place: Place) -> threading.Semaphore:
+        """Limits the requests to a place."""
+        with self._lock:
+            return self._slots.setdefault(place.name, threading.Semaphore(place.connections))
+
+    def try_places(
+        self, lock: OsLock, package: DebianPackage, attempt: Callable[[Place, str], None]
+    ) -> tuple[str, dict[str, str]]:
+        """Calls `attempt` with each place that may have a package, and the address there, until it succeeds.
+
+        Returns the name of that place, empty if there is none, and by name why the places before it failed. `attempt`
+        raises AbsentError, or LostError for a place that is then not used any more.
+        """
+        reasons: dict[str, str] = {}
+        for place in self.places(lock):
+            for pool in place.pools:
+                try:
+                    with self.slot(place):
+                        if place.name in self.faults:  # perhaps since this thread began to wait
+                            reasons[place.name] = self.faults[place.name]
+                            break
+                        attempt(place, f"{pool}/{package.pool_path}")
+                    return place.name, reasons
+                except (AbsentError, LostError) as error:
+                    reasons[place.name] = str(error).removeprefix(f"{package.file}: ")
+                    if isinstance(error, LostError):
+                        self.faults[place.name] = reasons[place.name]
+        return "", reasons
+
+    def locate(self, lock: OsLock, is_kept: Kept, *, policy: RetryPolicy = LOOK_UP_POLICY) -> PackageLocations:
+        """Looks for all packages of a lock: in the store, then in the places in their order, with HEAD requests."""
+        session = self.session(policy, retries=policy.retries)
+        at: dict[str, str] = {}
+        others: set[DebianPackage] = set()
+        failed: dict[str, str] = {}  # places, and why one of them has not a package
+
+        def find(package: DebianPackage) -> None:
+            def look_up(place: Place, address: str) -> None:
+                if address not in self._sizes:
+                    self._sizes[address] = _size(session, place, address)
+                if (size := self._sizes[address]) not in (0, package.size):
+                    if size is not None:
+                        others.add(package)
+                    raise AbsentError("no such file")
+
+            name, reasons = (STORE, {}) if is_kept(package) else self.try_places(lock, package, look_up)
+            failed.update(reasons)
+            if name:
+                at[package.sha256] = name
+
+        with thread_pool(CONNECTIONS, "look-up") as pool:
+            list(pool.map(find, lock.packages))
+        is_moved = not (at or others)
+        return PackageLocations(
+            packages=lock.packages,
+            at=at,
+            others=tuple(package for package in lock.packages if package in others),
+            faults={name: self.faults.get(name, _MOVED) for name in failed if is_moved or name in self.faults},
+        )
+
+
+def _size(session: IndexSession, place: Place, address: str) -> int | None:
+    """The size of the file at an address, 0 if the server does not say; None without a file. Raises LostError."""
+    try:
+        response = session.head(address, allow_redirects=True, headers=UNCOMPRESSED)
+        if response.status_code >= requests.codes.server_error or response.status_code in _NO_ANSWER:
+            response.raise_for_status()
+    except (requests.RequestException, OSError) as error:
+        raise LostError(describe(error, place.name)) from error
+    # Some servers send no length, or 0, in the response to HEAD.
+    length = response.headers.get("Content-Length", "0")
+    return int(length) if response.ok and length.isdecimal() and len(length) < LONGEST_SIZE else None
+
+
+def read_apt(run: Run) -> Apt:
+    """The archives of Debian that apt in a new Debian uses, which has no lists of packages yet."""
+
+    def output(*command: str) -> str:
+        return run(command, capture_output=True, text=True, check=False).stdout
+
+    command = [word.replace("$(ORIGIN) $(CODENAME)", "Debian $(RELEASE)") for word in TARGETS]
+    targets = output(*command[:2], "--no-release-info", *command[2:])
+    return Apt(sources=parse_targets(targets), snapshots=parse_snapshots(output("apt-config", "dump", SNAPSHOTS)))
+
+
+class DebianFetcher(FileFetcher[DebianPackage]):
+    """Downloads the packages of one lock to `blobs`, the folder of the store's blobs, by their SHA-256.
+
+    `cell` is one that needs them, for a hint.
+    """
+
+    def __init__(
+        self,
+        archives: Archives,
+        lock: OsLock,
+        cell: str,
+        blobs: Path,
+        parts: Path,
+        *,
+        progress: Callable[[int], None] = lambda _: None,
+        policy: RetryPolicy = POLICY,
+        stopped: threading.Event | None = None,
+    ) -> None:
+        super().__init__(parts, progress=progress, policy=policy, stopped=stopped)
+        self._requests = archives.session(policy)
+        self._archives = archives
+        self._os_lock = lock
+        self._blobs = blobs
+        self.again = f"Lock the current versions: builder refresh {cell}"
+        self.distrust = (
+            "Debian never changes a package without a new version: do not use these archives, or this lock, until the "
+            "difference is explained."
+        )
+
+    def path(self, package: DebianPackage) -> Path:
+        return self._blobs / package.sha256
+
+    def _session(self, package: DebianPackage) -> IndexSession:
+        return self._requests
+
+    def _server(self, package: DebianPackage) -> str:
+        return "the archive"
+
+    def fetch_all(self) -> dict[str, Path]:
+        """The files of all packages, by SHA-256; the largest are downloaded first. Raises FetchError, DiskError."""
+        packages = sorted(self._os_lock.packages, key=lambda package: -package.size)
+        with thread_pool(CONNECTIONS, "packages") as pool:
+            return dict(zip((each.sha256 for each in packages), pool.map(self.fetch, packages), strict=True))
+
+    def _get(self, package: DebianPackage, file: BufferedRandom) -> None:
+        def attempt(_: Place, address: str) -> None:
+            self._download(package, file, address)
+
+        name, reasons = self._archives.try_places(self._os_lock, package, attempt)
+        if name:
+            return
+        lines = [f"  {name}: {reason}" for name, reason in reasons.items()] or ["  no archive of Debian is known here"]
+        raise FetchError(
+            "\n".join([f"{package.file} of Debian {self._os_lock.debian} was not found", *lines]),
+            hint=f"{self.again}   Or name a place that has it, `archive` or `snapshot` in matrix.yaml: docs/matrix.md",
+        )

@@ -1,0 +1,214 @@
+"""Locks of operating systems: the exact Debian packages of a release and a set of requested ones. Reading and writing.
+
+Cells that request the same packages of the same release share a lock. No lock depends on another, so a new variant
+changes the packages of no other image. `builder.debian.apt` makes locks. They contain no address: any mirror works.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic.dataclasses import dataclass as model
+
+from builder.common import lock_text
+from builder.common.errors import LockError
+from builder.common.files import digest_of_data, short_digest
+from builder.common.text import counted
+from builder.debian import control_files
+from builder.debian.control_files import SourcePackage
+from builder.index.wheels import STRICT, Sha256
+from builder.matrix import cells
+from builder.matrix.cells import Cell
+from builder.matrix.schema import AMD64, AptPackage, Arch, Matrix, matches
+
+FORMAT: Literal[1] = 1
+PREFIX = "os-"  # begins the file name; groups begin with a framework and a version
+Architecture = Literal["amd64", "arm64", "all"]
+_HINT = "Restore it with git, or make it again: builder lock --os"
+
+
+def _time(value: str) -> datetime:
+    return datetime.strptime(value, "%Y%m%dT%H%M%S%z")
+
+
+def _check_time(value: str) -> str:
+    _time(value)
+    return value
+
+
+def _check_source(value: str) -> str:
+    if value:  # empty: the binary package's own name and version
+        control_files.source_package(value, "", "")
+    return value
+
+
+@model(frozen=True, kw_only=True, config=STRICT)
+class DebianPackage:
+    """A Debian package; `size` in bytes and `sha256` are those of its .deb file.
+
+    `source` is its field `Source`: empty if its source package has the same name and version, or if an
+    earlier version of builder wrote the lock. No layer depends on it. `packages.sh` needs `sha256` to be last.
+    """
+
+    name: AptPackage
+    # Source: Debian Policy, section 5.6.12.
+    version: Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9.+~:-]{0,99}", "the version of a Debian package")]
+    architecture: Architecture
+    source: Annotated[str, AfterValidator(_check_source)] = ""
+    size: Annotated[int, Field(ge=0)]
+    sha256: Sha256
+
+    @property
+    def source_package(self) -> SourcePackage:
+        return control_files.source_package(self.source, self.name, self.version)
+
+    @property
+    def file(self) -> str:
+        """The name of its .deb file in an archive: without the epoch of the version."""
+        return f"{self.name}_{self.version.partition(':')[2] or self.version}_{self.architecture}.deb"
+
+    @property
+    def pool_path(self) -> str:
+        """The path of its .deb file below `pool/main` of an archive. Source: layout of Debian's archives, observed."""
+        source = self.source_package.name
+        return f"{source[:4] if source.startswith('lib') else source[0]}/{source}/{self.file}"
+
+
+@model(frozen=True, kw_only=True, config=STRICT)
+class OsLock:
+    """The lock of an operating system: all its packages, those of the release itself included, sorted by name.
+
+    `time` is when it was made (UTC), as snapshot archives write it: 20261122T210000Z.
+    """
+
+    debian: str
+    time: Annotated[str, matches(r"[0-9]{8}T[0-9]{6}Z", "a time such as 20261122T210000Z"), AfterValidator(_check_time)]
+    requested: tuple[AptPackage, ...]
+    packages: tuple[DebianPackage, ...]
+    format: Literal[1] = FORMAT
+
+    @cached_property
+    def versions(self) -> dict[str, str]:
+        return {package.name: package.version for package in self.packages}
+
+    @cached_property
+    def arch(self) -> Arch:
+        """The architecture of its packages."""
+        return next((each.architecture for each in self.packages if each.architecture != "all"), AMD64)
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether it names source packages: every release has some with other names than their binary packages."""
+        return any(package.source for package in self.packages)
+
+    def age(self, now: datetime) -> int:
+        """Days since it was made."""
+        return (now - _time(self.time)).days
+
+    def interpreter(self, python: str) -> list[str]:
+        """The versions of Debian's packages that make bytecode and compress it; "" for a package that is not locked."""
+        return [self.versions.get(name, "") for name in (f"python{python}-minimal", "zlib1g")]
+
+
+@dataclass(frozen=True, order=True, kw_only=True)
+class DebianChange:
+    """A Debian package that differs; a version is empty where the package is absent."""
+
+    name: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.old or '(new)'} -> {self.new or '(removed)'}"
+
+
+@dataclass(frozen=True, order=True, kw_only=True)
+class OsRequest:
+    """What a cell requests of its operating system: a Debian release, the sorted names of packages, an architecture."""
+
+    debian: str
+    packages: tuple[str, ...]
+    arch: Arch = AMD64
+
+    @property
+    def name(self) -> str:
+        """The release in names and messages: `trixie`, `trixie-arm64`."""
+        return self.debian if self.arch == AMD64 else f"{self.debian}-{self.arch}"
+
+    @property
+    def path(self) -> str:
+        """The path of its lock in a checkout."""
+        return f"locks/{PREFIX}{self.name}-{short_digest(digest_of_data(list(self.packages)))[:8]}.json"
+
+
+def request_of_cell(matrix: Matrix, cell: Cell) -> OsRequest:
+    """What the cell's Python and all its components request, each package once."""
+    return request_of(matrix, cell.python, cells.components(matrix, cell), cell.arch)
+
+
+def request_of(matrix: Matrix, version: str, components: tuple[str, ...], arch: Arch = AMD64) -> OsRequest:
+    """The same for a Python version, components and an architecture."""
+    python = matrix.python[version]
+    requested = {*python.packages, *(package for name in components for package in matrix.components[name].apt)}
+    return OsRequest(debian=python.debian, packages=tuple(sorted(requested)), arch=arch)
+
+
+def dump(lock: OsLock) -> str:
+    """The file's text, with one line for each package. `templates/steps/packages.sh` reads these lines."""
+    head = {"format": FORMAT, "debian": lock.debian, "time": lock.time, "requested": list(lock.requested)}
+    lines = [
+        json.dumps({name: value for name, value in vars(package).items() if name != "source" or value})
+        for package in lock.packages
+    ]
+    return f'{json.dumps(head, indent=1)[:-2]},\n "packages": {lock_text.json_block("[", lines, "]")}\n}}\n'
+
+
+def read_os_lock(root: Path, request: OsRequest) -> OsLock | None:
+    """The lock of a request, or None if it has none. Raises LockError for a damaged file."""
+    text = lock_text.read_lock_text(root / request.path, _HINT)
+    return None if text is None else parse_os_lock(text, request)
+
+
+def parse_os_lock(text: str, request: OsRequest) -> OsLock:
+    """The lock of a request from the text of its file. Raises LockError if it is damaged or was edited."""
+    lock = lock_text.validate_lock(_LOCK, text, request.path, FORMAT, _HINT)
+    if dump(lock) != text or (lock.debian, lock.requested) != (request.debian, request.packages):
+        raise LockError(f"{request.path} was edited by hand or is incomplete", hint=_HINT)
+    names = [package.name for package in lock.packages]
+    if names != sorted(set(names)):
+        raise LockError(f"{request.path} was edited by hand: packages are not sorted, or one is duplicated", hint=_HINT)
+    if others := [package.file for package in lock.packages if package.architecture not in (request.arch, "all")]:
+        raise LockError(f"{request.path} was edited by hand: {others[0]} is not for {request.arch}", hint=_HINT)
+    if missing := [name for name in lock.requested if name not in lock.versions]:
+        raise LockError(f"{request.path} was edited by hand: missing package {missing[0]}", hint=_HINT)
+    return lock
+
+
+def compare(old: Mapping[str, str], new: Mapping[str, str]) -> list[DebianChange]:
+    """What differs between the versions of packages, by name."""
+    return [
+        DebianChange(name=name, old=old.get(name, ""), new=new.get(name, ""))
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+
+
+def changes(before: Mapping[OsRequest, OsLock | None], after: Mapping[OsRequest, OsLock]) -> list[str]:
+    """A line for each package that differs: its release, its versions, and in how many of the locks."""
+    counts: dict[str, int] = {}
+    for request, lock in after.items():
+        present = before[request]
+        for change in compare(present.versions, lock.versions) if present else ():
+            line = f"{request.name}: {change}"
+            counts[line] = counts.get(line, 0) + 1
+    return [f"{line} ({counted(count, 'lock')})" for line, count in sorted(counts.items())]
+
+
+_LOCK = TypeAdapter(OsLock)

@@ -1,0 +1,1 @@
+"""Test results by digest, what they depend on, signatures, SBOM and provenance."""

@@ -1,0 +1,129 @@
+"""Evidence in a registry: attached to the image that it is about, usually signed, it is a report.
+
+A report counts if its evidence does, and if a signer that `evidence` in matrix.yaml lists has signed it. An unsigned
+one counts if this machine ran the tests itself. A release attaches the evidence that counted to the image as one signed
+statement, for those who have no checkout.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from builder.common.errors import VerifyError
+from builder.common.files import short_digest
+from builder.evidence import signing
+from builder.evidence.results import NOT_RUN, OWN, Coverage, Evidence, Report, Requirement, coverage_of, read_evidence
+from builder.evidence.signing import Signer, Trust
+from builder.layers import oci
+from builder.layers.blobs import Descriptor
+from builder.registry import artifacts
+from builder.registry.client import Repository
+from builder.registry.failures import RejectedError
+
+TYPE = "application/vnd.gpu-images.evidence.v2+json"
+TEST_RESULT = "https://in-toto.io/attestation/test-result/v0.1"  # a kind of predicate
+
+
+def attach_evidence(
+    repository: Repository, image: Descriptor, results: Iterable[Evidence], signer: Signer | None
+) -> None:
+    """Attaches evidence to an image in a registry, unless it is attached; signed if there is a signer."""
+    with artifacts.attaching(repository, image) as attachments:
+        for evidence in results:
+            state = "failed" if not evidence.is_pass else NOT_RUN if evidence.is_emulated else "passed"
+            # Shown by registries and oras, so that whoever pulls sees the state without pulling.
+            notes = {
+                "gpu-images.cell": evidence.cell,
+                "gpu-images.tests": state,
+                "gpu-images.gpu": evidence.gpu_state,
+                artifacts.CREATED: evidence.finished,
+            }
+            report = attachments.add(TYPE, {TYPE: evidence.model_dump_json().encode()}, notes)
+            if signer:
+                # A manifest of its own: on the image itself, signers at the same time lose statements of each other,
+                # and cosign 3 hides those of cosign 2.
+                signer.sign_manifest(repository, report.digest)
+
+
+def registry_coverage(
+    repository: Repository,
+    requirement: Requirement,
+    trust: Trust,
+    *,
+    state: Path | None = None,
+    allow_unsigned: bool = False,
+) -> Coverage:
+    """What the reports that are attached to an image prove. Raises RegistryError, SigningError.
+
+    `state` is where this machine's own evidence is, None without it. `allow_unsigned` accepts reports without a trusted
+    signature.
+    """
+    own = read_evidence(state, requirement.image) if state else []
+    reports: list[Report] = []
+    refused: list[str] = []
+    for artifact in artifacts.attached(repository, requirement.image, TYPE):
+        try:
+            documents = artifacts.read_artifact(repository, artifact, TYPE, requirement.image) or {}
+            try:
+                evidence = Evidence.model_validate_json(documents.get(TYPE, b""))
+            except ValidationError as error:
+                raise VerifyError("it cannot be read") from error
+            if reason := requirement.why_not_met(evidence):
+                raise VerifyError(reason)
+            is_signed = signing.has_signature(repository, artifact)  # without one, neither cosign nor a key is needed
+            signer = signing.signer_of_manifest(repository, artifact, {}, trust)[0] if is_signed else ""
+            signer = signer or (OWN if evidence in own else "")
+            if not (signer or allow_unsigned):
+                reason = "no signer listed under `evidence` in matrix.yaml signed it" if is_signed else "it is unsigned"
+                raise VerifyError(f"{reason}, and this machine did not run these tests")
+            reports.append(Report(evidence=evidence, signer=signer, artifact=artifact))
+        except (VerifyError, RejectedError) as error:
+            refused.append(f"report {short_digest(artifact)} does not count: {error}")
+    return coverage_of(reports, refused)
+
+
+class _TestResult(BaseModel, frozen=True):
+    evidence: tuple[Evidence, ...]
+
+
+def test_result(coverage: Coverage) -> bytes:
+    """A predicate: the results of an image that a trusted signer or this machine answers for; empty without any.
+
+    Source: in-toto attestation framework, "Test Result", version 0.1.
+    """
+    signed = coverage_of(report for report in coverage.reports if report.signer)
+    if not signed.reports:
+        return b""
+    files = {name: digest for each in signed.newest for name, digest in each.suite.items()}
+    predicate = {
+        "result": "FAILED" if signed.failure else "WARNED" if signed.is_emulated else "PASSED",
+        "configuration": [
+            {"name": name, "digest": {"sha256": digest.removeprefix("sha256:")}} for name, digest in files.items()
+        ],
+        "passedTests": signed.passed,
+        "failedTests": signed.failed,
+        "evidence": [report.evidence.model_dump(mode="json") for report in signed.reports],
+    }
+    return json.dumps(predicate).encode()
+
+
+def stated_coverage(predicates: Iterable[bytes], requirement: Requirement) -> Coverage:
+    """The coverage by signed predicates of the kind TEST_RESULT."""
+    reports: list[Report] = []
+    refused: list[str] = []
+    for predicate in predicates:
+        try:
+            results = oci.parse_document(_TestResult, predicate, "statement", hint="").evidence
+        except VerifyError as error:
+            refused.append(str(error))
+            continue
+        for evidence in results:
+            if reason := requirement.why_not_met(evidence):
+                refused.append(reason)
+            else:
+                reports.append(Report(evidence=evidence, signer=""))
+    return coverage_of(reports, refused)

@@ -1,0 +1,180 @@
+"""The statements of a release about an image: packages (SBOM, CycloneDX 1.6) and origin (provenance, SLSA 1.0).
+
+The SBOM is a pure function of the plan, the lock of the operating system and the image, so the same image has the same
+SBOM on every machine.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Any
+
+from cyclonedx.model import HashAlgorithm, HashType, Property
+from cyclonedx.model.bom import Bom, BomMetaData
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+
+from builder.debian.control_files import SourcePackage
+from builder.debian.os_lock import DebianPackage, OsLock
+from builder.layers.oci import Image
+from builder.matrix.tags import OCI
+from builder.plan.plan import PlannedImage
+
+SBOM_TYPE = "application/vnd.cyclonedx+json"
+# The kinds of predicates, as cosign names them.
+SBOM, PROVENANCE = "cyclonedx", "slsaprovenance1"
+BUILD_TYPE = "urn:gpu-images:assemble:1"
+BUILDER = "urn:gpu-images:builder"
+INDEX_PROPERTY = "gpu-images:index"  # the name of the index of a wheel
+DEFAULT_INDEX = "-"  # not a valid name; distinguishes the default index from an SBOM without index names
+SOURCE_PROPERTY = "gpu-images:source"  # of a wheel that was built from source: see builder.index.wheels.ORIGIN
+# The qualifier of a purl that names the source package, as syft writes it and grype reads it: NAME or NAME@VERSION.
+_UPSTREAM = "upstream"
+SOURCE_NAMES = ("aquasecurity:trivy:SrcName", "aquasecurity:trivy:SrcVersion")  # properties, for trivy
+
+
+def sbom(planned: PlannedImage, name: str, image: Image) -> bytes:
+    """The wheels and Debian packages of an image, each with its SHA-256. `name` is that of its repository."""
+    digest, system = image.manifest.digest, planned.os_lock
+    subject = Component(
+        name=name,
+        version=digest,
+        type=ComponentType.CONTAINER,
+        bom_ref=digest,
+        purl=PackageURL("oci", None, name.rpartition("/")[2], digest, {"repository_url": name}),
+        properties=[Property(name="gpu-images:cell", value=planned.id)],
+    )
+    components = [*_debian(system), *_interpreter(planned), *_wheels(planned), *_debian_packages(system)]
+    bom = Bom(
+        components=components,
+        serial_number=uuid.uuid5(uuid.NAMESPACE_URL, digest),
+        metadata=BomMetaData(
+            component=subject,
+            timestamp=datetime.fromisoformat(image.labels.get(f"{OCI}.created", "1970-01-01T00:00:00Z")),
+        ),
+    )
+    bom.register_dependency(subject, components)
+    return JsonV1Dot6(bom).output_as_string().encode()
+
+
+def _debian(system: OsLock) -> Iterator[Component]:
+    """The operating system with its number: without it, scanners may ignore all Debian packages."""
+    if release := _release_number(system):
+        yield Component(
+            name="debian", version=release, type=ComponentType.OPERATING_SYSTEM, bom_ref=f"debian-{release}"
+        )
+
+
+def _release_number(system: OsLock) -> str:
+    """The number of the Debian release, e.g. 12; empty if `base-files` is not locked."""
+    return system.versions.get("base-files", "").partition(".")[0]
+
+
+def _interpreter(planned: PlannedImage) -> Iterator[Component]:
+    """uv's own build of Python, if the image has one instead of Debian's."""
+    if planned.locked_python:
+        purl = PackageURL("generic", None, "python", planned.uv, {"distribution": "python-build-standalone"})
+        yield _component(purl, planned.locked_python.sha256)
+
+
+def _wheels(planned: PlannedImage) -> Iterator[Component]:
+    for sha256, wheel in {wheel.sha256: wheel for wheel in planned.wheels}.items():
+        # A commit or a folder has nothing to do with a package of this name on PyPI.
+        kind = "pypi" if wheel.is_of_index else "generic"
+        qualifiers = {"vcs_url": wheel.source} if wheel.source.startswith("git+") else {}
+        values = {SOURCE_PROPERTY: wheel.source} if wheel.source else {INDEX_PROPERTY: wheel.index or DEFAULT_INDEX}
+        properties = [Property(name=name, value=value) for name, value in values.items()]
+        yield _component(PackageURL(kind, None, wheel.name, wheel.version, qualifiers), sha256, properties)
+
+
+def _debian_packages(system: OsLock) -> Iterator[Component]:
+    for package in system.packages:
+        yield _debian_package(package, f"debian-{_release_number(system) or system.debian}")
+
+
+def _debian_package(package: DebianPackage, release: str) -> Component:
+    """The component of a Debian package.
+
+    A source package with another name or version is in the purl (for grype) and in properties (for trivy).
+    """
+    qualifiers = {"arch": package.architecture, "distro": release}
+    properties = []
+    if package.source:
+        source = package.source_package
+        version = "" if source.version == package.version else f"@{source.version}"
+        qualifiers[_UPSTREAM] = f"{source.name}{version}"
+        # trivy ignores the qualifier. Without both properties, it takes the binary package's name or version.
+        properties = [Property(name=name, value=value) for name, value in zip(SOURCE_NAMES, source, strict=True)]
+    purl = PackageURL("deb", "debian", package.name, package.version, qualifiers)
+    return _component(purl, package.sha256, properties)
+
+
+def source_package(purl: PackageURL) -> SourcePackage | None:
+    """The source package that the purl of a Debian package names; None if it names none."""
+    upstream = dict(purl.qualifiers).get(_UPSTREAM, "")
+    name, _, version = upstream.partition("@")
+    return SourcePackage(name, version or purl.version or "") if name else None
+
+
+def _component(purl: PackageURL, sha256: str, properties: Iterable[Property] = ()) -> Component:
+    return Component(
+        name=purl.name,
+        version=purl.version,
+        purl=purl,
+        bom_ref=f"{purl}#{sha256[:12]}",
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=sha256)],
+        properties=properties,
+    )
+
+
+def agree(statement: Any, other: Any) -> bool:
+    """Whether two predicates of a kind are equal except for their commits, and for the time of a scan.
+
+    Most commits do not change an image, so it needs no new statement for each of them.
+    """
+    return bool(_without_commit(statement) == _without_commit(other))
+
+
+def _without_commit(predicate: Any) -> Any:
+    try:
+        definition = predicate["buildDefinition"]
+        dependencies = definition["resolvedDependencies"]
+        rest = [each for each in dependencies if "gitCommit" not in each.get("digest", {})]
+        return definition["internalParameters"], rest, len(rest) == len(dependencies)
+    except (KeyError, TypeError, AttributeError):
+        return predicate | {"time": ""} if isinstance(predicate, dict) else predicate
+
+
+def provenance(planned: PlannedImage, *, source: str, revision: str) -> bytes:
+    """A predicate: from which commit, plan and packages an image was made.
+
+    `source` is the address of the repository, `revision` the commit (with `+changes` if files differed from it).
+    Source: SLSA specification, "Provenance", version 1.
+    """
+    dependencies: list[dict[str, Any]] = []
+    if revision and "+" not in revision:
+        uri = f"git+{source}" if source else "git"
+        dependencies.append({"uri": uri, "digest": {"gitCommit": revision}})
+    for component in (*_interpreter(planned), *_wheels(planned), *_debian_packages(planned.os_lock)):
+        dependency: dict[str, Any] = {"uri": str(component.purl)}
+        if component.hashes:
+            dependency["digest"] = {"sha256": next(iter(component.hashes)).content}
+        dependencies.append(dependency)
+    predicate = {
+        "buildDefinition": {
+            "buildType": BUILD_TYPE,
+            "externalParameters": {"cell": planned.id, "revision": revision},
+            "internalParameters": {
+                "plan": planned.digest,
+                "operatingSystem": planned.os_inputs,
+            },
+            "resolvedDependencies": dependencies,
+        },
+        # Empty: cosign 2 adds `metadata` and renames its fields, so the attached statement would differ from ours.
+        "runDetails": {"builder": {"id": BUILDER}, "metadata": {}},
+    }
+    return json.dumps(predicate, indent=1).encode()

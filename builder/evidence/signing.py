@@ -1,0 +1,229 @@
+"""Signatures of manifests in a registry, and signed statements about images, by the program `cosign`.
+
+The manifests are those of images, indexes, test results, lists of staged images and scans. A key pair works offline:
+nothing is sent to a public log. `keyless` signs with the identity of the CI job (OIDC) and needs Sigstore's public
+services. Source: cosign 2.5 and 3.1, `cosign sign --help`, `cosign attest --help`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from builder.common.errors import SigningError
+from builder.evidence.cosign import CosignError, run_cosign
+from builder.matrix.project import Project
+from builder.matrix.schema import Trusted
+from builder.registry import artifacts
+from builder.registry.auth import credentials
+from builder.registry.client import Repository
+
+_BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"  # what cosign 3 attaches to manifests
+_SIGN_PREDICATE = "https://sigstore.dev/cosign/sign/v1"  # the predicate type of a bundle that signs a manifest
+KEYLESS = "keyless"
+ATTEMPTS = 5  # to attach statements
+_OFFLINE = "--insecure-ignore-tlog=true"  # for keys: their signatures are in no log
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trust:
+    """The trusted signers, and the folder that the names of their keys are relative to."""
+
+    signers: Sequence[Trusted]
+    root: Path
+
+    @classmethod
+    def of(cls, project: Project) -> Trust:
+        """The signers that matrix.yaml lists under `evidence`."""
+        return cls(signers=project.matrix.evidence, root=project.root)
+
+    def check_keys(self) -> None:
+        """Raises SigningError for a key that is missing or private: cosign rejects it as it rejects a signature."""
+        for who in self.signers:
+            path = self.root / who.key
+            if not who.key:
+                continue
+            if not path.is_file():
+                raise SigningError(f"{who.key} is missing", hint="`evidence` in matrix.yaml names this public key.")
+            if b"PRIVATE KEY-----" in path.read_bytes():
+                raise SigningError(f"{who.key} is a private key", hint="Name its public key, e.g. ci.pub for ci.key.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signer:
+    """`key` is a private key as cosign names it (a file or the address of a KMS), or KEYLESS.
+
+    With KEYLESS, the identity of the CI job is known only after it has signed: what any identity of `trust` has signed
+    is not signed again.
+    """
+
+    key: str = field(repr=False)
+    trust: Trust | None = None
+
+    def with_trust(self, project: Project) -> Signer:
+        """This signer, who does not repeat what identities of matrix.yaml have signed."""
+        return replace(self, trust=Trust.of(project))
+
+    def sign_manifest(self, repository: Repository, digest: str, annotations: Mapping[str, str] = {}) -> None:
+        """Signs a manifest of a repository, unless it has this signature. Raises SigningError.
+
+        Checks and repeats: cosign 2 loses signatures that several jobs add at the same time.
+        """
+        notes = [f"--annotations={name}={value}" for name, value in annotations.items()]
+        for _ in range(ATTEMPTS):
+            if any(_signatures(printed, annotations) for printed in self._verified(repository, digest, "verify")):
+                return
+            _cosign_manifest(repository, digest, "sign", "--yes", *self._options, *notes)
+            if self.key == KEYLESS:  # `trust` need not have its identity
+                return
+        raise _missing(repository, digest, "the signature of")
+
+    def attest(
+        self,
+        repository: Repository,
+        digest: str,
+        statements: Mapping[str, bytes],
+        is_same: Callable[[Any, Any], bool] = operator.eq,
+    ) -> None:
+        """Attaches the statements, by kind, that are not signed yet. Raises SigningError.
+
+        Checks and repeats: cosign loses statements that several jobs attach at the same time, and cosign 3 hides those
+        of cosign 2.
+        """
+        for _ in range(ATTEMPTS):
+            missing: dict[str, bytes] = {}
+            for kind, predicate in statements.items():
+                outputs = self._verified(repository, digest, "verify-attestation", f"--type={kind}")
+                present = [other for printed in outputs for other in _predicates(printed)]
+                if not any(is_same(json.loads(predicate), other) for other in present):
+                    missing[kind] = predicate
+            for kind, predicate in missing.items():
+                with TemporaryDirectory() as folder:
+                    path = Path(folder) / "predicate.json"
+                    path.write_bytes(predicate)
+                    options = [*self._options, f"--type={kind}", f"--predicate={path}"]
+                    _cosign_manifest(repository, digest, "attest", "--yes", *options)
+            if not missing or self.key == KEYLESS:
+                return
+        raise _missing(repository, digest, "a statement about")
+
+    def _verified(self, repository: Repository, digest: str, command: str, *options: str) -> list[str]:
+        """The outputs of cosign if it has signatures or statements of our key or, for KEYLESS, of identities."""
+        if self.key == KEYLESS:
+            if self.trust is None:
+                return []
+            identities = replace(self.trust, signers=[who for who in self.trust.signers if who.identity])
+            return [printed for _, printed in _verified(identities, repository, digest, command, *options)]
+        with TemporaryDirectory() as folder, suppress(CosignError):
+            public = Path(folder) / "key.pub"
+            public.write_text(self._public_key, encoding="utf-8")
+            return [_cosign_manifest(repository, digest, command, f"--key={public}", _OFFLINE, *options)]
+        return []
+
+    @cached_property
+    def _public_key(self) -> str:
+        return run_cosign("public-key", f"--key={self.key}")
+
+    @cached_property
+    def _options(self) -> Sequence[str]:
+        """The options that name the key. With a key, cosign uses no Sigstore service."""
+        if self.key == KEYLESS:
+            return []
+        is_cosign_3 = "--use-signing-config" in run_cosign("sign", "--help")
+        services = ["--use-signing-config=false"] if is_cosign_3 else []
+        return [f"--key={self.key}", "--tlog-upload=false", *services]
+
+
+def _missing(repository: Repository, digest: str, what: str) -> SigningError:
+    return SigningError(
+        f"{repository.name}: {what} {digest} is still missing after {ATTEMPTS} attempts",
+        hint="Another job may be signing images in this repository: run this again after it ends.",
+    )
+
+
+def signer_of_manifest(
+    repository: Repository, digest: str, annotations: Mapping[str, str], trust: Trust
+) -> tuple[str, list[Mapping[str, str]]]:
+    """The first trusted signer of a manifest with these annotations, and all annotations of each signature.
+
+    Both are empty if there is no such signature. Raises SigningError.
+    """
+    for name, output in _verified(trust, repository, digest, "verify"):
+        if signatures := _signatures(output, annotations):
+            return name, signatures
+    return "", []
+
+
+def _verified(
+    trust: Trust, repository: Repository, digest: str, command: str, *options: str
+) -> Iterator[tuple[str, str]]:
+    """Each trusted signer of a manifest or of its statements, with the output of cosign."""
+    trust.check_keys()
+    for who in trust.signers:
+        with suppress(CosignError):
+            yield who.name, _cosign_manifest(repository, digest, command, *options, *_identity(trust.root, who))
+
+
+def _signatures(output: str, annotations: Mapping[str, str]) -> list[Mapping[str, str]]:
+    """The annotations of each verified signature that has these. cosign 3.0.0 to 3.0.2 do not compare them."""
+    signatures = [payload.get("optional") or {} for payload in json.loads(output)]
+    texts = [{str(name): str(value) for name, value in notes.items()} for notes in signatures]
+    return [notes for notes in texts if annotations.items() <= notes.items()]
+
+
+def has_signature(repository: Repository, digest: str) -> bool:
+    """Whether a manifest has a signature of cosign 2 or 3, which is not checked. Raises RegistryError, VerifyError."""
+    return repository.digest_of(f"{digest.replace(':', '-')}.sig") is not None or bool(
+        artifacts.attached(repository, digest, _BUNDLE_TYPE, {"dev.sigstore.bundle.predicateType": _SIGN_PREDICATE})
+    )
+
+
+def statements_of_image(repository: Repository, digest: str, kind: str, trust: Trust) -> list[bytes]:
+    """The statements of one kind about an image that the first trusted signer made. Raises SigningError."""
+    outputs = _verified(trust, repository, digest, "verify-attestation", f"--type={kind}")
+    _, output = next(outputs, ("", ""))
+    return [json.dumps(predicate).encode() for predicate in _predicates(output)]
+
+
+def _predicates(output: str) -> list[Any]:
+    """The predicates of the statements that cosign prints."""
+    return [json.loads(base64.b64decode(json.loads(line)["payload"]))["predicate"] for line in output.splitlines()]
+
+
+def _identity(root: Path, who: Trusted) -> list[str]:
+    if who.key:
+        return [f"--key={root / who.key}", _OFFLINE]
+    return [f"--certificate-identity={who.identity}", f"--certificate-oidc-issuer={who.issuer}"]
+
+
+def _cosign_manifest(repository: Repository, digest: str, command: str, *options: str) -> str:
+    """Runs cosign for a manifest in a registry, which it reaches as `registry` does; returns its output.
+
+    Raises SigningError.
+    """
+    repository.check_stop()
+    transport = repository.transport
+    if transport.may_lose_tls and credentials(transport.registry):
+        raise SigningError(
+            f"{transport.registry}: cosign would send the login over plain http if TLS fails",
+            hint="Use a name of the registry that is not a private address and does not end with .local or .localhost. "
+            "Or log out, or allow plain http with `insecure` in matrix.yaml.",
+        )
+    with TemporaryDirectory() as folder:
+        connection_options = ["--allow-http-registry"] if transport.is_plain else []
+        if pem := transport.pem:
+            path = Path(folder) / "ca.pem"
+            path.write_bytes(pem)
+            connection_options.append(f"--registry-cacert={path}")
+        if transport.client:
+            certificate, key = transport.client
+            connection_options += [f"--registry-client-cert={certificate}", f"--registry-client-key={key}"]
+        return run_cosign(command, *options, *connection_options, f"{repository.name}@{digest}")

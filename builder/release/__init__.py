@@ -1,0 +1,1 @@
+"""Staged and released images: what the registry lists, tags, verification, status, pruning."""

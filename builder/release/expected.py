@@ -1,0 +1,163 @@
+"""The image that a plan describes: its configuration, its manifest, and the digests of layers known on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from builder.common.errors import VerifyError
+from builder.common.files import digest_of_bytes, short_digest
+from builder.common.lock_text import KNOWN_LAYERS
+from builder.layers import oci, os_layer, splice, stored_layers
+from builder.layers.blobs import CONFIG_TYPE, Descriptor
+from builder.layers.known_layers import KnownLayers
+from builder.layers.oci import Image, Layer
+from builder.layers.os_layer import OsLayer
+from builder.layers.store import Store
+from builder.matrix.tags import OCI, PLAN_LABEL
+from builder.plan.plan import PlannedImage
+from builder.plan.settings import built_labels
+
+SHOWN = 10  # differences
+
+
+# `derived` from the checkout's files, `known` from its locks/layers.json, or `built` on this machine.
+How = Literal["derived", "known", "built"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedDigests:
+    """`layers` are the known layers without wheels, by their number in the image, and how they are known.
+
+    `system` is the known operating system, or the one that this machine built last; None if there is neither.
+    """
+
+    image: PlannedImage
+    layers: Mapping[int, tuple[Layer, How]]
+    system: OsLayer | None = None
+
+
+def of_plan(root: Path, store: Store, image: PlannedImage) -> PlannedDigests:
+    """An image of the plan, with its layers from the checkout at `root` and from records of the store.
+
+    Raises LockError.
+    """
+    known = of_known(root, KnownLayers(root), image)
+    layers, system = dict(known.layers), known.system
+    system = system or os_layer.stored_system(store, image.os_inputs, None)
+    for number, layer in enumerate(image.layers):
+        if layer.kind == "os" and system:
+            layers[number] = (system, "known" if system == known.system else "built")
+        elif layer.compiled and number not in layers and (built := stored_layers.stored_layer(store, layer, None)):
+            layers[number] = (built, "built")
+    return PlannedDigests(image=image, layers=layers, system=system)
+
+
+def of_known(root: Path, known: KnownLayers, image: PlannedImage) -> PlannedDigests:
+    """An image of the plan, with its layers from the checkout alone."""
+    layers: dict[int, tuple[Layer, How]] = {}
+    system = known.system(image.os_inputs)
+    for number, layer in enumerate(image.layers):
+        if layer.kind == "files" and not layer.compiled:
+            layers[number] = (_files(root, image), "derived")
+        elif recorded := system if layer.kind == "os" else known.get(layer):
+            layers[number] = (recorded, "known")
+    return PlannedDigests(image=image, layers=layers, system=system)
+
+
+def _files(root: Path, image: PlannedImage) -> Layer:
+    entries = stored_layers.component_file_entries(stored_layers.read_component_files(root, image), ())
+    with Path(os.devnull).open("wb") as discarded:
+        return splice.write_layer(entries, discarded)
+
+
+def check_image(expected: PlannedDigests, image: Image, manifest: bytes, config: bytes, *, is_trusted: bool) -> None:
+    """Raises VerifyError unless an image has the configuration of the plan and the expected layers.
+
+    Without a trusted report or signature, every layer must be expected.
+    """
+    lines = differences(expected, manifest, config)
+    created = image.labels.get(f"{OCI}.created", "")
+    if not re.fullmatch(oci.TIME, created, re.ASCII):
+        lines.append(f"invalid creation time {created[:40]!a}")
+    for number, (planned, layer) in enumerate(zip(expected.image.layers, image.layers, strict=False)):
+        expected_layer, _ = expected.layers.get(number, (None, ""))
+        if expected_layer is None and not is_trusted:
+            lines.append(
+                f"layer {planned.name} is not in {KNOWN_LAYERS}: commit that file on the machine that built the image"
+            )
+        elif expected_layer and (layer.digest, layer.diff_id) != (expected_layer.digest, expected_layer.diff_id):
+            lines.append(
+                f"layer {planned.name} is {short_digest(layer.digest)}, expected {short_digest(expected_layer.digest)}"
+            )
+    if lines:
+        raise VerifyError(f"{expected.image.id}: the staged image differs from the plan: {'; '.join(_first(lines))}")
+
+
+def differences(expected: PlannedDigests, manifest: bytes, config: bytes) -> list[str]:
+    """How an image's manifest and configuration differ from those of the plan, one line each; the first ten.
+
+    Digests of layers are not compared here. Both documents must be valid for `oci.read_image`.
+    """
+    image = expected.image
+    actual, actual_manifest = json.loads(config), json.loads(manifest)
+    inner = actual.get("config")
+    labels = inner.get("Labels") if isinstance(inner, dict) else None
+    labels = labels if isinstance(labels, dict) else {}
+    plan = labels.get(PLAN_LABEL)
+    if plan != image.digest:
+        return [
+            f"built from plan {short_digest(str(plan))}, but this checkout's plan is {short_digest(image.digest)}: "
+            "check out the revision that it was built from"
+        ]
+    layers, diff_ids = actual_manifest["layers"], actual["rootfs"]["diff_ids"]
+    # Set when the image is built, from its operating system.
+    created = str(actual.get("created", ""))
+    if (system := expected.system) and system.diff_id in diff_ids:
+        created = system.created
+    built = built_labels(image.digest, created)
+    if len(layers) != len(image.layers):
+        planned = json.loads(oci.config(image.settings, [], [], created=created, labels=built))["config"]
+        more = _compare("config", planned, inner)
+        return _first([f"{len(layers)} layers, expected {len(image.layers)}", *more])
+    stack = [
+        replace(layer, unpacked=known.unpacked, toc=known.toc) if known and known.digest == layer.digest else layer
+        for layer, (known, _) in (
+            (layer, expected.layers.get(number, (None, "")))
+            for number, layer in enumerate(oci.read_image(manifest, lambda _: config).layers)
+        )
+    ]
+    history = [oci.describe(planned) for planned in image.layers]
+    expected_config = oci.config(image.settings, stack, history, created=created, labels=built)
+    descriptor = Descriptor(media_type=CONFIG_TYPE, digest=digest_of_bytes(config), size=len(config))
+    lines = [*_compare("", json.loads(expected_config), actual)]
+    lines += _compare("manifest", json.loads(oci.manifest(descriptor, stack)), actual_manifest)
+    if not lines and expected_config != config:
+        lines.append("the configuration has the same values but different bytes")
+    return _first(lines)
+
+
+def _first(lines: list[str]) -> list[str]:
+    return lines[:SHOWN] + ([f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else [])
+
+
+def _compare(path: str, expected: Any, actual: Any) -> Iterator[str]:
+    """A line for each value that differs."""
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        for key in sorted({*expected, *actual}):
+            yield from _compare(f"{path}.{key}".lstrip("."), expected.get(key), actual.get(key))
+    elif isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
+        for number, values in enumerate(zip(expected, actual, strict=True)):
+            yield from _compare(f"{path}[{number}]", *values)
+    elif expected != actual or type(expected) is not type(actual):
+        yield f"{path}: {_short(actual)}, expected {_short(expected)}"
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,298 @@
+"""Staged releases: tested images in a registry by digest, without public tags, and a document that lists them.
+
+An image is in the repository <staging>/<its name>, with its reports attached and the tag of its plan. The document is
+in <staging>/releases, as an artifact with the tag `release-<stamp>`, signed if there is a signer. Other machines need
+nothing else to test and to release the images. Images that are staged without a release are listed by day, under tags
+that begin with `images-`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from shlex import quote
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, StringConstraints
+
+from builder.common.errors import RegistryError, StaleError, UsageError, VerifyError
+from builder.common.files import digest_of_bytes, short_digest, write_atomically
+from builder.common.reference import ImageRef, staged_repository
+from builder.evidence import signing
+from builder.evidence.signing import Signer, Trust
+from builder.host import Host
+from builder.layers import oci
+from builder.layers.oci import Digest, Image
+from builder.matrix import tags
+from builder.matrix.cells import Cell
+from builder.matrix.project import Project
+from builder.registry import artifacts
+from builder.registry.client import Manifest, Repository
+from builder.release import scan
+
+TYPE = "application/vnd.gpu-images.release.v1+json"
+RELEASED_TYPE = "application/vnd.gpu-images.released.v1+json"
+INDEX, PREFIX, RELEASED, LIST = "releases", "release-", "released-", "images-"
+_LIST_TAG = re.compile(rf"{LIST}([0-9]{{8}})-[0-9a-f]{{12}}", re.ASCII)
+_HINT = "Stage the images again."
+_Line = Annotated[oci.Printable, StringConstraints(max_length=600)]
+_Text = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+-]{0,100}$")]
+
+
+class StagedImage(BaseModel, extra="forbid", frozen=True):
+    """`repository` is the image's name in staging, `digest` that of its manifest."""
+
+    cell: _Text
+    repository: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+){0,20}$", max_length=100)]
+    digest: Digest
+    plan: Digest
+
+
+class StagedRelease(BaseModel, extra="forbid", frozen=True):
+    """`revision` is the commit of the checkout, with `+changes` if files differed from it; empty outside git."""
+
+    format: Literal[1] = 1
+    stamp: _Text
+    revision: _Text
+    images: tuple[StagedImage, ...]
+
+    def cells(self, project: Project) -> list[Cell]:
+        """The cells of a project that the release has images of."""
+        ids = {image.cell for image in self.images}
+        return [cell for cell in project.cells if cell.id in ids]
+
+    def stale(self, cell: str) -> StaleError:
+        """The error for a cell that has another plan now."""
+        commit = self.revision.partition("+")[0]
+        return StaleError(
+            f"{cell}: staged from a different plan than this checkout's",
+            hint=f"Check out revision {commit}." if commit else "Check out the revision that it was staged from.",
+        )
+
+
+class ReleasedImage(BaseModel, extra="forbid", frozen=True):
+    """`references` are its tags, `gpu` the state of its GPU tests. `signer` signed the report: `own results, unsigned`
+    if the machine that released it ran the tests, empty without a trusted signature. `tagged` is the digest that the
+    tags name: that of an index, if they are for several architectures; empty in records of earlier versions.
+
+    `scan` is whether it was scanned for vulnerabilities.
+    """
+
+    cell: _Line
+    digest: _Line
+    references: tuple[_Line, ...]
+    gpu: _Line
+    signer: _Line
+    scan: _Line = scan.UNSCANNED
+    tagged: _Line = ""
+
+
+class ReleaseRecord(BaseModel, extra="forbid", frozen=True):
+    """What a release publishes, written before its first tag, and the checks that it skipped."""
+
+    format: Literal[1] = 1
+    stamp: _Line
+    revision: _Line
+    images: tuple[ReleasedImage, ...]
+    allowed: tuple[_Line, ...] = ()
+
+
+class StagingArea:
+    """Where images are staged: a registry, optionally with a prefix for the names of repositories."""
+
+    def __init__(
+        self, text: str, registry: str, host: Host, *, new_registry: Callable[..., Repository] | None = None
+    ) -> None:
+        """`text` is `staging` of matrix.yaml, `registry` the registry if it names none. Raises UsageError."""
+        if not text:
+            raise UsageError(
+                "`staging` is not set in matrix.yaml",
+                hint='Set `staging: "registry.example.com/staging"` there, or use --staging.',
+            )
+        self._text, self._default, self._host = text, registry, host
+        self._new_registry = new_registry or Repository
+        self.option = ""  # that names it, to repeat it in hints
+        try:
+            first = self.repository("x")
+        except ValueError as error:
+            raise UsageError(f"staging: {error}") from error
+        if not first.registry:
+            raise UsageError(f"staging: no registry in {text!r}", hint='Use e.g. "registry.example.com/staging".')
+
+    @classmethod
+    def of(cls, project: Project, text: str, host: Host) -> StagingArea:
+        """Where the images of a project are staged; `text` overrides matrix.yaml. Raises UsageError."""
+        place = cls(text or project.matrix.staging, project.matrix.registry, host)
+        place.option = f" --staging {quote(text)}" if text else ""
+        return place
+
+    @classmethod
+    def if_set(cls, project: Project, text: str, host: Host) -> StagingArea | None:
+        """The place of the text or of matrix.yaml; None if neither names one."""
+        return cls.of(project, text, host) if text or project.matrix.staging else None
+
+    def repository(self, name: str) -> ImageRef:
+        """The repository of images of this name."""
+        return staged_repository(self._text, self._default, name)
+
+    def open(self, name: str, *, write: bool = False) -> Repository:
+        return self._new_registry(self.repository(name), host=self._host, write=write)
+
+    # ---- releases
+
+    def stamps(self) -> list[str]:
+        """The stamps of all staged releases, the newest first."""
+        return self._stamps(PREFIX)
+
+    def _stamps(self, *prefixes: str) -> list[str]:
+        listed = self.open(INDEX).list_tags()
+        names = {tag.removeprefix(prefix) for prefix in prefixes for tag in listed if tag.startswith(prefix)}
+        return sorted(filter(tags.is_stamp, names), key=tags.stamp_order, reverse=True)
+
+    def read(self, stamp: str = "") -> StagedRelease:
+        """A staged release, by default the newest. Raises UsageError for an unknown one, RegistryError, VerifyError."""
+        if not stamp:
+            stamps = self.stamps()
+            if not stamps:
+                raise RegistryError(
+                    f"nothing is staged in {self.repository(INDEX)}", hint=f"builder stage{self.option}"
+                )
+            stamp = stamps[0]
+        if not tags.is_stamp(stamp):
+            raise UsageError(f"invalid stamp {stamp[:100]!r}: use e.g. 20261122")
+        if release := self._document(f"{PREFIX}{stamp}", stamp):
+            return release
+        raise UsageError(f"no staged release {stamp}", hint=f"Staged: {', '.join(self.stamps()[:5]) or 'none'}.")
+
+    def _document(self, tag: str, stamp: str) -> StagedRelease | None:
+        documents = artifacts.read_artifact(self.open(INDEX), tag, TYPE)
+        if documents is None:
+            return None
+        release = oci.parse_document(StagedRelease, documents.get(TYPE, b""), tag, hint=_HINT)
+        if release.stamp != stamp:
+            raise VerifyError(f"{tag} has the stamp {release.stamp}, expected {stamp}", hint=_HINT)
+        return release
+
+    def list_images(self, day: str, images: Sequence[StagedImage]) -> None:
+        """Records that images were staged on a day without a release, so that `prune` keeps them for some time.
+
+        Each list has a tag of its own: several machines may write theirs at the same time.
+        """
+        content = StagedRelease(stamp=day, revision="", images=tuple(images)).model_dump_json().encode()
+        artifact = artifacts.manifest(TYPE, {TYPE: content})
+        self._put(f"{LIST}{day}-{short_digest(artifact.digest)}", artifact, content)
+
+    def lists(self) -> list[str]:
+        """The tags of the lists of images that were staged without a release."""
+        return list(filter(_LIST_TAG.fullmatch, self.open(INDEX).list_tags()))
+
+    def read_list(self, tag: str) -> StagedRelease:
+        """A list; its stamp is the day. Raises RegistryError, VerifyError."""
+        match = _LIST_TAG.fullmatch(tag)
+        if match and (staged_list := self._document(tag, match[1])):
+            return staged_list
+        raise RegistryError(
+            f"{self.repository(INDEX)}: no list {tag}", hint="Another machine may have deleted it: run this again."
+        )
+
+    def released(self, stamp: str) -> ReleaseRecord | None:
+        """What was published of a release; None if nothing was. Raises RegistryError, VerifyError."""
+        documents = artifacts.read_artifact(self.open(INDEX), f"{RELEASED}{stamp}", RELEASED_TYPE)
+        return (
+            oci.parse_document(ReleaseRecord, documents.get(RELEASED_TYPE, b""), f"release {stamp}", hint="")
+            if documents
+            else None
+        )
+
+    def released_stamps(self) -> list[str]:
+        """The stamps of all releases of which something was published, the newest first."""
+        return self._stamps(RELEASED)
+
+    def record(self, released: ReleaseRecord) -> None:
+        """Writes what a release publishes, beside the staged release."""
+        content = released.model_dump_json().encode()
+        artifact = artifacts.manifest(RELEASED_TYPE, {RELEASED_TYPE: content})
+        self._put(f"{RELEASED}{released.stamp}", artifact, content)
+
+    def _put(self, tag: str, artifact: Manifest, content: bytes) -> None:
+        repository = self.open(INDEX, write=True)
+        artifacts.put_artifact(repository, artifact, [content])
+        repository.put_manifest(tag, artifact.content, artifact.media_type)
+
+    def write(
+        self, project: Project, day: str, revision: str, images: Sequence[StagedImage], signer: Signer | None = None
+    ) -> StagedRelease:
+        """Writes a release under the next stamp of the day, unless an equal release is staged; returns it.
+
+        If the registry has a stamp of a later day, the release gets the next stamp of that day: otherwise, `release`
+        would take the other one for newer. Signs it, and records that this checkout wrote it, see `require_signed`.
+        """
+        repository = self.open(INDEX, write=True)
+        newest = next(iter(self._stamps(PREFIX, RELEASED)), "")
+        for stamp in tags.stamps(max(day, newest.partition(".")[0])):
+            release = StagedRelease(stamp=stamp, revision=revision, images=tuple(images))
+            content, tag = release.model_dump_json().encode(), f"{PREFIX}{stamp}"
+            artifact, present = artifacts.manifest(TYPE, {TYPE: content}), repository.digest_of(tag)
+            if present is None and tags.stamp_order(stamp) <= tags.stamp_order(newest):
+                continue  # the stamp of a deleted release: with it, this release would be older than the newest one
+            if present not in (None, artifact.digest):
+                continue  # another release
+            if present is None:
+                artifacts.put_artifact(repository, artifact, [content])
+            if signer:
+                signer.sign_manifest(repository, artifact.digest)
+            if present is None and repository.digest_of(tag) is None:
+                repository.put_manifest(tag, artifact.content, artifact.media_type)
+                time.sleep(repository.confirm_s)  # another machine may have set the same tag at the same time
+            if repository.digest_of(tag) == artifact.digest:
+                write_atomically(_own(project, content), f"{stamp}\n")
+                return release
+        raise AssertionError("stamps are endless")
+
+    def require_signed(self, project: Project, release: StagedRelease, again: str) -> None:
+        """Raises VerifyError unless this checkout, or a signer of matrix.yaml, listed exactly these images.
+
+        Anyone who can write to staging could remove an image from the list, and its tags would stay on an older image.
+        Without signers in matrix.yaml, every list counts. `again` is the command that releases it, for the hint.
+        """
+        content = release.model_dump_json().encode()
+        if not project.matrix.evidence or _own(project, content).exists():
+            return
+        # The digest of exactly this list, whatever its tag names now.
+        registry, digest = self.open(INDEX), artifacts.manifest(TYPE, {TYPE: content}).digest
+        if signing.has_signature(registry, digest):
+            signer, _ = signing.signer_of_manifest(registry, digest, {}, Trust.of(project))
+            if signer:
+                return
+        raise VerifyError(
+            f"release {release.stamp}: images may be missing: no signer listed under `evidence` in matrix.yaml signed "
+            "the list of its images",
+            hint=f"List them again: builder stage{self.option} --sign KEY   "
+            f"To accept it unsigned: {again} --allow-unsigned",
+        )
+
+
+def _own(project: Project, content: bytes) -> Path:
+    """The file that records that this checkout wrote a staged release."""
+    return project.state / "staged" / short_digest(digest_of_bytes(content))
+
+
+def name_of(reference: ImageRef) -> str:
+    """The name of a public repository in staging: its last part."""
+    return reference.repository.rpartition("/")[2]
+
+
+def plan_tag(plan: str) -> str:
+    """The tag of the image that was staged for a plan, for machines that did not make it."""
+    return f"plan-{plan.removeprefix('sha256:')}"
+
+
+def image_of(place: StagingArea, staged: StagedImage) -> tuple[Image, Manifest]:
+    """A staged image and its manifest. Raises RegistryError, VerifyError."""
+    repository = place.open(staged.repository)
+    manifest = repository.manifest(staged.digest)
+    if manifest is None:
+        raise RegistryError(f"{staged.cell}: {repository.name} has no {staged.digest}", hint=_HINT)
+    return oci.read_image(manifest.content, repository.read_blob), manifest

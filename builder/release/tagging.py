@@ -1,0 +1,145 @@
+"""Sets tags of a pushed image, moves none back, and detects other pushes of the same tags.
+
+Registries have no compare-and-swap for tags. So each tag is compared with its digest when the push began, and read
+again at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any, Literal
+
+from packaging.version import InvalidVersion, Version
+
+from builder.common.errors import RegistryError, VerifyError
+from builder.common.files import digest_of_bytes
+from builder.layers import oci
+from builder.matrix.tags import OCI
+from builder.registry.client import INDEXES, Manifest, Repository
+
+State = Literal["set", "moved", "unchanged"]
+AHEAD = timedelta(hours=1)  # how far a machine's clock may be ahead of the registry's
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagChange:
+    """The result for one tag: `set` for the first time, `moved` from another image, or `unchanged`."""
+
+    name: str
+    tag: str
+    digest: str
+    before: str | None
+    state: State
+
+    @property
+    def is_change(self) -> bool:
+        return self.state != "unchanged"
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.tag} is {self.digest}" + (f", was {self.before}" if self.state == "moved" else "")
+
+    def as_data(self) -> dict[str, Any]:
+        """For `--format json`."""
+        reference = f"{self.name}:{self.tag}"
+        return {"reference": reference, "before": self.before, "after": self.digest, "state": self.state}
+
+
+def first_stamp(repository: Repository, day: date) -> str:
+    """The first stamp of a day. Raises RegistryError if the day has not begun by the registry's clock."""
+    now = repository.clock()
+    if now and datetime.combine(day, time.min, UTC) > now + AHEAD:
+        raise RegistryError(
+            f"a release of {day} would be in the future: the clock of {repository.name} shows "
+            f"{now.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
+            hint="Correct the clock of this machine, or that of the registry, then run this again.",
+        )
+    return f"{day:%Y%m%d}"
+
+
+def read_tags(repository: Repository, names: Iterable[str]) -> dict[str, str | None]:
+    """The digests that tags name now."""
+    return {name: repository.digest_of(name) for name in names}
+
+
+def backward(named: Mapping[str, Mapping[str, str]], images: Mapping[str, Mapping[str, str]]) -> str:
+    """Why `images` are older than those that a tag has `named` until now; empty if they are not, or if it is unknown.
+
+    Both are the labels of images by architecture, see `named_images`.
+    """
+    return next((reason for arch in named if (reason := _why_older(named[arch], images.get(arch, {})))), "")
+
+
+def named_images(repository: Repository, reference: str) -> dict[str, dict[str, str]]:
+    """The labels of each image that a tag or digest names, by architecture: of an index, those of all its entries.
+
+    Raises VerifyError or RejectedError if an image cannot be read.
+    """
+    manifest = repository.manifest(reference)
+    if manifest is None:
+        raise VerifyError(f"the manifest {reference} is missing")
+    if manifest.media_type not in INDEXES:
+        return dict([oci.read_labels(manifest.content, repository.read_blob)])
+    images: dict[str, dict[str, str]] = {}
+    for arch, digest in oci.read_platforms(manifest.content).items():
+        entry = repository.manifest(digest)
+        if entry is None:
+            raise VerifyError(f"the manifest {digest} is missing")
+        _, images[arch] = oci.read_labels(entry.content, repository.read_blob)
+    return images
+
+
+def _why_older(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """Why an image is older than the one that the tag names now, by their labels; empty if it is not, or unknown.
+
+    Compares the releases of the framework, then the times of the newest Debian packages (RFC 3339).
+    """
+    version, created = f"{OCI}.version", f"{OCI}.created"
+    if not {version, created} <= before.keys() & after.keys():
+        return ""
+    try:
+        if Version(after[version]) < Version(before[version]):
+            return f"from release {before[version]} to {after[version]}"
+    except InvalidVersion:
+        return ""
+    if after[created] < before[created]:  # RFC 3339 in UTC: the order of the texts is that of the times
+        return f"from Debian packages of {before[created][:10]} to those of {after[created][:10]}"
+    return ""
+
+
+def tag(repository: Repository, manifest: Manifest, changes: list[TagChange], before: Mapping[str, str | None]) -> None:
+    """Sets tags to a pushed manifest; appends to `changes` after each.
+
+    `before` has the digest of each tag when the push began. Raises RegistryError for a tag that changed since.
+    """
+    if digest_of_bytes(manifest.content) != manifest.digest:
+        raise VerifyError(f"{repository.name}: the digest of the manifest to tag is not {manifest.digest}")
+    for name, was in before.items():
+        now = repository.digest_of(name)
+        if now not in (was, manifest.digest):
+            raise _conflict(repository, [(name, was, now)])
+        state: State = "unchanged"
+        if now != manifest.digest:
+            repository.put_manifest(name, manifest.content, manifest.media_type)
+            state = "moved" if now else "set"
+        change = TagChange(name=repository.name, tag=name, digest=manifest.digest, before=now, state=state)
+        changes.append(change)
+        if change.is_change:
+            confirm(repository, [change])
+
+
+def confirm(repository: Repository, changes: Iterable[TagChange]) -> None:
+    """Raises RegistryError unless the tags still name what they were set to."""
+    current = [(change.tag, change.digest, repository.digest_of(change.tag)) for change in changes]
+    if lost := [(tag, was, now) for tag, was, now in current if now != was]:
+        raise _conflict(repository, lost)
+
+
+def _conflict(repository: Repository, changed: Iterable[tuple[str, str | None, str | None]]) -> RegistryError:
+    """The error for tags that have another digest than before, with both."""
+    lines = (f"tag {tag} changed from {was or 'unset'} to {now or 'unset'}" for tag, was, now in changed)
+    return RegistryError(
+        f"{repository.name}: another push changed tags at the same time: {'; '.join(lines)}",
+        hint="Find out who pushes the same tags, then run this again.",
+    )

@@ -1,0 +1,548 @@
+"""Locks of operating systems: their files, and how they change. (For apt itself, see tests/integration.)"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from builder.common.errors import EngineError, IncompleteError, LockError, MatrixError, StaleError
+from builder.debian import apt, os_lock
+from builder.debian.archives import Kept
+from builder.debian.os_lock import OsLock, OsRequest
+from builder.host import Apt, AptSource, Host, Run
+from builder.lock import lockfile
+from builder.lock import update as locking
+from builder.matrix.project import Project
+from builder.plan.plan import PACKAGES_SCRIPT
+from tests.fakes import locks
+
+Edit = Callable[[str, str], Project]
+CELL = "qz-0.5-cu129-py311"
+OLD_CELL = "em-1.9-cu129-py39"
+
+
+def request_of(project: Project, name: str = CELL) -> OsRequest:
+    [cell] = project.select([name])
+    return os_lock.request_of_cell(project.matrix, cell)
+
+
+def test_what_is_written_is_read(tiny: Project) -> None:
+    request = request_of(tiny)
+    lock = locks.os_lock_of(request)
+    assert os_lock.parse_os_lock(os_lock.dump(lock), request) == lock
+    assert os_lock.read_os_lock(tiny.root, request) == lock
+    assert os_lock.read_os_lock(tiny.root, replace(request, packages=())) is None
+
+
+ON_ARM64 = ('python: ["3.11"]}', 'python: ["3.11"], arch: [amd64, arm64]}')
+
+
+def test_arm64_has_locks_of_its_own(edit: Edit) -> None:
+    """Those of amd64 keep their names: every image of today keeps its lock."""
+    project = edit(*ON_ARM64)
+    ours, theirs = (request_of(project, f"{CELL}{suffix}") for suffix in ("", "-arm64"))
+    assert theirs == replace(ours, arch="arm64")
+    assert theirs.path == ours.path.replace("os-newbird-", "os-newbird-arm64-")
+    lock = locks.os_lock_of(theirs)
+    assert lock.arch == "arm64"
+    assert os_lock.parse_os_lock(os_lock.dump(lock), theirs) == lock
+    other = locks.os_lock_of(ours)
+    assert other.arch == "amd64"
+    with pytest.raises(LockError, match=r"ca-certificates_1\.0-1_amd64\.deb is not for arm64"):
+        os_lock.parse_os_lock(os_lock.dump(other), theirs)
+
+
+def test_packages_for_arm64_are_chosen_from_lists_of_their_own(edit: Edit, archive: locks.FakeArchive) -> None:
+    project = edit(*ON_ARM64)
+    changed, failures, said = update(project, "*")
+    assert (changed, failures) == ([request_of(project, f"{CELL}-arm64").path], [])
+    assert said[0] == "Debian newbird: reading the lists of packages for arm64"
+    assert update(project, "*", refresh=True)[0]
+
+
+def test_apt_is_configured_for_the_architecture(tmp_path: Path) -> None:
+    for arch in ("amd64", "arm64"):
+        folder = tmp_path / arch
+        folder.mkdir()
+        apt.Archive(
+            "newbird", Host(), folder, lambda command, **_: subprocess.CompletedProcess(command, 0, "", ""), arch
+        )
+        lines = (folder / "apt.conf").read_text().splitlines()
+        assert {f'APT::Architecture "{arch}";', f'APT::Architectures "{arch}";'} <= set(lines)
+
+
+def test_a_source_is_written_where_the_field_is_present(tiny: Project) -> None:
+    """Locks of earlier builders have none."""
+    request = request_of(tiny)
+    lock = locks.os_lock_of(request)
+    assert '"source"' not in os_lock.dump(lock)
+    first, *others = lock.packages
+    named = replace(lock, packages=(replace(first, source="glibc (2.36-9)"), *others))
+    text = os_lock.dump(named)
+    assert text.count('"source"') == 1
+    assert os_lock.parse_os_lock(text, request) == named
+    assert named.packages[0].source_package == ("glibc", "2.36-9")
+    assert others[0].source_package == (others[0].name, others[0].version)
+
+
+def test_packages_sh_reads_every_package_with_and_without_a_source(tiny: Project) -> None:
+    """Its pattern needs the fields in their order. It is an input of every operating system, so it must not change."""
+    [pattern] = re.findall(r"sed -nE 's/(.*)/[^/]*/p'", (tiny.root / PACKAGES_SCRIPT).read_text())
+    lock = locks.os_lock_of(request_of(tiny))
+    named = replace(lock, packages=tuple(replace(package, source="glibc (2.36-9)") for package in lock.packages))
+    expected = [(each.name, each.version, each.architecture, each.sha256) for each in lock.packages]
+    for each in (lock, named):
+        assert re.findall(pattern, os_lock.dump(each), re.MULTILINE) == expected
+
+
+def test_a_refresh_adds_sources_to_an_earlier_lock(tiny: Project, archive: locks.FakeArchive) -> None:
+    archive.versions["newbird"] = "1.0-1"
+    archive.source = "glibc"
+    changed, _, said = update(tiny, CELL, refresh=True)
+    assert changed == [request_of(tiny).path]
+    assert said == ["Debian newbird: reading the lists of packages"], "no version differs"
+    lock = os_lock.read_os_lock(tiny.root, request_of(tiny))
+    assert lock
+    assert {package.source for package in lock.packages} == {"glibc"}
+
+
+SHOWN = """\
+Package: libc6
+Source: glibc (2.36-9)
+Version: 2.36-9+b1
+Architecture: amd64
+Size: 10
+SHA256: {sha256}
+Description: a library
+ Source: not a field
+
+Package: tini
+Version: 0.19.0-1
+Architecture: amd64
+Size: 20
+SHA256: {sha256}
+"""
+
+
+def archive_with(folder: Path, **installed: str) -> apt.Archive:
+    """The archive of a release with the packages in SHOWN; apt would install these versions."""
+    output = {
+        "update": "",
+        "install": "".join(f"Inst {name} ({version} Debian [amd64])\n" for name, version in installed.items()),
+        "show": SHOWN.format(sha256="a" * 64),
+    }
+
+    def run(command: Sequence[str], **_: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 0, output[command[1]], "")
+
+    sources = (AptSource(kind="main", uri="http://deb.example.test"),)
+    return apt.Archive("newbird", Host(read_apt=lambda: Apt(sources=sources)), folder, run)
+
+
+def test_apt_names_the_source_of_each_package(tmp_path: Path) -> None:
+    archive = archive_with(tmp_path, libc6="2.36-9+b1", tini="0.19.0-1")
+    lock = archive.resolve(OsRequest(debian="newbird", packages=("tini",)), locks.TIME)
+    assert {package.name: package.source for package in lock.packages} == {"libc6": "glibc (2.36-9)", "tini": ""}
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ("tini", "Debian newbird: editor is a virtual package"),
+        ("vim", "Debian newbird: apt-cache does not show vim 1"),
+    ],
+)
+def test_a_package_that_apt_does_not_show(tmp_path: Path, other: str, message: str) -> None:
+    archive = archive_with(tmp_path, libc6="1", **{other: "1"})
+    with pytest.raises(LockError, match=message):
+        archive.resolve(OsRequest(debian="newbird", packages=("editor",)), locks.TIME)
+
+
+def test_cells_with_the_same_packages_share_a_lock(tiny: Project, edit: Edit) -> None:
+    before = request_of(tiny)
+    assert request_of(tiny, f"{CELL}-board").path == before.path
+    assert request_of(tiny, OLD_CELL).path != before.path, "another Debian release"
+    changed = edit("board: {needs: [python]", "board: {apt: [git], needs: [python]")
+    assert request_of(changed, f"{CELL}-board").path != before.path
+    assert request_of(changed) == before
+
+
+@pytest.fixture
+def archive(monkeypatch: pytest.MonkeyPatch) -> locks.FakeArchive:
+    fake = locks.FakeArchive()
+    monkeypatch.setattr(apt, "archive", fake)
+    return fake
+
+
+def update(project: Project, *names: str, refresh: bool = False) -> tuple[list[str], list[LockError], list[str]]:
+    """The changed paths, the errors, and what was said."""
+    said: list[str] = []
+    changed, failures = locking.update_systems(project, project.select(names), Host(), refresh=refresh, say=said.append)
+    return changed, failures, said
+
+
+def update_all(project: Project, *names: str, refresh: bool = False) -> None:
+    """Updates wheels and systems; raises the error for what failed."""
+    updated = locking.update(
+        project, project.select(names), Host(), upgrade=False, refresh=refresh, say=lambda _: None, builder=None
+    )
+    if updated.error:
+        raise updated.error
+
+
+def test_locks_that_exist_are_kept(tiny: Project, archive: locks.FakeArchive) -> None:
+    assert update(tiny, "*") == ([], [], [])
+    assert archive.resolved == []
+
+
+def test_a_missing_or_damaged_lock_is_written(tiny: Project, archive: locks.FakeArchive) -> None:
+    path, old_path = (request_of(tiny, cell).path for cell in (CELL, OLD_CELL))
+    (tiny.root / path).unlink()
+    (tiny.root / old_path).write_text("{}")
+    changed, failures, said = update(tiny, CELL)
+    count = len(request_of(tiny).packages) + 2
+    assert (changed, failures) == ([path], [])
+    assert said == ["Debian newbird: reading the lists of packages", f"{path}: {count} packages, the newest versions"]
+    assert update(tiny, "*")[0] == [old_path]
+    lock = os_lock.read_os_lock(tiny.root, request_of(tiny))
+    assert lock
+    assert lock.packages == locks.os_lock_of(request_of(tiny), "2.0-1").packages
+    assert lock.time >= "20261122T000000Z"
+
+
+def test_a_refresh_shows_old_and_new_versions(tiny: Project, archive: locks.FakeArchive) -> None:
+    archive.versions["oldbird"] = "1.0-1"
+    request = request_of(tiny)
+    changed, failures, said = update(tiny, "*", refresh=True)
+    assert (changed, failures) == ([request.path], [])
+    assert said[0] == "Debian newbird: reading the lists of packages"
+    assert "newbird: libc6 2.36-1.0-1 -> 2.36-2.0-1 (1 lock)" in said
+    assert [line for line in said[2:] if "libc6" not in line] == [
+        f"newbird: {name} 1.0-1 -> 2.0-1 (1 lock)" for name in request.packages
+    ]
+
+
+def test_a_refresh_without_new_packages_changes_nothing(tiny: Project, archive: locks.FakeArchive) -> None:
+    """Not even the time of the lock."""
+    archive.versions = dict.fromkeys(archive.versions, "1.0-1")
+    assert update(tiny, "*", refresh=True)[0] == []
+
+
+def test_a_lock_is_made_from_the_snapshot_archive_if_there_is_one(edit: Edit, archive: locks.FakeArchive) -> None:
+    project = edit('    glibc: "2.36"\n', '    glibc: "2.36"\n    snapshot: http://snapshot.example.test/archive\n')
+    [path] = update(project, CELL, refresh=True)[0]
+    lock = os_lock.read_os_lock(project.root, request_of(project))
+    assert lock
+    assert lock.time != locks.TIME
+    assert f"http://snapshot.example.test/archive/debian/{lock.time} newbird main" in archive.sources
+    assert path == request_of(project).path
+
+
+def test_new_and_removed_packages_are_shown(tiny: Project) -> None:
+    first, second = request_of(tiny), replace(request_of(tiny), packages=("tini",))
+    before, after = locks.os_lock_of(first), locks.os_lock_of(second)
+    extra = replace(after.packages[0], name="zlib1g", version="1:1.3")
+    lines = os_lock.changes(
+        {first: before, second: after},
+        {
+            first: replace(before, packages=before.packages[1:]),
+            second: replace(after, packages=(*after.packages, extra)),
+        },
+    )
+    assert lines == [
+        f"newbird: {before.packages[0].name} 1.0-1 -> (removed) (1 lock)",
+        "newbird: zlib1g (new) -> 1:1.3 (1 lock)",
+    ]
+    assert os_lock.changes({first: None}, {first: before}) == [], "a new lock has no old versions"
+
+
+def test_a_release_that_fails_does_not_stop_others(tiny: Project, archive: locks.FakeArchive) -> None:
+    archive.broken = "newbird"
+    changed, failures, _ = update(tiny, "*", refresh=True)
+    assert changed == [request_of(tiny, OLD_CELL).path]
+    assert [str(error) for error in failures] == ["Debian newbird: apt-get update failed"]
+
+
+WRONG_SYSTEMS = {
+    "a Debian release without the Python": (
+        '"3.11": {debian: newbird}', '"3.11": {debian: oldbird}',
+        "matrix.yaml:15:20: Python 3.11: its packages on Debian oldbird install Python 3.9",
+        "Name a Debian release that has Python 3.11, or add `uv` with a full release of it.",
+    ),
+    "another C library": (
+        'glibc: "2.36"', 'glibc: "2.99"',
+        "matrix.yaml:11:12: debian.newbird.glibc: Debian newbird has glibc 2.36, not 2.99",
+        'Write: glibc: "2.36"',
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "message", "hint"), WRONG_SYSTEMS.values(), ids=WRONG_SYSTEMS.keys())
+def test_a_lock_refuses_what_the_locked_packages_contradict(
+    edit: Edit, archive: locks.FakeArchive, old: str, new: str, message: str, hint: str
+) -> None:
+    """No wheels are locked for such an image: they would be for another Python or C library."""
+    project = edit(old, new)
+    before = sorted(path.name for path in (project.root / "locks").iterdir())
+    with pytest.raises(MatrixError) as caught:
+        update_all(project, CELL)
+    assert (str(caught.value), caught.value.hint) == (message, hint)
+    systems = {Path(path).name for path in archive.resolved}
+    assert sorted(path.name for path in (project.root / "locks").iterdir() if path.name not in systems) == [
+        name for name in before if name not in systems
+    ]
+
+
+def test_a_time_that_does_not_exist_is_refused(tiny: Project) -> None:
+    """`builder doctor` and `builder status` compute the age of a lock."""
+    request = request_of(tiny)
+    text = os_lock.dump(locks.os_lock_of(request)).replace(locks.TIME, "20261399T999999Z")
+    with pytest.raises(LockError, match="time"):
+        os_lock.parse_os_lock(text, request)
+
+
+def test_a_missing_lock_is_found_by_check(tiny: Project) -> None:
+    path = request_of(tiny).path
+    locking.check_locks(tiny, tiny.select([CELL]))
+    (tiny.root / path).unlink()
+    with pytest.raises(StaleError, match=f"^locks are out of date:\n  {path}: missing$"):
+        locking.check_locks(tiny, tiny.select([CELL]))
+
+
+def test_a_lock_of_no_cell_is_found_and_removed(tiny: Project, archive: locks.FakeArchive, edit: Edit) -> None:
+    path = request_of(tiny).path
+    project = edit("apt: [python3]", "apt: [python3, git]")
+    with pytest.raises(StaleError, match=f"  {path}: belongs to no cell"):
+        locking.check_locks(project, [])
+    archive.broken = "newbird"
+    with pytest.raises(LockError):
+        update_all(project, CELL, refresh=True)
+    assert (project.root / path).exists(), "undoing the edit needs it again"
+    changed = locking.update(
+        project, [], Host(), upgrade=False, refresh=False, say=lambda _: None, builder=None
+    ).written
+    assert f"{path} (removed: no cell needs it)" in changed
+    assert not (project.root / path).exists()
+
+
+def test_a_set_that_fails_does_not_stop_others(edit: Edit, archive: locks.FakeArchive) -> None:
+    project = edit("board: {needs: [python]", "board: {apt: [no-such-package], needs: [python]")
+    archive.unknown = "no-such-package"
+    changed, failures, _ = update(project, "qz-0.5-cu129-py311*", refresh=True)
+    assert changed == [request_of(project).path]
+    assert [str(error).splitlines()[0] for error in failures] == ["Unable to locate package no-such-package"]
+
+
+def test_an_unknown_package_is_named_once_with_its_component(edit: Edit, archive: locks.FakeArchive) -> None:
+    """It was reported for each set of packages with it, without the place in matrix.yaml."""
+    edit("jupyter:\n    needs: [python]\n", "jupyter:\n    needs: [python]\n    apt: [git]\n")
+    project = edit(
+        "  python: {needs: [base], apt: [python3],", "  python: {needs: [base], apt: [python3, no-such-package],"
+    )
+    archive.unknown = "no-such-package"
+    _, failures, _ = update(project, "qz-0.5-cu129-py311*", refresh=True)
+    assert len({os_lock.request_of_cell(project.matrix, cell) for cell in project.select(["qz-0.5-cu129-py311*"])}) > 1
+    assert [str(error) for error in failures] == [
+        "Unable to locate package no-such-package\n  matrix.yaml:42:42: components.python.apt: no-such-package"
+    ]
+
+
+def test_check_names_missing_and_damaged_locks(tiny: Project) -> None:
+    path, old_path = (request_of(tiny, cell).path for cell in (CELL, OLD_CELL))
+    (tiny.root / path).unlink()
+    (tiny.root / old_path).write_text("{}")
+    with pytest.raises(StaleError) as caught:
+        locking.check_locks(tiny, tiny.select([CELL, OLD_CELL]))
+    lines = [line.strip() for line in str(caught.value).splitlines() if os_lock.PREFIX in line]
+    assert sorted(line.partition(":")[0].partition(" ")[0] for line in lines) == sorted([path, old_path])
+
+
+# ---- packages that the archives no longer have
+
+
+def current_locks(
+    project: Project, found: locks.FakeArchives, is_kept: Kept = lambda _: False
+) -> tuple[dict[OsRequest, OsLock], list[str]]:
+    """The new locks of both releases, and what was said."""
+    said: list[str] = []
+    requests = {request_of(project), request_of(project, OLD_CELL)}
+    new, failures = locking.current_locks_of_stale(project, requests, found, Host(), is_kept, said.append)
+    return new, [*said, *map(str, failures)]
+
+
+OLD_GONE = {"newbird": "1.0-1", "oldbird": "2.0-1"}
+NEW_GONE = {"newbird": "2.0-1", "oldbird": "1.0-1"}
+BOTH_GONE = {"newbird": "2.0-1", "oldbird": "2.0-1"}
+
+
+def test_only_locks_with_packages_that_are_gone_are_renewed(tiny: Project, archive: locks.FakeArchive) -> None:
+    new, said = current_locks(tiny, locks.FakeArchives(tiny.matrix, NEW_GONE))
+    assert {request: lock.versions["libc6"] for request, lock in new.items()} == {request_of(tiny): "2.36-2.0-1"}
+    assert archive.resolved == [request_of(tiny).path], "nothing else is downloaded"
+    assert said == [f"Debian {release}: looking up the locked packages" for release in ("newbird", "oldbird")]
+    assert os_lock.read_os_lock(tiny.root, request_of(tiny)) == locks.os_lock_of(request_of(tiny)), "nothing is written"
+
+
+def test_what_is_gone_is_locked_from_the_snapshot_archive_too(edit: Edit, archive: locks.FakeArchive) -> None:
+    project = edit('    glibc: "2.36"\n', '    glibc: "2.36"\n    snapshot: http://snapshot.example.test/archive\n')
+    [lock] = current_locks(project, locks.FakeArchives(project.matrix, NEW_GONE))[0].values()
+    assert f"http://snapshot.example.test/archive/debian/{lock.time} newbird main" in archive.sources
+
+
+def test_packages_in_the_store_are_not_gone(tiny: Project, archive: locks.FakeArchive) -> None:
+    assert current_locks(tiny, locks.FakeArchives(tiny.matrix, BOTH_GONE), lambda _: True)[0] == {}
+    assert archive.resolved == []
+
+
+def test_a_release_that_cannot_be_looked_up_keeps_its_locks(tiny: Project, archive: locks.FakeArchive) -> None:
+    new, said = current_locks(tiny, locks.FakeArchives(tiny.matrix, BOTH_GONE, broken="newbird"))
+    assert [request.debian for request in new] == ["oldbird"]
+    assert (
+        "Debian newbird: cannot look up the locked packages; going on with them: this machine's archives: the archive "
+        "timed out" in said
+    )
+
+
+def test_a_system_that_cannot_be_locked_again_is_an_error_of_its_own(tiny: Project, archive: locks.FakeArchive) -> None:
+    """It counted as archives that cannot be looked up: gigabytes were downloaded, and then the build failed."""
+    archive.unknown = "python3"
+    new, said = current_locks(tiny, locks.FakeArchives(tiny.matrix, NEW_GONE))
+    assert new == {}
+    assert any("Unable to locate package python3" in line for line in said)
+    assert not [line for line in said if "cannot look up" in line]
+
+
+def test_a_debian_release_that_fails_does_not_stop_the_others(tiny: Project, archive: locks.FakeArchive) -> None:
+    """The lock of the other release is written, and the error says so, with an exit status of its own."""
+    archive.broken = "oldbird"
+    lock = locks.lock_of(tiny, tiny.groups[OLD_CELL])
+    lockfile.path(tiny.root, OLD_CELL).write_text(lockfile.dump(lock))
+    before = {
+        path: (tiny.root / path).read_bytes() for path in (request_of(tiny, CELL).path, request_of(tiny, OLD_CELL).path)
+    }
+    with pytest.raises(IncompleteError) as caught:
+        update_all(tiny, CELL, OLD_CELL, refresh=True)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "1 lock update failed, 1 done"
+    assert lines[2].startswith("  Debian oldbird: ")
+    assert lines[lines.index("done:") + 1 :] == ["  Debian newbird", "written:", f"  {request_of(tiny).path}"]
+    after = {path: (tiny.root / path).read_bytes() for path in before}
+    assert [path for path in before if after[path] != before[path]] == [request_of(tiny).path]
+
+
+def test_debian_releases_that_all_fail_have_the_error_of_the_first(tiny: Project, archive: locks.FakeArchive) -> None:
+    archive.broken = "newbird"
+    with pytest.raises(LockError):
+        update_all(tiny, CELL, refresh=True)
+
+
+def test_systems_that_fail_do_not_hide_the_others_of_their_release(edit: Edit, archive: locks.FakeArchive) -> None:
+    project = edit("board: {needs: [python]", "board: {apt: [no-such-package], needs: [python]")
+    archive.unknown = "no-such-package"
+    with pytest.raises(IncompleteError) as caught:
+        update_all(project, f"{CELL}*", refresh=True)
+    assert "Debian newbird: Unable to locate package no-such-package" in str(caught.value)
+    assert str(caught.value).splitlines()[-3:] == [
+        "  Debian newbird (1 other system)",
+        "written:",
+        f"  {request_of(project).path}",
+    ]
+
+
+def test_packages_that_are_gone_are_named_if_apt_cannot_run(tiny: Project, archive: locks.FakeArchive) -> None:
+    archive.broken = "oldbird"
+    new, said = current_locks(tiny, locks.FakeArchives(tiny.matrix, OLD_GONE))
+    assert new == {}
+    [message] = [line for line in said if "apt-get update failed" in line]
+    assert re.match(r"Debian oldbird: no archive has .* 1\.0-1.* any more\n", message)
+
+
+def test_another_file_of_a_locked_version_is_an_error(tiny: Project, archive: locks.FakeArchive) -> None:
+    new, said = current_locks(tiny, locks.FakeArchives(tiny.matrix, BOTH_GONE, others=("libc6",)))
+    assert new == {}
+    assert sum("Debian's archives have a different file for libc6 " in line for line in said) == 2
+
+
+def test_a_moved_release_is_locked_from_its_new_archive(edit: Edit, archive: locks.FakeArchive) -> None:
+    project = edit('    glibc: "2.36"\n', '    glibc: "2.36"\n    archive: http://moved.example.test\n')
+    update(project, CELL, refresh=True)
+    assert "http://moved.example.test/debian newbird main" in archive.sources
+    assert "http://moved.example.test/debian-security newbird-security main" in archive.sources
+    current_locks(project, locks.FakeArchives(project.matrix, NEW_GONE))
+    assert "http://moved.example.test/debian newbird main" in archive.sources
+
+
+# ---- where apt runs
+
+
+class Elsewhere:
+    """A container of Debian, whose apt gives the packages in SHOWN. `seen` are the apt commands, with their files."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    @contextmanager
+    def open(self) -> Iterator[Run]:
+        def run(
+            command: Sequence[str], env: Mapping[str, str] | None = None, **_: object
+        ) -> subprocess.CompletedProcess[str]:
+            sources = (Path(env["APT_CONFIG"]).parent / "sources.list").read_text() if env else ""
+            self.seen.append((" ".join(command[:2]), sources))
+            output = {
+                "update": "",
+                "indextargets": "http://deb.example.test Debian newbird main\n"
+                "http://s.example.test Debian newbird-security main\n",
+                "install": "Inst libc6 (2.36-9+b1 Debian [amd64])\nInst tini (0.19.0-1 Debian [amd64])\n",
+                "show": SHOWN.format(sha256="a" * 64),
+                "dump": "",
+            }[command[1]]
+            return subprocess.CompletedProcess(command, 0, output, "")
+
+        yield run
+
+
+TINI = OsRequest(debian="newbird", packages=("tini",))
+BOTH = tuple(AptSource(kind=kind, uri=f"http://{kind}.example.test") for kind in ("main", "security"))
+
+
+@pytest.mark.parametrize("sources", [(), BOTH, BOTH[:1]], ids=["no Debian", "no apt", "no security archive"])
+def test_apt_runs_in_a_container_where_it_cannot_run_here(
+    monkeypatch: pytest.MonkeyPatch, sources: tuple[AptSource, ...]
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    monkeypatch.setattr("builder.debian.mmdebstrap.is_installed", lambda: False)
+    elsewhere, said = Elsewhere(), list[str]()
+    host = Host(read_apt=lambda: Apt(sources=sources), open_apt=elsewhere.open)
+    with apt.archive("newbird", host, said.append) as archive:
+        lock = archive.resolve(TINI, locks.TIME)
+    assert lock.versions == {"libc6": "2.36-9+b1", "tini": "0.19.0-1"}
+    assert [command for command, _ in elsewhere.seen][-3:] == ["apt-get update", "apt-get install", "apt-cache show"]
+    expected = "http://main.example.test" if sources == BOTH else "http://deb.example.test"
+    assert elsewhere.seen[-1][1].splitlines()[0].endswith(f"{expected} newbird main")
+    [line] = said
+    assert re.fullmatch(r"apt cannot look up Debian packages here \(.+\): running it in a container of Debian", line)
+
+
+@pytest.mark.parametrize("has_engine", [False, True])
+def test_without_apt_and_container_both_ways_out_are_named(monkeypatch: pytest.MonkeyPatch, has_engine: bool) -> None:
+    def fails() -> AbstractContextManager[Run]:
+        raise EngineError("no Docker Engine answers")
+
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    monkeypatch.setattr("builder.debian.mmdebstrap.is_installed", lambda: False)
+    host = Host(open_apt=fails if has_engine else None)
+    with (
+        pytest.raises(
+            LockError, match="Debian packages cannot be locked on this machine: it is not installed"
+        ) as caught,
+        apt.archive("newbird", host, lambda _: None),
+    ):
+        pytest.fail("there is no apt")
+    assert ("no Docker Engine answers" in str(caught.value)) is has_engine
+    assert caught.value.hint.startswith("Start a Docker Engine, to run apt in a container. Or on Debian")

@@ -1,0 +1,187 @@
+"""SBOM and provenance: what an image consists of, and what it was made from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from packageurl import PackageURL
+
+from builder.debian.os_lock import DebianPackage, OsLock
+from builder.evidence import sbom_and_provenance
+from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, Descriptor
+from builder.layers.oci import Image
+from builder.matrix.project import Project
+from builder.plan import plan
+from builder.plan.plan import PlannedImage
+from tests.fakes.locks import python_lock_of
+
+NAME = "registry.example.test/team/quartz-cuda"
+CELL = "qz-0.5-cu129-py311-board"
+MANIFEST = Descriptor(media_type=MANIFEST_TYPE, digest="sha256:" + "a" * 64, size=1)
+IMAGE = Image(
+    config=Descriptor(media_type=CONFIG_TYPE, digest="sha256:" + "b" * 64, size=1),
+    manifest=MANIFEST,
+    layers=(),
+    labels={"org.opencontainers.image.created": "2026-11-16T10:17:40Z"},
+)
+
+
+@pytest.fixture
+def planned(tiny: Project) -> PlannedImage:
+    [image] = plan.make_locked_plan(tiny, tiny.select([CELL])).images
+    return image
+
+
+@pytest.fixture
+def system(planned: PlannedImage) -> OsLock:
+    return planned.os_lock
+
+
+def with_packages(planned: PlannedImage, *packages: DebianPackage) -> PlannedImage:
+    return replace(planned, os_lock=replace(planned.os_lock, packages=packages))
+
+
+def test_the_sbom_has_every_wheel_and_every_debian_package(planned: PlannedImage, system: OsLock) -> None:
+    data = json.loads(sbom_and_provenance.sbom(planned, NAME, IMAGE))
+    assert (data["bomFormat"], data["specVersion"]) == ("CycloneDX", "1.6")
+    subject = data["metadata"]["component"]
+    assert (subject["name"], subject["version"], subject["type"]) == (NAME, MANIFEST.digest, "container")
+    assert subject["purl"].startswith("pkg:oci/quartz-cuda@sha256")
+    assert data["metadata"]["timestamp"].startswith("2026-11-16T10:17:40")
+    hashes = {component["purl"]: component["hashes"][0]["content"] for component in data["components"]}
+    wheels = {f"pkg:pypi/{wheel.name}@{wheel.version}": wheel.sha256 for wheel in planned.wheels}
+    packages = {
+        f"pkg:deb/debian/{each.name}@{each.version}?arch={each.architecture}&distro=debian-newbird": each.sha256
+        for each in system.packages
+    }
+    assert hashes == wheels | packages
+    assert wheels
+    assert packages
+
+
+def test_uvs_build_of_python_has_its_hash_in_sbom_and_provenance(planned: PlannedImage) -> None:
+    python = python_lock_of("3.11.15")
+    image = replace(planned, uv=python.release, locked_python=python)
+    purl = "pkg:generic/python@3.11.15?distribution=python-build-standalone"
+    data = json.loads(sbom_and_provenance.sbom(image, NAME, IMAGE))
+    [component] = [each for each in data["components"] if each.get("purl") == purl]
+    assert [each["content"] for each in component["hashes"]] == [python.sha256]
+    statement = json.loads(sbom_and_provenance.provenance(image, source="", revision=""))
+    dependency = {"uri": purl, "digest": {"sha256": python.sha256}}
+    assert dependency in statement["buildDefinition"]["resolvedDependencies"]
+
+
+def test_the_sbom_says_what_a_wheel_was_built_from(planned: PlannedImage) -> None:
+    """A commit is not the package of that name on PyPI: its vulnerabilities are not those."""
+    sdist, commit = f"board-2.0.tar.gz#sha256={'0' * 64}", f"git+https://git.example.test/pip@{'a' * 40}"
+    sources = {"board": sdist, "pip": commit}
+    wheels = tuple(replace(wheel, source=sources.get(wheel.name, "")) for wheel in planned.wheels)
+    data = json.loads(sbom_and_provenance.sbom(replace(planned, wheels=wheels), NAME, IMAGE))
+    components = {each["name"]: each for each in data["components"]}
+    assert components["board"]["purl"] == "pkg:pypi/board@2.0"
+    purl = PackageURL.from_string(components["pip"]["purl"])
+    assert (purl.type, purl.name, dict(purl.qualifiers)) == ("generic", "pip", {"vcs_url": commit})
+    for name, source in sources.items():
+        assert components[name]["properties"] == [{"name": "gpu-images:source", "value": source}]
+
+
+def test_the_sbom_has_the_name_of_the_index_of_a_wheel(planned: PlannedImage) -> None:
+    """`builder verify` takes it from there: the default index must not get the name of a private package."""
+    wheels = tuple(replace(wheel, index="company" if wheel.name == "board" else "") for wheel in planned.wheels)
+    components = json.loads(sbom_and_provenance.sbom(replace(planned, wheels=wheels), NAME, IMAGE))["components"]
+    properties = {each["name"]: each.get("properties") for each in components if each["purl"].startswith("pkg:pypi/")}
+    assert properties.pop("board") == [{"name": "gpu-images:index", "value": "company"}]
+    assert properties
+    assert all(each == [{"name": "gpu-images:index", "value": "-"}] for each in properties.values())
+
+
+def test_the_sbom_names_source_packages_as_scanners_read_them(planned: PlannedImage, system: OsLock) -> None:
+    """Debian's advisories are by source package. grype reads the purl, trivy the properties."""
+    first, second, third = (
+        replace(system.packages[0], name=name, version=version, source=source)
+        for name, version, source in (
+            ("base-files", "12.4+deb12u15", ""),
+            ("libssl3", "3.0.17-1~deb12u2", "openssl"),
+            ("libss2", "1.47.0-2+b2", "e2fsprogs (1.47.0-2)"),
+        )
+    )
+    data = json.loads(sbom_and_provenance.sbom(with_packages(planned, first, second, third), NAME, IMAGE))
+    components = {each["name"]: each for each in data["components"] if each.get("purl", "").startswith("pkg:deb/")}
+    qualifiers = {name: dict(PackageURL.from_string(each["purl"]).qualifiers) for name, each in components.items()}
+    common = {"arch": "amd64", "distro": "debian-12"}
+    assert qualifiers == {
+        "base-files": common,
+        "libssl3": common | {"upstream": "openssl"},
+        "libss2": common | {"upstream": "e2fsprogs@1.47.0-2"},
+    }
+    properties = {
+        name: {each["name"]: each["value"] for each in component.get("properties", [])}
+        for name, component in components.items()
+    }
+    prefix = "aquasecurity:trivy:Src"
+    assert properties == {
+        "base-files": {},
+        "libssl3": {f"{prefix}Name": "openssl", f"{prefix}Version": "3.0.17-1~deb12u2"},
+        "libss2": {f"{prefix}Name": "e2fsprogs", f"{prefix}Version": "1.47.0-2"},
+    }
+    assert {
+        name: sbom_and_provenance.source_package(PackageURL.from_string(each["purl"]))
+        for name, each in components.items()
+    } == {
+        "base-files": None,
+        "libssl3": second.source_package,
+        "libss2": third.source_package,
+    }
+
+
+def test_the_sbom_names_the_release_of_debian(planned: PlannedImage, system: OsLock) -> None:
+    """Scanners ignore Debian packages without it."""
+    base = replace(system.packages[0], name="base-files", version="12.4+deb12u15")
+    data = json.loads(sbom_and_provenance.sbom(with_packages(planned, *system.packages, base), NAME, IMAGE))
+    [debian] = [each for each in data["components"] if each["type"] == "operating-system"]
+    assert (debian["name"], debian["version"]) == ("debian", "12")
+
+
+def test_the_statements_of_an_image_are_the_same_everywhere(planned: PlannedImage, system: OsLock) -> None:
+    assert sbom_and_provenance.sbom(planned, NAME, IMAGE) == sbom_and_provenance.sbom(planned, NAME, IMAGE)
+    other = replace(IMAGE, manifest=replace(MANIFEST, digest="sha256:" + "c" * 64))
+    assert sbom_and_provenance.sbom(planned, NAME, other) != sbom_and_provenance.sbom(planned, NAME, IMAGE)
+
+
+@pytest.mark.parametrize(("revision", "commit"), [("f" * 40, "f" * 40), ("f" * 40 + "+changes", ""), ("", "")], ids=str)
+def test_the_provenance(planned: PlannedImage, system: OsLock, revision: str, commit: str) -> None:
+    address = "https://example.test/org/images"
+    predicate: dict[str, Any] = json.loads(sbom_and_provenance.provenance(planned, source=address, revision=revision))
+    definition = predicate["buildDefinition"]
+    assert definition["externalParameters"] == {"cell": CELL, "revision": revision}
+    assert definition["internalParameters"]["plan"] == planned.digest
+    uris = {each["uri"]: each["digest"] for each in definition["resolvedDependencies"]}
+    assert uris.get(f"git+{address}", {}).get("gitCommit", "") == commit
+    assert len(uris) == len(planned.wheels) + len(system.packages) + bool(commit)
+
+
+def test_statements_agree_if_only_the_commit_differs(planned: PlannedImage, system: OsLock) -> None:
+    def provenance(revision: str, planned: PlannedImage = planned) -> Any:
+        source = "https://example.test/org/images"
+        return json.loads(sbom_and_provenance.provenance(planned, source=source, revision=revision))
+
+    assert sbom_and_provenance.agree(provenance("a" * 40), provenance("b" * 40))
+    assert not sbom_and_provenance.agree(provenance("a" * 40), provenance(""))
+    assert not sbom_and_provenance.agree(
+        provenance("a" * 40), provenance("a" * 40, replace(planned, digest="sha256:other"))
+    )
+    fewer = replace(planned, wheels=planned.wheels[1:])
+    assert not sbom_and_provenance.agree(provenance("a" * 40), provenance("a" * 40, fewer))
+    sbom = json.loads(sbom_and_provenance.sbom(planned, NAME, IMAGE))
+    assert sbom_and_provenance.agree(sbom, sbom)
+    assert not sbom_and_provenance.agree(sbom, json.loads(sbom_and_provenance.sbom(fewer, NAME, IMAGE)))
+    assert not sbom_and_provenance.agree(sbom, provenance(""))
+
+
+def test_scans_agree_if_only_the_time_differs() -> None:
+    """Each run of a release scans again."""
+    assert sbom_and_provenance.agree({"time": "10:00", "output": "a"}, {"time": "11:00", "output": "a"})
+    assert not sbom_and_provenance.agree({"time": "10:00", "output": "a"}, {"time": "10:00", "output": "b"})

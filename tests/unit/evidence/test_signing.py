@@ -1,0 +1,426 @@
+"""Signatures: what cosign is given, and what is never given to it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from requests.adapters import HTTPAdapter
+
+from builder.common.errors import SigningError
+from builder.common.reference import ImageRef
+from builder.evidence import signing
+from builder.evidence.cosign import CosignError, warn_of_vulnerabilities
+from builder.evidence.signing import Signer, Trust
+from builder.host import Host, Registries
+from builder.index.settings import IndexSettings
+from builder.matrix.schema import Trusted
+from builder.registry import transport
+from builder.registry.client import Repository
+from builder.registry.failures import StoppedError
+from tests.fakes.engine import Programs
+from tests.fakes.registry import MemoryRegistry
+
+KEY = Trusted(key="keys/ci.pub")
+IDENTITY = Trusted(identity="https://example.test/workflow@main", issuer="https://issuer.example.test")
+
+
+class Cosign:
+    """Stands in for the program; `accepts` is a word of the commands that succeed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+        self.accepts, self.help = "", ""
+        self.programs = Programs(self._answer)
+        self.root = root
+        (root / "keys").mkdir()
+        (root / "keys/ci.pub").write_text("public")
+        monkeypatch.setattr(subprocess, "run", self.programs)
+        monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/cosign")
+        warn_of_vulnerabilities("/usr/bin/cosign")  # once in a process: the calls below are those of a test alone
+        self.programs.calls.clear()
+
+    def _answer(self, command: list[str]) -> tuple[int, str, str]:
+        if command[-1] == "--help":
+            return 0, self.help, ""
+        is_accepted = any(self.accepts in word for word in command)
+        return (
+            (0, '[{"optional": null}]', "")
+            if is_accepted
+            else (1, "", "WARNING: insecure\nError: no matching signatures\nmore")
+        )
+
+    def signer(self, *trusted: Trusted) -> str:
+        """The signer of a manifest."""
+        return signing.signer_of_manifest(repository(AWAY), DIGEST, {}, Trust(signers=trusted, root=self.root))[0]
+
+
+@pytest.fixture
+def cosign(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cosign:
+    return Cosign(monkeypatch, tmp_path)
+
+
+def test_the_signature_of_a_key_is_checked_without_sigstore(cosign: Cosign) -> None:
+    assert cosign.signer(KEY) == "keys/ci.pub"
+    [command] = cosign.programs.calls
+    assert command[:4] == ["cosign", "verify", f"--key={cosign.root}/keys/ci.pub", "--insecure-ignore-tlog=true"]
+
+
+def test_an_identity_needs_its_issuer(cosign: Cosign) -> None:
+    cosign.accepts = "--certificate-oidc-issuer=https://issuer.example.test"
+    assert cosign.signer(KEY, IDENTITY) == IDENTITY.identity
+    assert "--insecure-ignore-tlog=true" not in cosign.programs.calls[-1]
+
+
+def test_a_signature_of_nobody_who_is_trusted(cosign: Cosign) -> None:
+    cosign.accepts = "nothing"
+    assert cosign.signer(KEY, IDENTITY) == ""
+    assert cosign.signer() == ""
+
+
+def test_a_key_that_is_missing(cosign: Cosign) -> None:
+    with pytest.raises(SigningError, match=r"keys/none\.pub is missing"):
+        cosign.signer(Trusted(key="keys/none.pub"))
+
+
+def test_a_private_key_in_place_of_the_public_one(cosign: Cosign) -> None:
+    """`verify --key ci.key` said that no trusted signer signed the image."""
+    (cosign.root / "keys/ci.key").write_text("-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\n")
+    with pytest.raises(SigningError, match=r"^keys/ci\.key is a private key$") as caught:
+        cosign.signer(Trusted(key="keys/ci.key"))
+    assert "public key" in caught.value.hint
+    assert cosign.programs.calls == []
+
+
+def test_without_cosign(cosign: Cosign, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    with pytest.raises(SigningError, match="cosign is not installed"):
+        Signer(key="key").sign_manifest(repository(), DIGEST)
+
+
+# Printed by cosign 2.5, here and below, except for names and addresses.
+SIGNATURE_URL = f"https://registry.example.test:5000/v2/a/b/manifests/sha256-{'a' * 64}.sig"
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected"),
+    [
+        (f"Error: signing [r.test/a@sha256:{'a' * 64}]: getting signer: reading key: open secret-key: no such file",
+         "getting signer: reading key: open KEY: no such file"),
+        (f"Using payload from: x\nError: signing r.test/a@sha256:{'a' * 64}: reading key: decrypt: decryption failed",
+         "reading key: decrypt: decryption failed"),
+        (f"Pushing signature to: r.test/a\nError: signing [r.test/a@sha256:{'a' * 64}]: accessing image: not found",
+         "accessing image: not found"),
+        ("WARNING: insecure\nError: no matching signatures:\ninvalid\x1b[2J\n", "no matching signatures: invalid"),
+        ("panic: runtime error", "panic: runtime error"),
+        ("", "failed"),
+    ],
+)  # fmt: skip
+def test_the_error_of_cosign_is_shown(cosign: Cosign, printed: str, expected: str) -> None:
+    """The first line was shown: `Using payload from: ...`."""
+    repetition = f"\nerror during command execution: {printed.partition('Error: ')[2]}"
+    cosign.programs.answer = lambda command: (0, "", "") if command[-1] == "--help" else (1, "", printed + repetition)
+    with pytest.raises(CosignError) as caught:
+        Signer(key="secret-key").sign_manifest(repository(), DIGEST)
+    assert str(caught.value) == f"cosign sign: {expected}"
+    assert ("COSIGN_PASSWORD" in caught.value.hint) == ("decryption failed" in printed)
+    assert "secret-key" not in repr(Signer(key="secret-key"))
+
+
+DIGEST = "sha256:" + "a" * 64
+AWAY = "registry.example.test:5000"
+
+
+def repository(registry: str = "127.0.0.1:5000", *, bundle: str = "", insecure: tuple[str, ...] = ()) -> Repository:
+    host = Host(index=IndexSettings(ca_bundle=bundle), registries=Registries(insecure=insecure))
+    return Repository(ImageRef(registry=registry, repository="a/b"), host=host, write=True)
+
+
+class Signatures:
+    """The annotations of each signature of an image. The first signatures that are added are lost."""
+
+    def __init__(self, cosign: Cosign, *present: dict[str, str], loses: int = 0) -> None:
+        self.present, self.loses = list(present), loses
+        cosign.programs.answer = self._answer
+
+    def _answer(self, command: list[str]) -> tuple[int, str, str]:
+        if command[1] == "verify":
+            printed = json.dumps([{"optional": annotations} for annotations in self.present])
+            return (0, printed, "") if self.present else (1, "", "Error: no signatures")
+        if command[1:3] == ["sign", "--yes"]:
+            self.loses -= 1
+            if self.loses < 0:
+                notes = [word.split("=", 2)[1:] for word in command if word.startswith("--annotations=")]
+                self.present.append(dict(notes))
+        return 0, "", ""
+
+
+def test_an_image_is_signed_once(cosign: Cosign) -> None:
+    Signatures(cosign, {"cell": "c", "tag": "t"})
+    Signer(key="key").sign_manifest(repository(), DIGEST, {"cell": "c"})
+    assert [command[1] for command in cosign.programs.calls] == ["public-key", "verify"]
+
+
+@pytest.mark.parametrize("present", [[], [{"tag": "c"}]])
+def test_an_image_without_this_signature_is_signed(cosign: Cosign, present: list[dict[str, str]]) -> None:
+    """cosign 3.0.0 to 3.0.2 print all signatures, whatever their annotations."""
+    signatures = Signatures(cosign, *present)
+    Signer(key="key").sign_manifest(repository(), DIGEST, {"cell": "c"})
+    assert signatures.present == [*present, {"cell": "c"}]
+    [command] = [command for command in cosign.programs.calls if command[1:3] == ["sign", "--yes"]]
+    assert {"--key=key", "--tlog-upload=false", "--annotations=cell=c", "--allow-http-registry"} <= set(command)
+    assert command[-1] == f"127.0.0.1:5000/a/b@{DIGEST}"
+
+
+def test_a_signature_that_was_lost_is_added_again(cosign: Cosign) -> None:
+    signatures = Signatures(cosign, loses=3)
+    Signer(key="key").sign_manifest(repository(), DIGEST, {"cell": "c"})
+    assert signatures.present == [{"cell": "c"}]
+    Signatures(cosign, loses=100)
+    with pytest.raises(SigningError, match=r"the signature of .* is still missing after 5 attempts"):
+        Signer(key="key").sign_manifest(repository(), DIGEST, {"cell": "c"})
+
+
+def test_the_public_key_and_the_options_of_cosign_are_read_once(cosign: Cosign) -> None:
+    Signatures(cosign)
+    signer = Signer(key="key")
+    for cell in ("a", "b"):
+        signer.sign_manifest(repository(), DIGEST, {"cell": cell})
+    calls = [" ".join(command[1:3]) for command in cosign.programs.calls]
+    assert calls.count("public-key --key=key") == calls.count("sign --help") == 1
+    assert calls.count("sign --yes") == 2
+
+
+@pytest.mark.parametrize("options", ["--tlog-upload", "--tlog-upload --use-signing-config"])
+def test_with_a_key_no_service_of_sigstore_is_used(cosign: Cosign, options: str) -> None:
+    """By default, cosign 3 fetches the list of services from Sigstore; cosign 2 lacks the option that prevents it."""
+    cosign.help = options
+    cosign.accepts = "--tlog-upload=false"
+    with suppress(SigningError):  # the signature that cosign would store is missing
+        Signer(key="key").sign_manifest(repository(), DIGEST)
+    command = next(command for command in cosign.programs.calls if command[1:3] == ["sign", "--yes"])
+    assert "--tlog-upload=false" in command
+    assert ("--use-signing-config=false" in command) == ("--use-signing-config" in options)
+
+
+@pytest.mark.parametrize(
+    ("tag", "attached", "expected"),
+    [
+        (None, [], False),
+        (".sig", [], True),
+        (".att", [], False),
+        (None, ["https://cyclonedx.org/bom"], False),
+        (None, ["https://cyclonedx.org/bom", "https://sigstore.dev/cosign/sign/v1"], True),
+    ],
+)
+def test_a_signature_of_cosign_2_or_3_is_seen(tag: str | None, attached: list[str], expected: bool) -> None:
+    class SignedRepository(MemoryRegistry):
+        def referrers(self, digest: str) -> list[bytes]:
+            entries = [
+                {
+                    "mediaType": "m", "digest": DIGEST, "size": 1,
+                    "artifactType": "application/vnd.dev.sigstore.bundle.v0.3+json",
+                    "annotations": {"dev.sigstore.bundle.predicateType": kind},
+                }
+                for kind in attached
+            ]  # fmt: skip
+            return [json.dumps({"manifests": entries}).encode()]
+
+    registry = SignedRepository()
+    if tag:
+        registry.tags[f"sha256-{'a' * 64}{tag}"] = DIGEST
+    assert signing.has_signature(registry, DIGEST) is expected
+
+
+class Statements:
+    """What cosign has attached; at first it loses as many statements as `loses`."""
+
+    def __init__(self, cosign: Cosign, attached: Sequence[tuple[str, str]] = (), loses: int = 0) -> None:
+        self.attached, self.loses = list(attached), loses
+        self.attempts = 0
+        cosign.programs.answer = self._answer
+
+    def _answer(self, command: list[str]) -> tuple[int, str, str]:
+        options = dict(word.split("=", 1) for word in command if word.startswith("--") and "=" in word)
+        if command[1] == "attest":
+            self.attempts += 1
+            if self.attempts > self.loses:
+                self.attached.append((options["--type"], Path(options["--predicate"]).read_text()))
+        if command[1] != "verify-attestation":
+            return 0, "", ""
+        predicates = [json.loads(predicate) for kind, predicate in self.attached if kind == options["--type"]]
+        payloads = [base64.b64encode(json.dumps({"predicate": each}).encode()).decode() for each in predicates]
+        return (
+            (0, "".join(f"{json.dumps({'payload': each})}\n" for each in payloads), "") if payloads else (1, "", "no")
+        )
+
+
+SBOM, PROVENANCE = ("cyclonedx", '{"a": 1}'), ("slsaprovenance1", '{"a": 2}')
+BOTH = {kind: predicate.encode() for kind, predicate in (SBOM, PROVENANCE)}
+
+
+@pytest.mark.parametrize("attached", [[], [SBOM], [SBOM, ("slsaprovenance1", '{"a": 3}')], [SBOM, PROVENANCE]])
+def test_statements_that_are_missing_are_attached(cosign: Cosign, attached: list[tuple[str, str]]) -> None:
+    statements = Statements(cosign, attached)
+    Signer(key="key").attest(repository(), DIGEST, BOTH)
+    assert statements.attached == list(dict.fromkeys([*attached, SBOM, PROVENANCE]))
+
+
+def test_a_statement_that_was_lost_is_attached_again(cosign: Cosign) -> None:
+    statements = Statements(cosign, loses=3)
+    Signer(key="key").attest(repository(), DIGEST, BOTH)
+    assert set(statements.attached) == {SBOM, PROVENANCE}
+    Statements(cosign, loses=100)
+    with pytest.raises(SigningError, match=r"a statement about .* is still missing after 5 attempts"):
+        Signer(key="key").attest(repository(), DIGEST, BOTH)
+
+
+def test_without_a_key_statements_are_attached_once(cosign: Cosign) -> None:
+    statements = Statements(cosign)
+    Signer(key="keyless").attest(repository(AWAY), DIGEST, BOTH)
+    assert statements.attached == [SBOM, PROVENANCE]
+
+
+def test_without_a_key_nothing_is_signed_twice(cosign: Cosign) -> None:
+    """Each run of a release added a signature and two statements: the identity of a job is in no file."""
+    signer = Signer(key="keyless", trust=Trust(signers=[KEY, IDENTITY], root=cosign.root))
+    statements = Statements(cosign)
+    for _ in range(2):
+        signer.attest(repository(AWAY), DIGEST, BOTH)
+    assert statements.attached == [SBOM, PROVENANCE]
+    signatures = Signatures(cosign)
+    for tag in ("2.9.1", "2.9.1", "2.9.2"):
+        signer.sign_manifest(repository(AWAY), DIGEST, {"tag": tag})
+    assert signatures.present == [{"tag": "2.9.1"}, {"tag": "2.9.2"}]
+    checks = [command for command in cosign.programs.calls if command[1].startswith("verify")]
+    assert all(f"--certificate-identity={IDENTITY.identity}" in command for command in checks), "no key signs as a job"
+
+
+@pytest.mark.parametrize("address", ["10.1.2.3:5000", "192.168.0.1", "registry.local", "registry.localhost:443"])
+def test_cosign_never_sends_a_login_over_plain_http(
+    cosign: Cosign, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    """It falls back to plain http for these addresses if TLS fails."""
+    monkeypatch.setattr(signing, "credentials", lambda _: object())
+    with pytest.raises(SigningError, match="cosign would send the login over plain http"):
+        Signer(key="key").sign_manifest(repository(address), DIGEST, {})
+    assert {command[1] for command in cosign.programs.calls} == {"public-key"}
+    Signatures(cosign)
+    Signer(key="key").sign_manifest(repository(address, insecure=(address,)), DIGEST, {})
+    Signer(key="key").sign_manifest(repository(AWAY), DIGEST, {})
+    monkeypatch.setattr(signing, "credentials", lambda _: None)
+    Signer(key="key").sign_manifest(repository(address), DIGEST, {})
+
+
+def test_without_a_key_the_log_is_used(cosign: Cosign) -> None:
+    Signer(key="keyless").sign_manifest(repository(AWAY), DIGEST, {})
+    [command] = cosign.programs.calls
+    assert not [word for word in command if word.startswith(("--key", "--tlog", "--allow-http", "--registry"))]
+
+
+def test_the_signer_of_an_image_and_its_tags(cosign: Cosign) -> None:
+    printed = json.dumps([{"critical": {}, "optional": {"cell": "c", "tag": "2.9.1"}}, {"optional": None}])
+    cosign.programs.answer = lambda command: (0, printed, "") if "--key=" in command[2] else (1, "", "Error: no")
+    trust = Trust(signers=[IDENTITY, KEY], root=cosign.root)
+    signed = signing.signer_of_manifest(repository(AWAY), DIGEST, {"cell": "c"}, trust)
+    assert signed == ("keys/ci.pub", [{"cell": "c", "tag": "2.9.1"}])
+    command = cosign.programs.calls[-1]
+    assert command[:2] == ["cosign", "verify"]
+    assert command[-1].endswith(f"@{DIGEST}")
+    trust = Trust(signers=[IDENTITY], root=cosign.root)
+    assert signing.signer_of_manifest(repository(AWAY), DIGEST, {"cell": "c"}, trust) == ("", [])
+
+
+def test_the_statements_about_an_image(cosign: Cosign) -> None:
+    payload = base64.b64encode(json.dumps({"predicate": {"a": 1}}).encode()).decode()
+    cosign.programs.answer = lambda _: (0, f"{json.dumps({'payload': payload})}\n", "")
+    trust = Trust(signers=[KEY], root=cosign.root)
+    assert signing.statements_of_image(repository(AWAY), DIGEST, "cyclonedx", trust) == [b'{"a": 1}']
+    assert cosign.programs.calls[-1][1:3] == ["verify-attestation", "--type=cyclonedx"]
+
+
+def test_an_interrupted_cosign_is_not_a_missing_signature(cosign: Cosign) -> None:
+    cosign.programs.answer = lambda _: (-2, "", "")
+    with pytest.raises(SigningError, match=r"cosign verify was ended by signal 2"):
+        cosign.signer(KEY)
+
+
+def test_cosign_is_not_started_after_a_stop(cosign: Cosign) -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(StoppedError):
+        Signer(key="keyless").sign_manifest(repository(AWAY).stoppable(stop), DIGEST, {})
+    assert cosign.programs.calls == []
+
+
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        (f"GET {SIGNATURE_URL}: DENIED: requested access to the resource is denied", "docker login"),
+        (f"GET {SIGNATURE_URL}: UNAUTHORIZED: authentication required", "docker login"),
+        (f"GET {SIGNATURE_URL}: unexpected status code 403 Forbidden: <html>no</html>", "docker login"),
+        (f"GET {SIGNATURE_URL}: unexpected status code 503 Service Unavailable", "Check the connection"),
+        (f"GET {SIGNATURE_URL}: TOOMANYREQUESTS: slow down", "Check the connection"),
+        (f'Get "{SIGNATURE_URL}": EOF', "Check the connection"),
+        ("dial tcp: lookup x: no such host", "Check the connection"),
+        ("context deadline exceeded", "Check the connection"),
+    ],
+)
+def test_a_request_that_fails_is_not_a_missing_signature(cosign: Cosign, message: str, hint: str) -> None:
+    """A denied one was shown as "a server does not answer"; one that ended with EOF or 503 as a missing signature."""
+    cosign.programs.answer = lambda _: (1, "", f"Error: {message}")
+    with pytest.raises(SigningError) as caught:
+        cosign.signer(KEY)
+    assert str(caught.value) == f"cosign verify: {message}"
+    assert hint in caught.value.hint
+
+
+def test_the_query_of_a_url_is_not_shown(cosign: Cosign) -> None:
+    """A registry may redirect to a signed URL, which is a credential."""
+    cosign.programs.answer = lambda _: (1, "", 'Error: Get "https://s.example.test/blob?X-Signature=abc": EOF')
+    with pytest.raises(SigningError, match=r'Get "https://s\.example\.test/blob": EOF$'):
+        cosign.signer(KEY)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "none of the expected identities matched, got "
+        "[https://github.com/DENIED/403/.github/workflows/x.yml@refs/heads/main]",
+        "cert verification failed: x509: certificate signed by unknown authority",
+    ],
+)
+def test_an_untrusted_certificate_is_not_a_failed_request(cosign: Cosign, error: str) -> None:
+    """The signer chooses it: an untrusted signature must not end a release."""
+    cosign.programs.answer = lambda _: (1, "", f"Error: {error}")
+    assert cosign.signer(KEY) == ""
+
+
+def test_cosign_reaches_a_registry_as_the_client_does(
+    cosign: Cosign, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    signer, bundle = Signer(key="keyless"), tmp_path / "bundle.pem"
+    bundle.write_text("usual")
+    signer.sign_manifest(repository(AWAY, insecure=(AWAY,)), DIGEST, {})
+    assert "--allow-http-registry" in cosign.programs.calls[-1]
+
+    (tmp_path / AWAY).mkdir()
+    for name in ("one.crt", "two.crt"):
+        (tmp_path / AWAY / name).write_text(name)
+    monkeypatch.setattr(transport, "FOLDER", tmp_path)
+    monkeypatch.setattr(transport.Transport, "adapter", lambda _: HTTPAdapter())
+    signer.sign_manifest(repository(AWAY, bundle=str(bundle)), DIGEST, {})
+    assert list(cosign.programs.files.values()) == ["one.crt\ntwo.crt\nusual"]
+
+    for name in ("b.cert", "b.key"):
+        (tmp_path / AWAY / name).touch()
+    signer.attest(repository(AWAY), DIGEST, {"cyclonedx": b"{}"})
+    folder = tmp_path / AWAY
+    assert {f"--registry-client-cert={folder}/b.cert", f"--registry-client-key={folder}/b.key"} < set(
+        cosign.programs.calls[-1]
+    )

@@ -1,0 +1,237 @@
+"""Differences between an image and the plan are found and named: additions, changes, omissions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from builder.common.errors import VerifyError
+from builder.common.files import digest_of_bytes, digest_of_data
+from builder.layers import estargz, oci, os_layer
+from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, Descriptor
+from builder.layers.known_layers import KnownLayers
+from builder.layers.oci import Layer
+from builder.layers.os_layer import OsLayer
+from builder.layers.store import Store
+from builder.matrix.project import Project
+from builder.plan import plan, settings
+from builder.plan.plan import PlannedImage
+from builder.release import expected
+from builder.release.expected import PlannedDigests
+
+CELL = "qz-0.5-cu129-py311-board"
+Change = Callable[[dict[str, Any], dict[str, Any]], object]
+
+
+@pytest.fixture
+def image(tiny: Project) -> PlannedImage:
+    return plan.make_locked_plan(tiny, tiny.select([CELL])).images[0]
+
+
+def documents(image: PlannedImage) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Manifest and configuration as the assembler writes them."""
+    stack = [
+        Layer(digest=digest_of_data(number), diff_id=digest_of_data([number]), size=number)
+        for number in range(len(image.layers))
+    ]
+    history = [oci.describe(layer) for layer in image.layers]
+    created = "2026-11-01T00:00:00Z"
+    labels = settings.built_labels(image.digest, created)
+    config = oci.config(image.settings, stack, history, created=created, labels=labels)
+    descriptor = Descriptor(media_type=CONFIG_TYPE, digest=digest_of_bytes(config), size=len(config))
+    return json.loads(oci.manifest(descriptor, stack)), json.loads(config)
+
+
+def differences(image: PlannedImage, manifest: dict[str, Any], config: dict[str, Any]) -> list[str]:
+    """With a manifest that names the configuration as it is."""
+    content = json.dumps(config, separators=(",", ":")).encode()
+    if manifest["config"].get("digest"):
+        manifest["config"] |= {"digest": digest_of_bytes(content), "size": len(content)}
+    return expected.differences(PlannedDigests(image=image, layers={}), json.dumps(manifest).encode(), content)
+
+
+def test_an_image_of_the_assembler_has_no_differences(image: PlannedImage) -> None:
+    assert differences(image, *documents(image)) == []
+
+
+def add_layer(manifest: dict[str, Any], config: dict[str, Any]) -> None:
+    """The attack: an additional layer with a history line like ours."""
+    manifest["layers"].append({"mediaType": LAYER_TYPE, "digest": digest_of_data("x"), "size": 1})
+    config["rootfs"]["diff_ids"].append(digest_of_data("y"))
+    config["history"].append({"created": config["created"], "created_by": "files: python bytecode"})
+
+
+CHANGES: dict[str, tuple[Change, str]] = {
+    "user": (lambda _, config: config["config"].update(User="root"), 'config.User: "root", expected "1000:0"'),
+    "entrypoint": (lambda _, config: config["config"].update(Entrypoint=["sh"]), "config.Entrypoint: "),
+    "variable": (lambda _, config: config["config"]["Env"].append("LD_PRELOAD=/x.so"), "config.Env: "),
+    "path": (lambda _, config: config["config"]["Env"].__setitem__(0, "PATH=/tmp"), "config.Env[0]: "),
+    "volume": (lambda _, config: config["config"].update(Volumes={"/x": {}}), "config.Volumes: "),
+    "on build": (lambda _, config: config["config"].update(OnBuild=["RUN x"]), "config.OnBuild: "),
+    "label": (lambda _, config: config["config"]["Labels"].update({"a": "b"}), "config.Labels.a: "),
+    "system": (lambda _, config: config.update(os="windows"), "os: "),
+    "line": (lambda _, config: config["history"][0].update(created_by="x"), "history[0].created_by: "),
+    "empty line": (lambda _, config: config["history"].append({"empty_layer": True}), "history: "),
+    "type of a layer": (
+        lambda manifest, _: manifest["layers"][0].update(mediaType="x"),
+        "manifest.layers[0].mediaType: ",
+    ),
+    "address": (lambda manifest, _: manifest["layers"][0].update(urls=["https://x"]), "manifest.layers[0].urls: "),
+    "annotation": (lambda manifest, _: manifest.update(annotations={"a": "b"}), "manifest.annotations: "),
+    "subject": (lambda manifest, _: manifest.update(subject={}), "manifest.subject: "),
+    "added layer": (add_layer, " layers, expected "),
+    "left out": (
+        lambda manifest, config: (manifest["layers"].pop(), config["rootfs"]["diff_ids"].pop()),
+        " layers, expected ",
+    ),
+    "plan": (lambda _, config: config["config"]["Labels"].update({"gpu-images.plan": "x"}), "built from plan x"),
+    "number for text": (lambda manifest, _: manifest.update(schemaVersion=2.0), "manifest.schemaVersion: 2.0"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES.values(), ids=CHANGES.keys())
+def test_a_change_is_named(image: PlannedImage, change: Change, message: str) -> None:
+    manifest, config = documents(image)
+    change(manifest, config)
+    [line] = differences(image, manifest, config)
+    assert message in line
+    assert len(line) < 300
+
+
+def test_the_same_values_in_other_bytes(image: PlannedImage) -> None:
+    manifest, config = documents(image)
+    content = json.dumps(config, indent=1).encode()
+    manifest["config"] |= {"digest": digest_of_bytes(content), "size": len(content)}
+    lines = expected.differences(PlannedDigests(image=image, layers={}), json.dumps(manifest).encode(), content)
+    assert lines == ["the configuration has the same values but different bytes"]
+
+
+def test_known_layers(tiny: Project, image: PlannedImage, store: Store) -> None:
+    """The layer of files comes from the checkout, those of Debian and bytecode from records of the store."""
+    kinds = {number: layer for number, layer in enumerate(image.layers) if layer.kind != "wheels"}
+    bare = expected.of_plan(tiny.root, store, image).layers
+    assert [(kinds[number].name, how) for number, (_, how) in bare.items()] == [("files", "derived")]
+
+    blob = store.put(b"debian", LAYER_TYPE)
+    system = OsLayer(
+        digest=blob.digest,
+        diff_id=blob.digest,
+        size=blob.size,
+        unpacked=1,
+        created="2026-11-01T00:00:00Z",
+        taken=(),
+        folders=(),
+    )
+    store.put_record(image.os_inputs, system.__dict__)
+    assert os_layer.stored_system(store, image.os_inputs, None) == system
+    compiled = {number: layer for number, layer in kinds.items() if layer.compiled}
+    for layer in compiled.values():
+        code = store.put(layer.name.encode(), LAYER_TYPE)
+        record = {"digest": code.digest, "size": code.size, "diff_id": digest_of_bytes(b"x"), "unpacked": 1}
+        store.put_record(layer.inputs, record)
+    known = expected.of_plan(tiny.root, store, image).layers
+    assert set(known) == set(kinds)
+    [number] = [number for number, layer in kinds.items() if layer.kind == "os"]
+    assert known[number] == (system, "built")
+    assert {known[number][1] for number in compiled} == {"built"}
+
+    (tiny.root / "templates/base/files/etc/new").write_text("x")
+    [number] = [number for number, (_, how) in bare.items() if how == "derived"]
+    assert expected.of_plan(tiny.root, store, image).layers[number] != bare[number]
+
+
+def test_the_committed_digests_are_known_in_a_fresh_clone(tiny: Project, image: PlannedImage, store: Store) -> None:
+    """Without a signer, a new machine could not check the layers of Debian packages and of bytecode."""
+    known = KnownLayers(tiny.root)
+    system = OsLayer(
+        digest=digest_of_bytes(b"debian"),
+        diff_id=digest_of_bytes(b"inflated"),
+        size=6,
+        unpacked=1,
+        created="2026-11-01T00:00:00Z",
+        taken=(),
+        folders=(),
+    )
+    known.add_system(image.os_inputs, system)
+    compiled = [layer for layer in image.layers if layer.compiled]
+    for layer in compiled:
+        content = digest_of_bytes(layer.name.encode())
+        known.add(layer, Layer(digest=content, diff_id=content, size=1, unpacked=1))
+    known.write()
+    plan_of_checkout = expected.of_plan(tiny.root, store, image)
+    hows = [plan_of_checkout.layers[number][1] for number, layer in enumerate(image.layers) if layer.kind != "wheels"]
+    assert sorted(hows) == sorted(["derived", *["known"] * (1 + len(compiled))])
+    assert plan_of_checkout.system == system
+
+    # The committed record counts, not what this machine made: the bytes are the same on all machines.
+    blob = store.put(b"debian, compressed by another zlib", LAYER_TYPE)
+    built = replace(system, digest=blob.digest, size=blob.size)
+    store.put_record(image.os_inputs, built.__dict__)
+    [number] = [number for number, layer in enumerate(image.layers) if layer.kind == "os"]
+    assert expected.of_plan(tiny.root, store, image).layers[number] == (system, "known")
+
+
+def test_the_annotations_of_a_layer_are_those_of_the_expected_one(image: PlannedImage) -> None:
+    """Snapshotters mount the files of the table of contents that the annotation has the digest of."""
+    manifest, config = documents(image)
+    known = oci.read_image(json.dumps(manifest).encode(), lambda _: json.dumps(config).encode()).layers[0]
+    toc, other = digest_of_bytes(b"files"), digest_of_bytes(b"other files")
+    plan_of_layer = PlannedDigests(image=image, layers={0: (replace(known, unpacked=99, toc=toc), "known")})
+    right = {estargz.TOC_ANNOTATION: toc, estargz.SIZE_ANNOTATION: "99"}
+    for changed, message in (
+        (right, ""),
+        ({**right, estargz.TOC_ANNOTATION: other}, f'{estargz.TOC_ANNOTATION}: "{other}", expected "{toc}"'),
+        ({**right, estargz.SIZE_ANNOTATION: "100"}, f'{estargz.SIZE_ANNOTATION}: "100", expected "99"'),
+        ({**right, "other": "x"}, 'other: "x", expected nothing'),
+        (None, "annotations: nothing, expected {"),
+    ):
+        manifest["layers"][0].pop("annotations", None)
+        if changed:
+            manifest["layers"][0]["annotations"] = changed
+        lines = expected.differences(
+            plan_of_layer, json.dumps(manifest).encode(), json.dumps(config, separators=(",", ":")).encode()
+        )
+        assert len(lines) == bool(message), lines
+        assert message in "".join(lines)
+
+
+def test_another_layer_of_the_operating_system_is_a_difference(tiny: Project, image: PlannedImage) -> None:
+    """The same files in other bytes: no machine writes them."""
+    manifest, config = documents(image)
+    content, config_bytes = json.dumps(manifest).encode(), json.dumps(config, separators=(",", ":")).encode()
+    actual = oci.read_image(content, lambda _: config_bytes)
+    [number] = [number for number, layer in enumerate(image.layers) if layer.kind == "os"]
+    layer = actual.layers[number]
+    for known in (layer, replace(layer, digest=digest_of_bytes(b"compressed otherwise"))):
+        plan_of_layer = PlannedDigests(image=image, layers={number: (known, "known")})
+        with nullcontext() if known == layer else pytest.raises(VerifyError, match=r"layer os is .*, expected "):
+            expected.check_image(plan_of_layer, actual, content, config_bytes, is_trusted=True)
+
+
+@pytest.mark.parametrize("created", ["2026-11-01T00:00:00Z", "2026-11-02T00:00:00Z"])
+def test_the_creation_time_is_that_of_the_known_system(tiny: Project, image: PlannedImage, created: str) -> None:
+    """If the system is known, nobody can make an image look newer than its packages."""
+    manifest, config = documents(image)
+    [number] = [number for number, layer in enumerate(image.layers) if layer.kind == "os"]
+    known = KnownLayers(tiny.root)
+    system = OsLayer(
+        digest=digest_of_bytes(b"compressed by another zlib"),
+        diff_id=config["rootfs"]["diff_ids"][number],
+        size=1,
+        unpacked=1,
+        created=created,
+        taken=(),
+        folders=(),
+    )
+    known.add_system(image.os_inputs, system)
+    plan_of_checkout = expected.of_known(tiny.root, known, image)
+    content = json.dumps(config, separators=(",", ":")).encode()
+    lines = expected.differences(plan_of_checkout, json.dumps(manifest).encode(), content)
+    assert [line for line in lines if line.startswith("created: ")] == (
+        [] if created == config["created"] else [f'created: "{config["created"]}", expected "{created}"']
+    )

@@ -1,0 +1,204 @@
+"""Which images are released as planned."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from builder.common.errors import VerifyError
+from builder.common.reference import ImageRef
+from builder.host import Host
+from builder.layers import oci
+from builder.layers.blobs import MANIFEST_TYPE
+from builder.layers.store import Store
+from builder.matrix.project import Project
+from builder.matrix.schema import Trusted
+from builder.plan import plan
+from builder.plan.plan import Plan, PlannedImage
+from builder.registry.transport import Transport
+from builder.release import staging, status
+from builder.release.status import NONE, Status, StatusReader
+from tests.fakes.registry import MemoryRegistry
+from tests.unit.evidence.test_signing import Cosign
+
+EMBER, BOARD = "em-1.10-cu1210-py311", "qz-0.5-cu129-py311-board"
+
+
+def tags_of(image: PlannedImage) -> list[str]:
+    """The full tag first."""
+    return [ImageRef.parse(text).tag for text in image.references]
+
+
+def test_images_whose_tag_is_of_another_plan(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = MemoryRegistry()
+    images = list(plan.make_locked_plan(tiny, tiny.select([EMBER, BOARD])).images)
+    assert status.unreleased(images, Host(), lambda *_, **__: registry) == images
+    by_cell = {image.id: image for image in images}
+    tags = {cell: image.references[0].rpartition(":")[2] for cell, image in by_cell.items()}
+    for cell, digest in ((EMBER, by_cell[EMBER].digest), (BOARD, "sha256:other")):
+        labels = {"config": {"Labels": {"gpu-images.plan": digest}}, "rootfs": {"diff_ids": []}}
+        registry.tags[tags[cell]] = registry.add_image(labels)
+    assert status.unreleased(images, Host(), lambda *_, **__: registry) == [by_cell[BOARD]]
+    registry.put_manifest(tags[EMBER], b"[]", MANIFEST_TYPE)
+    assert status.unreleased(images, Host(), lambda *_, **__: registry) == images
+
+
+def test_staged_images_of_this_plan_and_of_another(
+    tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def image_of(*_: object) -> None:
+        raise VerifyError(f"{EMBER}: the manifest is missing\nDetails.")
+
+    monkeypatch.setattr(staging, "image_of", image_of)
+    planned = plan.make_locked_plan(tiny, tiny.select([EMBER, BOARD]))
+    plans = {image.id: image.digest for image in planned.images} | {BOARD: "sha256:other"}
+    images = [SimpleNamespace(cell=cell, plan=digest, digest="sha256:x") for cell, digest in plans.items()]
+    place: Any = SimpleNamespace(
+        stamps=lambda: ["20261123"],
+        read=lambda stamp: SimpleNamespace(stamp=stamp, images=images),
+        released_stamps=list,
+    )
+    store = Store(tmp_path / "store")
+    store.prepare()
+    reader = StatusReader(project=tiny, store=store, host=Host(), place=place, here=True)  # no tags are looked up
+    rows = {row.cell: (row.staged, row.tested) for row in reader.read(planned)}
+    assert rows == {EMBER: ("20261123", "the manifest is missing"), BOARD: ("20261123, another plan", NONE)}
+
+
+def test_a_tag_of_several_architectures_is_released_if_all_of_its_images_are(tiny: Project, tmp_path: Path) -> None:
+    registry = MemoryRegistry()
+    [amd64] = plan.make_locked_plan(tiny, tiny.select([EMBER])).images
+    arm64 = replace(amd64, cell=replace(amd64.cell, arch="arm64"), digest="sha256:" + "a" * 64)
+    digests = {
+        arch: registry.add_image({"architecture": arch, "config": {"Labels": {"gpu-images.plan": image.digest}}})
+        for arch, image in {"amd64": amd64, "arm64": arm64}.items()
+    }
+    full, *others = tags_of(amd64)
+    registry.tags = dict.fromkeys([full, *others], registry.add_index(**digests))
+
+    def unreleased(*images: PlannedImage) -> list[str]:
+        return [image.id for image in status.unreleased(images, Host(), lambda *_, **__: registry)]
+
+    assert unreleased(amd64, arm64) == []
+    store = Store(tmp_path / "store")
+    store.prepare()
+    reader = StatusReader(project=tiny, store=store, host=Host(), new_registry=lambda *_, **__: registry)
+    assert [row.released for row in reader.read(Plan(images=(amd64, arm64)))] == ["yes", "yes"]
+    registry.tags[others[0]] = digests["amd64"]
+    assert [row.released for row in reader.read(Plan(images=(arm64,)))] == [f"yes, {others[0]} names another image"]
+    registry.put_manifest("invalid", b"{}", oci.INDEX_TYPE)
+    index, registry.tags[full] = registry.tags[full], registry.tags["invalid"]
+    assert [row.released for row in reader.read(Plan(images=(arm64,)))] == ["invalid index"]
+    registry.tags[full] = index
+    # A release needs the images of all architectures, also that of the one which has not changed.
+    newer = replace(arm64, digest="sha256:" + "b" * 64)
+    assert unreleased(amd64, newer) == [amd64.id, newer.id]
+    registry.tags[full] = digests["amd64"]
+    assert unreleased(amd64) == []
+    assert unreleased(amd64, arm64) == [amd64.id, arm64.id]
+
+
+@pytest.mark.parametrize(("is_planned", "released"), [(True, "yes"), (False, "another image")])
+def test_a_released_image_that_is_neither_staged_nor_stored(
+    tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_planned: bool, released: str
+) -> None:
+    """After a roll-back, a checkout of that commit showed "another image": staging had a newer release."""
+    registry = MemoryRegistry()
+    planned = plan.make_locked_plan(tiny, tiny.select([EMBER]))
+    [image] = planned.images
+    labels = {"config": {"Labels": {"gpu-images.plan": image.digest if is_planned else "sha256:other"}}}
+    registry.tags = dict.fromkeys(tags_of(image), registry.add_image(labels | {"rootfs": {"diff_ids": []}}))
+    store = Store(tmp_path / "store")
+    store.prepare()
+    reader = StatusReader(project=tiny, store=store, host=Host(), new_registry=lambda *_, **__: registry)
+    [row] = reader.read(planned)
+    assert row.released == released
+
+
+class ReleasedImage:
+    """An image that all of its tags name, with a signature of cosign 2 beside it."""
+
+    def __init__(self, project: Project, folder: Path) -> None:
+        self.project, self.registry, self.store = project, MemoryRegistry(), Store(folder)
+        self.store.prepare()
+        self.plan = plan.make_locked_plan(project, project.select([EMBER]))
+        [self.image] = self.plan.images
+        self.full, *self.others = tags_of(self.image)
+        labels = {"config": {"Labels": {"gpu-images.plan": self.image.digest}}, "rootfs": {"diff_ids": []}}
+        self.digest = self.registry.add_image(labels)
+        self.registry.tags = dict.fromkeys([self.full, *self.others], self.digest)
+        self.registry.tags[f"{self.digest.replace(':', '-')}.sig"] = self.digest
+
+    def trust(self, *signers: Trusted) -> None:
+        self.project.__dict__["matrix"] = self.project.matrix.model_copy(update={"evidence": signers})
+
+    def row(self) -> Status:
+        registry = self.registry
+        reader = StatusReader(
+            project=self.project, store=self.store, host=Host(), new_registry=lambda *_, **__: registry
+        )
+        [row] = reader.read(self.plan)
+        return row
+
+
+@pytest.fixture
+def released(tiny: Project, tmp_path: Path) -> ReleasedImage:
+    return ReleasedImage(tiny, tmp_path / "store")
+
+
+def test_a_tag_that_was_moved_to_another_image_is_shown(released: ReleasedImage) -> None:
+    """An image was shown as released after one of its tags was moved to a forged one."""
+    assert released.row().released == "yes"
+    first, *_, last = released.others
+    released.registry.tags[first] = released.registry.add_image({"rootfs": {"diff_ids": []}})
+    del released.registry.tags[last]
+    assert released.row().released == f"yes, {first} names another image, {last} missing"
+
+
+@pytest.mark.parametrize(
+    ("signer", "changes", "expected"),
+    [
+        ("keys/ci.pub", {}, "yes"),
+        ("keys/other.pub", {}, "untrusted"),
+        ("keys/ci.pub", {"cell": "another"}, "untrusted"),
+        ("keys/ci.pub", {"image": "another"}, "untrusted"),
+        ("keys/ci.pub", {"tag": "another"}, "untrusted"),
+    ],
+)
+def test_a_signature_is_checked(
+    released: ReleasedImage,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    signer: str,
+    changes: dict[str, str],
+    expected: str,
+) -> None:
+    """Any signature was shown as one, with a key that signed nothing."""
+    name = ImageRef.parse(released.image.references[0]).repository.rpartition("/")[2]
+    notes = {"cell": EMBER, "image": name, "tag": released.full} | changes
+    cosign = Cosign(monkeypatch, tmp_path)
+    cosign.programs.answer = lambda command: (
+        (0, json.dumps([{"optional": notes}]), "")
+        if f"--key={released.project.root}/{signer}" in command
+        else (12, "", "Error: no matching signatures")
+    )
+    assert released.row().signature == "listed", "nobody is trusted"
+    released.trust(Trusted(key="keys/ci.pub"))
+    (released.project.root / "keys").mkdir()
+    (released.project.root / "keys/ci.pub").write_text("public")
+    # The repository in memory has no connection that cosign could use.
+    monkeypatch.setattr(MemoryRegistry, "check_stop", lambda _: None)
+    released.registry.transport = Transport.of("registry.example.test", Host())
+    assert released.row().signature == expected
+
+
+def test_a_signature_that_cannot_be_checked_is_not_shown_as_one(released: ReleasedImage) -> None:
+    released.trust(Trusted(key="keys/none.pub"))
+    assert released.row().signature == "not checked: keys/none.pub is missing"
+    del released.registry.tags[f"{released.digest.replace(':', '-')}.sig"]
+    assert released.row().signature == "no"

@@ -1,0 +1,201 @@
+"""What is staged: images of this machine and of others, with and without test results."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.common.console import View
+from builder.common.errors import ImageTestError
+from builder.common.files import digest_of_bytes
+from builder.common.reference import ImageRef
+from builder.evidence import reports, results
+from builder.evidence.signing import Signer
+from builder.host import Host
+from builder.layers import oci
+from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, Descriptor
+from builder.layers.oci import Image
+from builder.matrix.project import Project
+from builder.plan.plan import PlannedImage
+from builder.registry import artifacts, transfer
+from builder.release import staging
+from builder.release.staging import INDEX, StagingArea, plan_tag
+from builder.steps.stage import StagingResult, stage_images
+from tests.fakes.registry import MemoryRegistry
+from tests.fakes.suites import passing_evidence
+from tests.unit.release.test_publish import BOARD, DAY, EMBER, REGISTRY, PublishBench
+
+PUSH = transfer.push_image  # the bench replaces it
+
+
+@dataclass
+class Known:
+    """Makes images from the layers of a public repository."""
+
+    image: Image
+
+    def repositories(self) -> list[ImageRef]:
+        return [ImageRef.parse(f"{REGISTRY}/public/known")]
+
+    def assemble(self, image: PlannedImage) -> Image:
+        return self.image
+
+    def fetch(self, blob: Descriptor) -> Path:
+        raise AssertionError(blob)
+
+
+@dataclass
+class Yard:
+    """The bench, and the repositories of its staging by name."""
+
+    bench: PublishBench
+    repositories: dict[str, MemoryRegistry] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.place = StagingArea(f"{REGISTRY}/staging", "", Host(), new_registry=self.open)
+
+    def open(self, reference: ImageRef, **_: Any) -> MemoryRegistry:
+        memory = self.repositories.setdefault(staging.name_of(reference), MemoryRegistry())
+        memory.name = reference.name
+        return memory
+
+    def repository(self, cell: str) -> MemoryRegistry:
+        return self.open(ImageRef.parse(self.bench.image(cell).references[0]))
+
+    def stage(self, **options: Any) -> StagingResult:
+        view, bench = View(self.bench.console), self.bench
+        return stage_images(bench.project, bench.store, view, self.place, bench.plan, **options)
+
+    def reports(self, cell: str, digest: str) -> int:
+        return len(artifacts.attached(self.repository(cell), digest, reports.TYPE))
+
+
+@pytest.fixture
+def yard(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
+    yard = Yard(PublishBench(tiny, tmp_path / "store", monkeypatch))
+    monkeypatch.setattr(transfer, "push_image", PUSH)
+    return yard
+
+
+def test_images_are_staged_with_their_reports_and_the_tags_of_their_plans(yard: Yard) -> None:
+    staged = yard.stage()
+    assert [image.cell for image in staged.here] == [EMBER, BOARD]
+    assert set(yard.repositories) == {"ember-cuda", "quartz-cuda"}, "no list of images"
+    for image in staged.images:
+        assert image.digest == yard.bench.stored[image.cell].manifest.digest
+        assert yard.repository(image.cell).tags[plan_tag(image.plan)] == image.digest
+        assert yard.reports(image.cell, image.digest) == 1
+        assert f"{image.cell}: staged" in yard.bench.console.text
+    assert yard.bench.console.text.count(" sent, gpu: not run\n") == 2
+    assert staged.sent
+
+
+EDITS: dict[str, tuple[dict[str, object], str]] = {
+    "one test of five": ({"passed": ["tests/images/test_base.py::test_it"]}, "it lacks results of tests: "),
+    "a name": ({"passed": ["invented"]}, "it has results of tests that this image does not have: invented"),
+    "a GPU": ({"kind": "gpu"}, "it has results of tests that this image does not have: tests/images/test_base.py"),
+    "no time": ({"finished": "x"}, "not tested"),
+}
+
+
+@pytest.mark.parametrize(("edit", "reason"), EDITS.values(), ids=EDITS.keys())
+def test_edited_evidence_is_not_staged(yard: Yard, edit: dict[str, object], reason: str) -> None:
+    """It was signed and attached."""
+    bench = yard.bench
+    digest = bench.stored[EMBER].manifest.digest
+    [path] = (bench.project.state / "evidence").glob(f"{digest.replace(':', '-')}.image.json")
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | edit), encoding="utf-8")
+    with pytest.raises(ImageTestError) as caught:
+        yard.stage(signer=Signer(key="unused"))
+    assert str(caught.value).startswith(f"{EMBER}: {reason}")
+    assert not [call for memory in yard.repositories.values() for call in memory.calls], "nothing is sent"
+
+
+def test_an_image_that_another_machine_staged_is_listed_too(yard: Yard) -> None:
+    digest = staged_elsewhere(yard, with_tag=False)
+    with pytest.raises(ImageTestError, match=f"{EMBER}: not built"):
+        yard.stage(listed_on=DAY)
+    assert not [call for memory in yard.repositories.values() for call in memory.calls], "nothing is sent"
+    yard.repository(EMBER).tags[plan_tag(yard.bench.image(EMBER).digest)] = digest
+    staged = yard.stage(listed_on=DAY)
+    assert yard.reports(EMBER, digest) == 0, "this machine has not tested it"
+    assert [(image.cell, image.digest) for image in staged.elsewhere] == [(EMBER, digest)]
+    assert [image.cell for image in staged.here] == [BOARD]
+    [tag] = [tag for tag in yard.repositories[INDEX].tags if tag.startswith(f"images-{DAY}-")]
+    assert set(yard.place.read_list(tag).images) == set(staged.images)
+
+
+@pytest.mark.parametrize("failed", [(), ("tests/images/test_base.py::test_it",)], ids=["a pass", "a failure"])
+def test_results_of_this_machine_are_attached_to_an_image_that_another_one_staged(
+    yard: Yard, failed: tuple[str, ...]
+) -> None:
+    """A job without rights runs the tests; this one, which runs no code of an image, signs and attaches the results."""
+    digest = staged_elsewhere(yard)
+    proof = passing_evidence(yard.bench.project.root, yard.bench.image(EMBER), yard.bench.stored[BOARD])
+    passed = tuple(name for name in proof.passed if name not in failed)
+    changes = {"image": digest, "passed": passed, "failed": failed}
+    results.write_evidence(yard.bench.project.state, proof.model_copy(update=changes))
+    staged = yard.stage()
+    assert [image.digest for image in staged.elsewhere] == [digest]
+    assert yard.reports(EMBER, digest) == 1
+    assert f"{EMBER}: staged" in yard.bench.console.text
+    yard.stage()
+    assert yard.reports(EMBER, digest) == 1, "once"
+
+
+def test_results_for_another_plan_are_not_attached(yard: Yard) -> None:
+    digest = staged_elsewhere(yard)
+    proof = passing_evidence(yard.bench.project.root, yard.bench.image(EMBER), yard.bench.stored[BOARD])
+    changes = {"image": digest, "plan": "sha256:" + "e" * 64}
+    results.write_evidence(yard.bench.project.state, proof.model_copy(update=changes))
+    yard.stage()
+    assert yard.reports(EMBER, digest) == 0
+
+
+def test_images_that_are_not_ready_are_left_out(yard: Yard) -> None:
+    """One flaky test held back all other images."""
+    bench = yard.bench
+    bench.prove(bench.image(EMBER), passed=(), failed=("tests/images/test_base.py::test_it",))
+    with pytest.raises(ImageTestError, match=f"^{EMBER}: tests failed"):
+        yard.stage()
+    assert not [call for memory in yard.repositories.values() for call in memory.calls], "nothing is sent"
+    staged = yard.stage(skip_incomplete=True)
+    assert [image.cell for image in staged.images] == [BOARD]
+    assert list(map(str, staged.left_out)) == [f"{EMBER}: tests failed"]
+    assert not yard.repository(EMBER).tags
+
+
+def test_no_release_is_staged_if_all_images_are_left_out(yard: Yard) -> None:
+    for cell in (EMBER, BOARD):
+        yard.bench.prove(yard.bench.image(cell), passed=(), failed=("tests/images/test_base.py::test_it",))
+    with pytest.raises(ImageTestError, match=r"^2 images cannot be staged\n"):
+        yard.stage(skip_incomplete=True)
+
+
+def staged_elsewhere(yard: Yard, *, with_tag: bool = True) -> str:
+    """Another machine staged an image of EMBER, which this one has not built; returns its digest."""
+    del yard.bench.stored[EMBER]
+    memory, planned = yard.repository(EMBER), yard.bench.image(EMBER)
+    content = oci.config(planned.settings, [], [], created="2026-11-01T00:00:00Z", labels={})
+    config = Descriptor(media_type=CONFIG_TYPE, digest=digest_of_bytes(content), size=len(content))
+    memory.contents[config.digest] = content
+    tag = plan_tag(planned.digest)
+    digest = memory.put_manifest(tag, oci.manifest(config, []), MANIFEST_TYPE)
+    memory.calls.clear()
+    if not with_tag:
+        del memory.tags[tag]
+    return digest
+
+
+def test_an_image_of_known_layers_is_staged_without_test_results(yard: Yard) -> None:
+    """Only its layers are in the public repositories."""
+    image = yard.bench.stored.pop(EMBER)
+    assert {staged.cell for staged in yard.stage(assembler=Known(image)).here} == {EMBER, BOARD}
+    assert yard.reports(EMBER, image.manifest.digest) == 0
+    assert " sent, not tested\n" in yard.bench.console.text
+    assert "mount from public/known" in yard.repository(EMBER).calls
+    assert "mount from public/known" not in yard.repository(BOARD).calls
