@@ -273,7 +273,7 @@ def publish(checkout: Path, store: Store, cell: str) -> dict[str, int]:
     with store.used():
         assembler = Assembler(run, store)
         missing = [layer for layer in image.layers if layer.wheels and not store.get_record(layer.inputs)]
-        assembler.prepare([image])
+        assembler.start([image])
         assembled = assembler.assemble(image)
         assembler.close()
         target = Repository(reference(cell), host=settings, write=True)

@@ -57,7 +57,7 @@ class Machine:
         suite = Suite.of(self.checkout)
         with store.used():
             assembler = Assembler(run, store)
-            assembler.prepare(images)
+            assembler.start(images)
             for image in images:
                 assembled = assembler.assemble(image)
                 proof = Evidence(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from builder.build.assemble import Assembler
-from builder.build.context import ImageProvider, RunContext
+from builder.build.context import ImageMaker, RunContext
 from builder.build.dockerfile import DockerfileBuilder
 from builder.cli.context import Context
 from builder.common.console import View
@@ -21,8 +21,7 @@ from builder.engine.client import Engine
 from builder.host import read_host
 from builder.plan import plan
 from builder.plan.plan import Plan, PlannedImage
-from builder.steps import images
-from builder.steps.images import Options
+from builder.steps.images import build_test_tag
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -55,11 +54,10 @@ def main(cells: list[str]) -> int:
     return status
 
 
-def _built(run: RunContext, method: ImageProvider, image: PlannedImage) -> str:
-    outcomes = images.make_images(run, method, Plan(images=(image,)), Options(jobs=1, test=False))
-    if failure := images.failure(outcomes):
-        raise failure
-    [outcome] = outcomes
+def _built(run: RunContext, maker: ImageMaker, image: PlannedImage) -> str:
+    [outcome] = build_test_tag(run, maker, None, Plan(images=(image,)), 1)
+    if outcome.error:
+        raise outcome.error
     assert outcome.loaded
     return outcome.loaded.id
 

@@ -1,6 +1,6 @@
 """Assembles images from layers: the default method. Makes every layer once, for all images that have it.
 
-`prepare` starts all layers that the store lacks, side by side: operating systems, layers of wheels, bytecode. `build`
+`start` starts all layers that the store lacks, side by side: operating systems, layers of wheels, bytecode. `build`
 waits for the layers of one image, writes its configuration and manifest, and loads it into the engine.
 """
 
@@ -13,13 +13,14 @@ import threading
 import zipfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from builder.build import disk, operating_systems
-from builder.build.context import ImageProvider, LoadedImage, Origin, RunContext, record_built
+from builder.build.context import LoadedImage, Origin, RunContext, record_built
 from builder.build.layer_lookup import LayerLookup
 from builder.build.operating_systems import Mmdebstrap, SystemLayers
 from builder.common import errors
@@ -47,8 +48,8 @@ PYTHON = "/opt/venv/bin/python"
 _PROGRAM, _RESULT = "tmp/compile.py", "/tmp/bytecode.zip"  # noqa: S108  in a container that only this step uses
 
 
-class Assembler(ImageProvider):
-    """Makes the images of one run. `prepare` starts their layers, `build` waits for those of one image.
+class Assembler:
+    """Makes the images of one run. `start` starts their layers, `build` waits for those of one image.
 
     `jobs` is how many operating systems are made at the same time. The assemblers of a run share a `lookup` and the
     `archives`, so that none of them uses a server that did not respond to another.
@@ -77,7 +78,7 @@ class Assembler(ImageProvider):
         self._new_fetcher = new_fetcher
         self._fetcher: Fetcher | None = None
 
-        # What `prepare` reads from the checkout.
+        # What `start` reads from the checkout.
         self._program = b""  # compiles bytecode
         self._compilers: dict[str, dict[str, Arch]] = {}  # operating systems, by the digest of what compiles in them
         self._files: dict[str, dict[str, Entry]] = {}  # by image
@@ -102,28 +103,9 @@ class Assembler(ImageProvider):
         self._compiling = ThreadPoolExecutor(4, "container")
 
     def find(self, image: PlannedImage) -> LoadedImage | None:
-        """The image, if store and engine both have it as planned."""
-        try:
-            stored = stored_images.find_stored_image(self._store, image, self._lookup.known)
-        except DamagedError as error:
-            self._run.view.say(f"{image.id}: {error}; it will be rebuilt")
-            self._store.discard(error.blob)
-            return None
-        if stored is None:
-            return None
-        loaded = LoadedImage(id=stored.image_id(self._engine_store), digest=stored.manifest.digest)
-        return loaded if self._run.engine.image(loaded.id) else None
+        return find_image(self._run, self._store, image, self._lookup.known)
 
-    def systems_to_make(self, images: Sequence[PlannedImage]) -> list[PlannedImage]:
-        """One image for each operating system that neither the store nor a registry has."""
-        return [
-            image
-            for image in {image.os_inputs: image for image in images}.values()
-            if not self._lookup.system_in_store(image.os_inputs)
-            and not self._lookup.system_in_registry(image.os_inputs)
-        ]
-
-    def prepare(self, images: Sequence[PlannedImage]) -> None:
+    def start(self, images: Sequence[PlannedImage]) -> None:
         """Starts everything that the images need and the store lacks. Raises DiskError if there is too little room.
 
         Reads the files of the checkout now: a file that is edited during the build belongs to the next plan.
@@ -186,10 +168,22 @@ class Assembler(ImageProvider):
                 if layer.compiled and layer.inputs not in self._layers:
                     self._layers[layer.inputs] = self._compiling.submit(self._compile, layer, image)
 
-    def pending(self, image: PlannedImage) -> list[Future[Any]]:
-        """The layers of the image that are being made now."""
-        futures = [self._layers[layer.inputs] for layer in image.layers if layer.inputs in self._layers]
-        return [future for future in futures if not future.done()]
+    def as_ready(self, images: Sequence[PlannedImage]) -> Iterator[PlannedImage]:
+        """The images, each when its layers are made or have failed, so that none waits for the layers of another."""
+        waiting = list(images)
+        while waiting:
+            making = {
+                image.id: [
+                    future for layer in image.layers if (future := self._layers.get(layer.inputs)) and not future.done()
+                ]
+                for image in waiting
+            }
+            ready = [image for image in waiting if not making[image.id]]
+            yield from ready
+            waiting = [image for image in waiting if making[image.id]]
+            if not ready:
+                # Not for ever: Python notices a signal that arrives just before a wait begins only when the wait ends.
+                wait(chain.from_iterable(making.values()), timeout=1, return_when=FIRST_COMPLETED)
 
     def build(self, image: PlannedImage) -> LoadedImage:
         """Assembles the image and loads it into the engine; its origin is `loaded` if the store had it before."""
@@ -365,6 +359,20 @@ class Assembler(ImageProvider):
             with zip_path.open("rb") as archive:
                 entries = splice.prefetched_first(_bytecode_entries(archive, place), layer.prefetch)
                 return stored_layers.store_layer(store, layer, entries, lookup.known.get(layer))
+
+
+def find_image(run: RunContext, store: Store, image: PlannedImage, known: KnownLayers) -> LoadedImage | None:
+    """The image, if store and engine both have it as planned."""
+    try:
+        stored = stored_images.find_stored_image(store, image, known)
+    except DamagedError as error:
+        run.view.say(f"{image.id}: {error}; it will be rebuilt")
+        store.discard(error.blob)
+        return None
+    if stored is None:
+        return None
+    loaded = LoadedImage(id=stored.image_id(run.engine.info().store), digest=stored.manifest.digest)
+    return loaded if run.engine.image(loaded.id) else None
 
 
 def _done(layer: Layer) -> Future[Layer]:

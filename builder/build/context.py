@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, Protocol
 
 from builder.common.console import View
 from builder.common.files import write_atomically
@@ -43,38 +42,26 @@ class RunContext:
     view: View
 
 
-class ImageProvider:
-    """A way to get images into the engine: from layers, from Dockerfiles, or from staging.
-
-    `assembles`: images have exactly the layers of the plan.
-    """
-
-    assembles = True
+class ImageMaker(Protocol):
+    """A way to make images in the engine: from layers, or from Dockerfiles."""
 
     def find(self, image: PlannedImage) -> LoadedImage | None:
         """The image if the engine has it as planned; None if not, or if only `build` can determine that."""
-        return None
 
-    def systems_to_make(self, images: Sequence[PlannedImage]) -> list[PlannedImage]:
-        """One image for each operating system that would be made from Debian packages, not taken from elsewhere."""
-        return []
-
-    def prepare(self, images: Sequence[PlannedImage]) -> None:
+    def start(self, images: Sequence[PlannedImage]) -> None:
         """Starts the work that these images share. All of them will be built."""
 
-    def pending(self, image: PlannedImage) -> list[Future[Any]]:
-        """The layers of the image that are being made now, for which `build` would wait."""
-        return []
+    def as_ready(self, images: Sequence[PlannedImage]) -> Iterator[PlannedImage]:
+        """The images, each when what they share is there: then `build` does not wait."""
 
     def build(self, image: PlannedImage) -> LoadedImage:
         """Builds the image, or loads it into the engine; untagged."""
-        raise NotImplementedError
 
     def record_tagged(self, image: PlannedImage) -> None:
         """Called when the image passed its tests and has its tags."""
 
     def close(self) -> None:
-        """Ends what `prepare` started."""
+        """Ends what `start` started."""
 
 
 def record_built(state: Path, image_id: str) -> None:

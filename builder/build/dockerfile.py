@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from builder.build import disk
-from builder.build.context import ImageProvider, LoadedImage, RunContext, built_ids, record_built
+from builder.build.context import LoadedImage, RunContext, built_ids, record_built
 from builder.build.layer_lookup import LayerLookup
 from builder.build.operating_systems import Mmdebstrap
 from builder.build.programs import Program, Programs
@@ -27,10 +27,8 @@ _STEP = re.compile(r"#\d+ (\[(?!internal).*)")  # of buildx's plain progress
 _FAILED = re.compile(r"^#(\d+) ERROR", re.MULTILINE)
 
 
-class DockerfileBuilder(ImageProvider):
+class DockerfileBuilder:
     """Builds each image from its whole Dockerfile. BuildKit's cache decides what must be built."""
-
-    assembles = False
 
     def __init__(
         self,
@@ -45,7 +43,10 @@ class DockerfileBuilder(ImageProvider):
         self._programs = programs or Programs()
         self._mmdebstrap = mmdebstrap or Mmdebstrap(run)
 
-    def prepare(self, images: Sequence[PlannedImage]) -> None:
+    def find(self, image: PlannedImage) -> LoadedImage | None:
+        """None: only BuildKit knows, when it builds the image."""
+
+    def start(self, images: Sequence[PlannedImage]) -> None:
         """Raises DiskError, or EngineError without the `docker` command."""
         if not shutil.which("docker"):
             raise EngineError(
@@ -53,6 +54,10 @@ class DockerfileBuilder(ImageProvider):
                 hint="Install both. On Debian, the packages are docker-cli and docker-buildx.",
             )
         disk.check_dockerfile(self._run, images)
+
+    def as_ready(self, images: Sequence[PlannedImage]) -> Iterator[PlannedImage]:
+        """All of them: they share nothing but BuildKit's cache."""
+        yield from images
 
     def build(self, image: PlannedImage) -> LoadedImage:
         """Builds the image in a copy of the files that its Dockerfile reads, with the settings of the build host.
@@ -120,6 +125,9 @@ class DockerfileBuilder(ImageProvider):
         is_known = image_id in built_ids(run.project.state)
         record_built(run.project.state, image_id)
         return LoadedImage(id=image_id, digest=image_id, origin="present" if is_known else "built")
+
+    def record_tagged(self, image: PlannedImage) -> None:
+        """Nothing: the store does not have the image."""
 
     def close(self) -> None:
         self._programs.stop()

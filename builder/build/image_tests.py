@@ -8,8 +8,10 @@ error, before anything is built.
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,8 +22,8 @@ from typing import Any
 
 from builder.build.context import LoadedImage, RunContext
 from builder.build.programs import Program, Programs
-from builder.common import errors
-from builder.common.errors import ImageTestError
+from builder.common import errors, machine
+from builder.common.errors import EngineError, ImageTestError
 from builder.common.text import one_line
 from builder.compat import gpu_support, gpus
 from builder.compat.gpus import Gpu
@@ -304,6 +306,25 @@ class Tester:
 
     def _log(self, image: PlannedImage, kind: Kind) -> Path:
         return self._project.logs / f"{image.id}.{LOGS[kind]}.log"
+
+
+def new_tester(
+    run: RunContext, images: Sequence[PlannedImage], *, jobs: int, gpu_mode: gpus.Mode, junit: Path | None
+) -> Tester:
+    """The tester of these images, of which `jobs` are tested at a time, and share the GPUs and processors."""
+    pool = gpus.Pool(min(jobs, sum(not image.cell.is_cpu for image in images)))
+    # Tests of one image, one after the other, use half of two processors: most wait for the start of a container.
+    processes = math.ceil(1.5 * machine.processors() / min(jobs, max(1, len(images))))
+    return Tester(run, gpu_mode=gpu_mode, pool=pool, junit=junit, processes=processes)
+
+
+def check_docker_client() -> None:
+    """Raises EngineError without the `docker` command, which the image tests need; before the build, which is slow."""
+    if not shutil.which("docker"):
+        raise EngineError(
+            "the image tests need the `docker` command",
+            hint="On Debian or Ubuntu: apt-get install docker.io   (docker-cli since Debian 13)",
+        )
 
 
 def describe(image: PlannedImage, image_id: str, checkout: str) -> dict[str, object]:

@@ -33,13 +33,13 @@ from builder.build.layer_lookup import LayerLookup
 from builder.build.programs import Program, Programs
 from builder.common import machine
 from builder.common.console import Meter
-from builder.common.errors import FREE_DISK, BuilderError, BuildError, DiskError, EngineError, StaleError
-from builder.common.files import digest_of_data, digests_of_tree, short_digest, write_atomically
+from builder.common.errors import FREE_DISK, BuilderError, BuildError, DiskError, EngineError
+from builder.common.files import digest_of_data, digests_of_tree, short_digest
 from builder.common.reference import ImageRef
-from builder.debian import local_repository, os_lock
+from builder.debian import local_repository
 from builder.debian import mmdebstrap as installation
 from builder.debian.archives import Archives, DebianFetcher
-from builder.debian.os_lock import OsLock, OsRequest
+from builder.debian.os_lock import OsLock
 from builder.engine.model import is_disk_full
 from builder.host import FOLDER as HOST_FOLDER
 from builder.host import SYSTEM_BUNDLE, Host
@@ -508,44 +508,3 @@ def _read_steps(root: Path) -> dict[str, bytes]:
 def newest_release(matrix: Matrix) -> str:
     """The newest release has the newest mmdebstrap, which supports older releases."""
     return max(matrix.debian, key=lambda release: [int(part) for part in matrix.debian[release].glibc.split(".")])
-
-
-# ---- locked packages that no place has any more
-
-SHOWN = 20  # changed packages; the others are counted
-
-
-def lock_current(run: RunContext, images: Sequence[PlannedImage], new: Mapping[OsRequest, OsLock]) -> None:
-    """Writes new locks of operating systems of these images, after saying which packages changed."""
-    run.view.say("\n".join(_changes(run, images, new, "Locking the current versions:")))
-    for request, lock in new.items():
-        write_atomically(run.project.root / request.path, os_lock.dump(lock))
-
-
-def refuse_stale(
-    run: RunContext, images: Sequence[PlannedImage], new: Mapping[OsRequest, OsLock], command: str
-) -> StaleError:
-    """The error of a run that may not change locks. `command` locks the current packages, builds and tests."""
-    return StaleError(
-        "\n".join(_changes(run, images, new, "With --locked, that is an error:")),
-        hint=f"Lock the current versions, build and test with them, then commit locks/: {command}",
-    )
-
-
-def _changes(
-    run: RunContext, images: Sequence[PlannedImage], new: Mapping[OsRequest, OsLock], what_follows: str
-) -> list[str]:
-    """Lines: each package with its locked and its current version, then the images that need it."""
-    before = {request: os_lock.read_os_lock(run.project.root, request) for request in new}
-    lines = os_lock.changes(before, new)
-    more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-    ids = [image.id for image in images if image.os_request in new]
-    reason = "Locked Debian packages are no longer in any archive."
-    if any(
-        lock.has_sources and old and not old.has_sources for old, lock in ((before[each], new[each]) for each in new)
-    ):
-        reason = "Locks of an earlier builder have no source packages, which the addresses of packages are made of."
-    return [
-        f"{reason} {what_follows}",
-        *(f"  {line}" for line in [*lines[:SHOWN], *more, f"in {', '.join(ids)}"]),
-    ]

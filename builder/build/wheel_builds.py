@@ -19,6 +19,7 @@ import zipfile
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -242,14 +243,11 @@ class SourceBuilder:
         if error := run.engine.info().foreign_error(image.cell.arch):
             raise error
         assembler = Assembler(run, self._store, lookup=self._lookup)
-        with run.view.live():
-            try:
-                if loaded := assembler.find(image):
-                    return loaded.id
-                assembler.prepare([image])
-                return assembler.build(image).id
-            finally:
-                assembler.close()
+        with run.view.live(), closing(assembler):
+            if loaded := assembler.find(image):
+                return loaded.id
+            assembler.start([image])
+            return assembler.build(image).id
 
     # ---- sources
 

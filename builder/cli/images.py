@@ -1,21 +1,17 @@
-"""The commands that make images: images, build."""
+"""The commands that make images: images, build, refresh."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
-from builder.build import disk, operating_systems
-from builder.build.assemble import Assembler
-from builder.build.context import ImageProvider, RunContext
-from builder.build.dockerfile import DockerfileBuilder
-from builder.build.layer_lookup import LayerLookup
+from builder.build import operating_systems, outcomes
+from builder.build.context import Origin, RunContext
+from builder.build.outcomes import Outcome
 from builder.cli import machine
 from builder.cli.context import Context
 from builder.cli.options import (
@@ -25,25 +21,17 @@ from builder.cli.options import (
     given,
     jobs_option,
 )
-from builder.common.errors import BuilderError, LockError, StaleError, join
-from builder.common.text import duration
+from builder.common.text import counted, duration
 from builder.compat import gpus
-from builder.debian.archives import Archives, Kept
-from builder.debian.os_lock import DebianPackage
-from builder.layers import garbage, known_layers
-from builder.layers.known_layers import KnownLayers
-from builder.lock import update
-from builder.matrix.cells import Cell
-from builder.plan import plan, render
-from builder.plan.plan import Plan, PlannedImage
-from builder.steps import images
-from builder.steps.images import Options, Outcome
+from builder.evidence.results import SLOW_S
+from builder.plan import render
+from builder.steps.images import ASSEMBLE, Method, Options, make_images
 
-ASSEMBLE, DOCKERFILE = "assemble", "dockerfile"
+_ORIGINS: dict[Origin, str] = {"built": "built", "loaded": "loaded from the store", "present": "already built"}
 
 METHOD = click.option(
     "--method",
-    type=click.Choice([ASSEMBLE, DOCKERFILE]),
+    type=click.Choice(get_args(Method)),
     default=ASSEMBLE,
     show_default=True,
     help="assemble: turn wheels into layers directly. dockerfile: build the Dockerfile in images/, step by step.",
@@ -88,7 +76,9 @@ def command(name: str, *options: Callable[..., Any]) -> Callable[[Callable[..., 
 
 
 @command("images", METHOD, _LOCKED, gpu_option, *REPORT)
-def images_command(context: Context, /, patterns: Sequence[str], **options: Any) -> None:
+def images_command(
+    context: Context, /, patterns: Sequence[str], form: str = "text", *, start_engine: bool, **values: Any
+) -> None:
     """Build, test and tag images.
 
     Skips what is already done: an image that is up to date and has passed its tests is neither built nor tested again.
@@ -96,56 +86,17 @@ def images_command(context: Context, /, patterns: Sequence[str], **options: Any)
     If needed locked Debian packages are no longer in any archive, locks the current ones and lists the changes. With
     --locked, fails instead.
     """
-    if failure := images.failure(make_selected(context, context.project.select(patterns), **options), "images failed"):
-        raise failure
-
-
-def make_selected(
-    context: Context, chosen: Sequence[Cell], *, method: str = ASSEMBLE, locked: bool = False,
-    form: str = "text", start_engine: bool, **values: Any
-) -> list[Outcome]:  # fmt: skip
-    """Makes the images of cells, and shows what was done. A failure of an image is in its outcome.
-
-    `values` are those of `Options`.
-    """
     began = time.monotonic()
-    options = Options(**values)
+    again = f"builder images --no-locked{given('gpu_mode', 'junit', 'jobs', 'patterns')}"
+    options = Options(wait=context.wait, again=again, **values)
     project = context.project
-    has_new_locks = False
-    try:
-        with context.locked(project, "images" if options.test else "build"):
-            planned = render.load_checked_plan(project, chosen)
-            run = machine.connect(context, project, start=start_engine)
-            store = context.store
-            lookup = LayerLookup(project, run.host, run.view, store, KnownLayers(project.root))
-            with image_provider(context, run, method, options.jobs, lookup) as provider:
-                to_make = provider.systems_to_make(planned.images)
-            archives = Archives(project.matrix, run.host, run.view.say_once)
-
-            def is_kept(package: DebianPackage) -> bool:
-                return store.has(f"sha256:{package.sha256}", package.size)
-
-            if has_new_locks := _lock_stale_systems(run, planned, to_make, archives, is_kept, locked=locked):
-                planned = render.load_checked_plan(project, chosen)
-                lookup = LayerLookup(project, run.host, run.view, store, KnownLayers(project.root))
-
-            try:
-                if method == ASSEMBLE:
-                    garbage.make_room(store, partial(disk.store_bytes, store, planned.images), wait=context.wait)
-                with image_provider(context, run, method, options.jobs, lookup, archives) as provider:
-                    outcomes = images.make_images(run, provider, planned, options)
-            except BuilderError as error:  # `refresh` reports it with the failures of its locks
-                outcomes = [Outcome(image=image, error=error) for image in planned.images]
-        show_outcomes(context, run, planned, outcomes, began=began, form=form)
-        return outcomes
-    finally:
-        if has_new_locks:  # also after a failure or Ctrl-C: the checkout has changed
-            context.say(
-                "locks/ changed, because Debian updated packages:\n"
-                "  git diff locks                                shows the changes\n"
-                "  git commit -m 'Update Debian packages' locks  keeps them\n"
-                "  git restore locks                             undoes them"
-            )
+    with context.locked(project, "images" if options.test else "build"):
+        planned = render.load_checked_plan(project, project.select(patterns))
+        run = machine.connect(context, project, start=start_engine)
+        done = make_images(run, context.store, planned, options)
+    show_outcomes(context, run, done, began=began, form=form)
+    if failure := outcomes.failure(done):
+        raise failure
 
 
 @command("build", METHOD, _LOCKED)
@@ -154,67 +105,58 @@ def build_command(context: Context, /, **values: Any) -> None:
     click.get_current_context().invoke(images_command, **values, test=False)
 
 
-def _lock_stale_systems(
-    run: RunContext, planned: Plan, to_make: Sequence[PlannedImage], archives: Archives, is_kept: Kept, *, locked: bool
-) -> bool:
-    """Locks current packages for the operating systems of `to_make` whose locked packages are gone.
-
-    Returns whether there were any. With `locked` (--locked), raises StaleError instead, or the error of locking them.
-    """
-    project = run.project
-    requests = {image.os_request for image in to_make}
-    new, failures = update.current_locks_of_stale(project, requests, archives, run.host, is_kept, run.view.say)
-    if locked and failures:
-        raise join(failures, "locks failed")
-    for failure in failures:  # without --locked, only the images that need this operating system fail, when built
-        run.view.say(f"cannot lock current packages: {failure}")
-    if not new:
-        return False
-    if locked:
-        options = given("gpu_mode", "junit", "jobs", "patterns")
-        command = f"builder images --no-locked{options}"
-        raise operating_systems.refuse_stale(run, planned.images, new, command)
-    operating_systems.lock_current(run, planned.images, new)
-    # No image has the layers of the earlier packages any more; `builder render --check` would report them.
-    with suppress(LockError, StaleError):  # other cells are not locked, or their locks are out of date
-        complete = plan.make_locked_plan(project, project.cells)
-        known_layers.prune(project.root, {layer.inputs for image in complete.images for layer in image.layers})
-    return True
-
-
-@contextmanager
-def image_provider(
-    context: Context,
-    run: RunContext,
-    method: str,
-    jobs: int,
-    lookup: LayerLookup | None = None,
-    archives: Archives | None = None,
-) -> Iterator[ImageProvider]:
-    """The way to build; for the method `assemble`, with the store held against `builder gc`."""
-    if method == DOCKERFILE:
-        yield DockerfileBuilder(run, lookup=lookup)
-        return
-    store = context.store
-    store.prepare()
-    with store.used():
-        yield Assembler(run, store, jobs=jobs, lookup=lookup, archives=archives)
-
-
-def show_outcomes(
-    context: Context,
-    run: RunContext,
-    planned: Plan,
-    outcomes: Sequence[Outcome],
-    *,
-    began: float,
-    form: str,
-) -> None:
-    """Shows what was done for the images of a plan since `began`, of `time.monotonic`."""
+def show_outcomes(context: Context, run: RunContext, done: Sequence[Outcome], *, began: float, form: str) -> None:
+    """Shows what was done for images since `began`, of `time.monotonic`."""
     seconds = time.monotonic() - began
     if form == "json":
-        context.print_json({"images": [outcome.as_data() for outcome in outcomes], "seconds": round(seconds, 1)})
+        context.print_json({"images": [outcome.as_data() for outcome in done], "seconds": round(seconds, 1)})
         return
-    context.say(f"{images.summary(outcomes)} ({duration(seconds)})")
-    if times := images.times(run.view.spent, {image.id for image in planned.images}):
+    context.say(f"{summary(done)} ({duration(seconds)})")
+    if times := time_by_step(run.view.spent, {outcome.image.id for outcome in done}):
         context.say(f"total time by step, parallel work added up: {times}")
+
+
+def summary(done: Sequence[Outcome]) -> str:
+    """What was done: `1 image built, tested and tagged. 2 images up to date`."""
+    failed = sum(outcome.error is not None for outcome in done)
+    changed = [outcome for outcome in done if not outcome.error and not outcome.is_up_to_date]
+    current = len(done) - failed - len(changed)
+    parts = [_steps(changed)] if changed else []
+    parts += [f"{counted(current, 'image')} up to date"] if current else []
+    parts += [f"{counted(failed, 'image')} failed"] if failed else []
+    return ". ".join(parts) or "no images"
+
+
+def time_by_step(spent: Mapping[tuple[str, str], float], planned: Collection[str]) -> str:
+    """Where the time went, over all images, from what each row of the view spent in each state; empty for short runs.
+
+    `planned` are ids of images; other rows are operating systems and downloads.
+    """
+    sums: dict[str, float] = {}
+    for (row, state), seconds in spent.items():
+        name = state if row in planned else "operating systems" if row.startswith(operating_systems.ROW) else row
+        sums[name] = sums.get(name, 0.0) + seconds
+    longest = sorted(
+        ((name, seconds) for name, seconds in sums.items() if seconds >= SLOW_S), key=lambda item: -item[1]
+    )
+    return ", ".join(f"{name} {duration(seconds)}" for name, seconds in longest)
+
+
+def _steps(done: Sequence[Outcome]) -> str:
+    """`2 images built, tested and tagged`, or `5 images tagged: 2 built, 3 already built; 5 tested`."""
+    origins = {word: sum(outcome.origin == kind for outcome in done) for kind, word in _ORIGINS.items()}
+    if origins[_ORIGINS["present"]] == len(done):
+        origins = {}
+    tests = {"tested": sum(outcome.tested for outcome in done)}
+    tags = {"tagged": sum(outcome.tagged for outcome in done)}
+    counts = {step: count for step, count in {**origins, **tests, **tags}.items() if count}
+    common = [step for step, count in counts.items() if count == len(done)]
+    images = counted(len(done), "image")
+    if len(common) == len(counts):
+        return f"{images} {' and '.join([', '.join(common[:-1]), common[-1]] if common[1:] else common)}"
+    others = [
+        [f"{counts[step]} {step}" for step in group if step in counts and step not in common[-1:]]
+        for group in (origins, tests, tags)
+    ]
+    details = "; ".join(", ".join(group) for group in others if group)
+    return f"{images} {common[-1]}: {details}" if common else f"{images}: {details}"

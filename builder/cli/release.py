@@ -11,11 +11,12 @@ from typing import Any
 import click
 from rich.text import Text
 
+from builder.build import outcomes
 from builder.build.layer_lookup import KnownImages, LayerLookup
 from builder.build.wheel_builds import SourceBuilder
 from builder.cli import machine
 from builder.cli.context import SHOWN, Context, new_table
-from builder.cli.images import gpu_option, make_selected
+from builder.cli.images import gpu_option, show_outcomes
 from builder.cli.options import (
     ALL_CELLS_HELP,
     CELLS_HELP,
@@ -49,7 +50,7 @@ from builder.release import publish, status, tagging
 from builder.release.publish import NotBuiltError, Publisher, Released
 from builder.release.staging import INDEX, StagingArea
 from builder.release.status import Status, StatusReader
-from builder.steps import images
+from builder.steps.images import Options, make_images
 from builder.steps.release import Releaser
 from builder.steps.stage import stage_images
 
@@ -229,7 +230,14 @@ def stage_command(
 @sign_option
 @click.pass_context
 def refresh_command(
-    click_context: click.Context, /, patterns: Sequence[str], place: str, signer: Any, **options: Any
+    click_context: click.Context,
+    /,
+    patterns: Sequence[str],
+    place: str,
+    signer: Any,
+    *,
+    start_engine: bool,
+    **options: Any,
 ) -> None:
     """Apply Debian security updates: lock, build, test and stage.
 
@@ -274,9 +282,14 @@ def refresh_command(
         context.say(f"{counted(others, 'image')} outside the selection also changed: run `builder refresh '*'`")
     passed: list[Cell] = []
     if affected:
-        outcomes = make_selected(context, affected, **options)
-        passed = [outcome.image.cell for outcome in outcomes if not outcome.error]
-        if failure := images.failure(outcomes, "images failed"):
+        began = time.monotonic()
+        with context.locked(project, "refresh"):
+            planned = render.load_checked_plan(project, affected)
+            run = machine.connect(context, project, start=start_engine)
+            made = make_images(run, context.store, planned, Options(wait=context.wait, **options))
+        show_outcomes(context, run, made, began=began, form="text")
+        passed = [outcome.image.cell for outcome in made if not outcome.error]
+        if failure := outcomes.failure(made):
             if not (passed or failures):
                 raise failure
             failures.append(failure)

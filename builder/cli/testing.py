@@ -8,18 +8,20 @@ from typing import Any
 
 import click
 
+from builder.build import outcomes
+from builder.build.assemble import find_image
+from builder.build.image_tests import new_tester
 from builder.cli import machine
 from builder.cli.context import Context
-from builder.cli.images import ASSEMBLE, REPORT, command, gpu_option, image_provider, show_outcomes
+from builder.cli.images import REPORT, command, gpu_option, show_outcomes
 from builder.cli.options import sign_option, staging_option
 from builder.common.errors import ImageTestError, UsageError
 from builder.evidence.signing import Signer
+from builder.layers.known_layers import KnownLayers
 from builder.plan import render
-from builder.plan.plan import Plan
 from builder.release.staging import StagingArea
-from builder.steps import images
 from builder.steps.images import Options
-from builder.steps.test import StagedImages, only_for, test_staged
+from builder.steps.test import complete_tests, plan_of_release, retest_images
 
 NEWEST = "newest"
 
@@ -53,34 +55,29 @@ def test_command(
     options = Options(**values)
     if no_attach and not stamp:
         raise UsageError("--no-attach needs --staged: only results of staged images are attached")
-    project = context.project
-    chosen = {cell.id for cell in project.select(patterns or (("*",) if stamp else ()))}
+    project, store = context.project, context.store
+    chosen = project.select(patterns or (("*",) if stamp else ()))
     with context.locked(project, "test"):
         run = machine.connect(context, project, start=start_engine)
         if stamp:
-            staging_place = StagingArea.of(project, place, run.host)
-            signer = signer and signer.with_trust(project)
-            release = staging_place.read("" if stamp == NEWEST else stamp)
-            staged = {image.cell: image for image in release.images}
-            if patterns and (missing := sorted(chosen - staged.keys())):
-                raise UsageError(
-                    f"release {release.stamp} does not have {missing[0]}", hint=f"It has: {', '.join(staged)}"
-                )
-            # All cells of the release: which of its images must pass which thorough tests depends on them.
-            planned = render.load_checked_plan(project, release.cells(project))
-            planned = Plan(images=tuple(image for image in planned.images if image.id in chosen))
-            if not patterns:
-                planned = only_for(run.engine.info().arch, planned, context.say)
-            if stale := [image.id for image in planned.images if staged[image.id].plan != image.digest]:
-                raise release.stale(stale[0])
-            with context.store.used():
-                staged_images = StagedImages(run, context.store, staging_place, staged, signer, attach=not no_attach)
-                outcomes = test_staged(run, staged_images, planned, options)
+            area = StagingArea.of(project, place, run.host)
+            release = area.read("" if stamp == NEWEST else stamp)
+            planned = plan_of_release(run, release, {cell.id for cell in chosen}, own_arch=not patterns)
         else:
-            planned = render.load_checked_plan(project, project.select(patterns))
-            with image_provider(context, run, ASSEMBLE, options.jobs) as provider:
-                outcomes = images.retest(run, provider, planned, options)
-    show_outcomes(context, run, planned, outcomes, began=began, form=form)
-    tested = any(outcome.coverage or isinstance(outcome.error, ImageTestError) for outcome in outcomes)
-    if failed := images.failure(outcomes, "images failed" if tested else "images were not tested"):
+            planned = render.load_checked_plan(project, chosen)
+        tester = new_tester(run, planned.images, jobs=options.jobs, gpu_mode=options.gpu_mode, junit=options.junit)
+        store.prepare()
+        with store.used():
+            if stamp:
+                signer = signer and signer.with_trust(project)
+                done = complete_tests(
+                    run, store, area, release, planned, tester, jobs=options.jobs, signer=signer, attach=not no_attach
+                )
+            else:
+                known = KnownLayers(project.root)
+                found = {image.id: find_image(run, store, image, known) for image in planned.images}
+                done = retest_images(run, tester, planned, found, options.jobs)
+    show_outcomes(context, run, done, began=began, form=form)
+    tested = any(outcome.coverage or isinstance(outcome.error, ImageTestError) for outcome in done)
+    if failed := outcomes.failure(done, "images failed" if tested else "images were not tested"):
         raise failed

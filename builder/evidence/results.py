@@ -30,6 +30,7 @@ from builder.plan.plan import PlannedImage
 
 OWN = "own results, unsigned"  # in place of a signer
 NOT_RUN = "built, not run"  # the state of an image that no machine of its architecture has run
+SLOW_S = 5  # seconds; slower tests are named
 Kind = Literal["image", "gpu"]
 GpuState = Literal["passed", "failed", "not run"]
 
@@ -224,6 +225,17 @@ class Coverage:
         """The three tests that took longest, by name without their file, with their seconds."""
         longest = sorted(self.seconds.items(), key=lambda item: -item[1])[:3]
         return [(name.rpartition("::")[2], seconds) for name, seconds in longest]
+
+    @property
+    def summary(self) -> str:
+        """How many tests passed, the state of the GPU tests, and the slowest tests."""
+        passed = (
+            self.tests_status
+            if self.is_emulated
+            else f"{counted(len(self.passed), 'test')} passed, gpu: {self.gpu_status}"
+        )
+        slowest = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in self.slowest if seconds >= SLOW_S)
+        return passed + (f"\n  slowest tests: {slowest}" if slowest else "")
 
     @property
     def signers(self) -> list[str]:

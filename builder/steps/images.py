@@ -1,238 +1,240 @@
-"""Turns a plan into tagged images: builds, tests and tags each one separately, and skips what is done already."""
+"""Makes the images of a plan: locks what Debian has deleted, builds, tests and tags, and skips what is done.
+
+Each image is built, tested and tagged separately: a failure stops no other image, and the next run finishes the rest.
+"""
 
 from __future__ import annotations
 
-import math
-import shutil
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from builder.build import operating_systems
-from builder.build.context import ImageProvider, LoadedImage, Origin, RunContext
-from builder.build.image_tests import Tester
-from builder.common import errors, machine
-from builder.common.errors import BuilderError, EngineError, FetchError
+from builder.build import disk
+from builder.build.assemble import Assembler
+from builder.build.context import ImageMaker, LoadedImage, RunContext
+from builder.build.dockerfile import DockerfileBuilder
+from builder.build.image_tests import Tester, check_docker_client, new_tester
+from builder.build.layer_lookup import LayerLookup
+from builder.build.outcomes import Outcome, for_each_image
+from builder.common.errors import BuilderError, LockError, StaleError, join
+from builder.common.files import write_atomically
 from builder.common.reference import ImageRef
-from builder.common.text import counted, duration, size
 from builder.compat import gpus
-from builder.evidence.results import Coverage
+from builder.debian import os_lock
+from builder.debian.archives import Archives
+from builder.layers import garbage, known_layers
+from builder.layers.known_layers import KnownLayers
+from builder.layers.store import Store
+from builder.lock import update
+from builder.plan import plan, render
 from builder.plan.plan import Plan, PlannedImage
 
-SLOW_S = 5  # tests and steps that take longer are named at the end
-_ORIGINS: dict[Origin, str] = {"built": "built", "loaded": "loaded from the store", "present": "already built"}
+Method = Literal["assemble", "dockerfile"]
+ASSEMBLE: Method = "assemble"
+DOCKERFILE: Method = "dockerfile"
+SHOWN = 20  # changed Debian packages; the others are counted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to do for each image. Without `test`, images are neither tested nor tagged.
+    """How to make images: `jobs` at a time; without `test`, they are neither tested nor tagged.
 
-    `jobs` images at a time; `junit` is a folder for reports of the tests.
+    `locked` makes it an error that locked Debian packages are gone; `again` is the command without it, for the hint.
+    `wait` for other builders that use the store, before garbage is collected. `junit` is a folder for reports of tests.
     """
 
     jobs: int = 2
+    method: Method = ASSEMBLE
     test: bool = True
+    locked: bool = False
+    wait: bool = False
     gpu_mode: gpus.Mode = gpus.AUTO
     junit: Path | None = None
+    again: str = "builder images --no-locked"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What was done for one image. `coverage` is that of its test results, including those of earlier runs."""
+def make_images(run: RunContext, store: Store, planned: Plan, options: Options) -> list[Outcome]:
+    """Makes every image of a plan, and returns what was done, in its order. An image's failure is in its outcome.
 
-    image: PlannedImage
-    loaded: LoadedImage | None = None
-    tested: bool = False
-    tagged: bool = False
-    coverage: Coverage | None = None
-    seconds: float = 0
-    error: BuilderError | None = None
-
-    @property
-    def is_up_to_date(self) -> bool:
-        """Whether there was nothing to do."""
-        return self.error is None and self.origin == "present" and not self.tested and not self.tagged
-
-    @property
-    def origin(self) -> Origin:
-        return self.loaded.origin if self.loaded else "present"
-
-    def as_data(self) -> dict[str, Any]:
-        """For `--format json`."""
-        tests = self.coverage and {
-            "passed": len(self.coverage.passed),
-            "failed": self.coverage.failed,
-            "gpu": self.coverage.gpu_status,
-        }
-        return {
-            "cell": self.image.id,
-            "image": self.loaded.id if self.loaded else "",
-            "made": self.origin,
-            "tested": self.tested,
-            "tagged": self.tagged,
-            "references": list(self.image.local_names),
-            "tests": tests,
-            "seconds": round(self.seconds, 1),
-            "error": str(self.error) if self.error else None,
-        }
-
-
-def summary(outcomes: Sequence[Outcome]) -> str:
-    """What was done for the images of these outcomes."""
-    failed = sum(outcome.error is not None for outcome in outcomes)
-    done = [outcome for outcome in outcomes if not outcome.error and not outcome.is_up_to_date]
-    current = len(outcomes) - failed - len(done)
-    parts = [_steps(done)] if done else []
-    parts += [f"{counted(current, 'image')} up to date"] if current else []
-    parts += [f"{counted(failed, 'image')} failed"] if failed else []
-    return ". ".join(parts) or "no images"
-
-
-def times(spent: Mapping[tuple[str, str], float], planned: Collection[str]) -> str:
-    """Where the time went, over all images, from what each row of the view spent in each state; empty for short runs.
-
-    `planned` are ids of images; other rows are operating systems and downloads.
+    Raises StaleError with `locked` (--locked) if locked Debian packages are gone, or the error of locking them.
     """
-    sums: dict[str, float] = {}
-    for (row, state), seconds in spent.items():
-        name = state if row in planned else "operating systems" if row.startswith(operating_systems.ROW) else row
-        sums[name] = sums.get(name, 0.0) + seconds
-    longest = sorted(
-        ((name, seconds) for name, seconds in sums.items() if seconds >= SLOW_S), key=lambda item: -item[1]
-    )
-    return ", ".join(f"{name} {duration(seconds)}" for name, seconds in longest)
+    project, view = run.project, run.view
+    lookup = LayerLookup(project, run.host, view, store, KnownLayers(project.root))
+    archives = Archives(project.matrix, run.host, view.say_once)
+
+    # Debian's archives delete a package when it has a newer version. For a person, that is no failure: today's packages
+    # are locked, and the run goes on with them.
+    has_new_locks = options.method == ASSEMBLE and lock_stale_systems(run, store, planned, lookup, archives, options)
+    if has_new_locks:
+        planned = render.load_checked_plan(project, [image.cell for image in planned.images])
+        lookup = LayerLookup(project, run.host, view, store, KnownLayers(project.root))
+
+    try:
+        if options.method == DOCKERFILE:
+            # These images do not have the layers of the plan, so that a smaller one may have other contents.
+            planned = with_all_tests(planned)
+            return build_test_tag(
+                run, DockerfileBuilder(run, lookup=lookup), _tester(run, planned, options), planned, options.jobs
+            )
+
+        # What no image needs makes room for the layers that the store lacks. No other builder may use it meanwhile.
+        garbage.make_room(store, partial(disk.store_bytes, store, planned.images), wait=options.wait)
+        store.prepare()
+        with store.used():
+            assembler = Assembler(run, store, jobs=options.jobs, lookup=lookup, archives=archives)
+            return build_test_tag(run, assembler, _tester(run, planned, options), planned, options.jobs)
+    except BuilderError as error:
+        return [Outcome(image=image, error=error) for image in planned.images]
+    finally:
+        if has_new_locks:  # also after a failure or Ctrl-C: the checkout has changed
+            view.say(
+                "locks/ changed, because Debian updated packages:\n"
+                "  git diff locks                                shows the changes\n"
+                "  git commit -m 'Update Debian packages' locks  keeps them\n"
+                "  git restore locks                             undoes them"
+            )
 
 
-def _steps(done: Sequence[Outcome]) -> str:
-    """`2 images built, tested and tagged`, or `5 images tagged: 2 built, 3 already built; 5 tested`."""
-    origins = {word: sum(outcome.origin == kind for outcome in done) for kind, word in _ORIGINS.items()}
-    if origins[_ORIGINS["present"]] == len(done):
-        origins = {}
-    tests = {"tested": sum(outcome.tested for outcome in done)}
-    tags = {"tagged": sum(outcome.tagged for outcome in done)}
-    counts = {step: count for step, count in {**origins, **tests, **tags}.items() if count}
-    common = [step for step, count in counts.items() if count == len(done)]
-    images = counted(len(done), "image")
-    if len(common) == len(counts):
-        return f"{images} {' and '.join([', '.join(common[:-1]), common[-1]] if common[1:] else common)}"
-    others = [
-        [f"{counts[step]} {step}" for step in group if step in counts and step not in common[-1:]]
-        for group in (origins, tests, tags)
-    ]
-    details = "; ".join(", ".join(group) for group in others if group)
-    return f"{images} {common[-1]}: {details}" if common else f"{images}: {details}"
+def build_test_tag(
+    run: RunContext, maker: ImageMaker, tester: Tester | None, planned: Plan, jobs: int
+) -> list[Outcome]:
+    """Builds, tests and tags each image, each only if that is not done; without a tester, only builds.
 
-
-def make_images(run: RunContext, provider: ImageProvider, plan: Plan, options: Options) -> list[Outcome]:
-    """Makes every image of the plan: builds, tests and tags it, each only if that is not done already.
-
-    Returns what was done, in the order of the plan. A failure is in the outcome of its image and does not stop the
-    others. Raises ImageTestError if required GPU tests cannot run, before anything is built.
+    Closes `maker`. Raises ImageTestError if required GPU tests cannot run, before anything is built.
     """
-    if not provider.assembles:
-        # Their layers are not those of the plan, so the plan cannot show that a smaller image has the same contents.
-        plan = _with_all_tests(plan)
-    tester = new_tester(run, plan, options)
+    engine, view = run.engine, run.view
+    engine.sweep(str(run.project.root))  # containers of killed runs
+    if tester:
+        tester.check(planned.images)
 
-    # What the engine has as planned, with passing evidence and under every tag, is done.
-    present = {image.id: provider.find(image) for image in plan.images}
+    # An image is done if the engine has it as planned, its tests passed, and it has all its tags.
     done: dict[str, Outcome] = {}
-    for image in plan.images:
+    present = {image.id: maker.find(image) for image in planned.images}
+    for image in planned.images:
         loaded = present[image.id]
-        if loaded and (outcome := _finished(run, tester, options, image, loaded)):
+        if loaded and tester is None:
+            done[image.id] = Outcome(image=image, loaded=loaded)
+        elif loaded and tester and (outcome := _finished(run, tester, image, loaded)):
             done[image.id] = outcome
-            if options.test:
-                provider.record_tagged(image)  # a run that was killed may not have
-    for image in plan.images:
-        if image.id not in done and (error := run.engine.info().foreign_error(image.cell.arch)):
+            maker.record_tagged(image)  # a run that was killed may not have
+        elif error := engine.info().foreign_error(image.cell.arch):
             done[image.id] = Outcome(image=image, error=error)
-    todo = [image for image in plan.images if image.id not in done]
-    if not todo:
-        return [done[image.id] for image in plan.images]
-    if options.test:
+    todo = [image for image in planned.images if image.id not in done]
+    if todo and tester:
         check_docker_client()
 
     def make_image(image: PlannedImage) -> Outcome:
-        loaded = present[image.id] or provider.build(image)
+        # Its layers become an image, and the engine loads it; the id is in the view, for whoever wants to look inside.
+        loaded = present[image.id] or maker.build(image)
         note = loaded.id.removeprefix("sha256:")[:12]
+        if tester is None:
+            view.end(image.id, "done", f"{note}, {loaded.origin}")
+            return Outcome(image=image, loaded=loaded)
+
         # A build may find that the image is complete: the store had it, or the engine's cache all its steps.
-        if outcome := _finished(run, tester, options, image, loaded):
-            if options.test:
-                provider.record_tagged(image)
-            run.view.end(image.id, "done", f"{note}, {'unchanged' if options.test else loaded.origin}")
+        if outcome := _finished(run, tester, image, loaded):
+            maker.record_tagged(image)
+            view.end(image.id, "done", f"{note}, unchanged")
             return outcome
+
+        # Only the tests that have not passed yet: those on a GPU may be new to this machine.
         known = tester.coverage(image, loaded)
         is_tested = tester.is_complete(image, known)
         coverage = known if is_tested else tester.test(image, loaded, known)
-        for reference in reversed(image.local_names):  # the full tag last: it marks a complete image
-            run.engine.tag(loaded.id, ImageRef.parse(reference))
-        provider.record_tagged(image)
-        run.view.end(image.id, "done", f"{note}, {tests_text(coverage)}\n  {'  '.join(image.local_names)}")
+
+        # The full tag last: it marks a complete image.
+        for reference in reversed(image.local_names):
+            engine.tag(loaded.id, ImageRef.parse(reference))
+        maker.record_tagged(image)
+        view.end(image.id, "done", f"{note}, {coverage.summary}\n  {'  '.join(image.local_names)}")
         return Outcome(image=image, loaded=loaded, tested=not is_tested, tagged=True, coverage=coverage)
 
-    with run.view.live():
+    with view.live(), closing(maker):
+        # Layers that are missing are made side by side, each once for all images. An image begins when it has its own.
+        missing = [image for image in todo if not present[image.id]]
         try:
-            if missing := [image for image in todo if not present[image.id]]:
-                try:
-                    provider.prepare(missing)
-                except BuilderError as error:  # too little disk space, for example
-                    done |= {image.id: Outcome(image=image, error=error) for image in missing}
-                    todo = [image for image in todo if present[image.id]]
-                    missing = []
-            waiting_for_layers = {image.id for image in missing}
-            done |= run_steps(run, tester, provider, options.jobs, todo, make_image, waiting_for_layers)
-        finally:
-            provider.close()
-    return [done[image.id] for image in plan.images]
+            if missing:
+                maker.start(missing)
+        except BuilderError as error:  # too little disk space, for example
+            done |= {image.id: Outcome(image=image, error=error) for image in missing}
+            missing = []
+        todo = [image for image in todo if image.id not in done]
+        ready = chain((image for image in todo if present[image.id]), maker.as_ready(missing))
+        done |= for_each_image(run, tester, jobs, todo, make_image, ready)
+    return [done[image.id] for image in planned.images]
 
 
-def retest(run: RunContext, provider: ImageProvider, plan: Plan, options: Options) -> list[Outcome]:
-    """Runs all tests of images that are built, whatever passed before; tags nothing."""
-    check_docker_client()
-    plan = _with_all_tests(plan)
-    tester = new_tester(run, plan, options)
+def lock_stale_systems(
+    run: RunContext, store: Store, planned: Plan, lookup: LayerLookup, archives: Archives, options: Options
+) -> bool:
+    """Locks current packages for operating systems that must be made, and whose locked packages no archive has.
 
-    def test_image(image: PlannedImage) -> Outcome:
-        loaded = provider.find(image)
-        if not loaded:
-            raise EngineError(f"{image.id}: not built", hint=f"builder build {image.id}")
-        if error := run.engine.info().foreign_error(image.cell.arch):
-            raise error
-        coverage = tester.test(image, loaded)
-        run.view.end(image.id, "done", tests_text(coverage))
-        return Outcome(image=image, loaded=loaded, coverage=coverage, tested=True)
+    Returns whether there were any. With `locked`, raises StaleError instead, or the error of locking them.
+    """
+    project, view = run.project, run.view
+    store.prepare()
+    with store.used():
+        requests = {
+            image.os_request
+            for image in {image.os_inputs: image for image in planned.images}.values()
+            if not (lookup.system_in_store(image.os_inputs) or lookup.system_in_registry(image.os_inputs))
+        }
+    new, failures = update.current_locks_of_stale(
+        project,
+        requests,
+        archives,
+        run.host,
+        lambda package: store.has(f"sha256:{package.sha256}", package.size),
+        view.say,
+    )
+    if options.locked and failures:
+        raise join(failures, "locks failed")
+    for failure in failures:  # without --locked, only the images that need this operating system fail, when built
+        view.say(f"cannot lock current packages: {failure}")
+    if not new:
+        return False
 
-    with run.view.live():
-        done = run_steps(run, tester, provider, options.jobs, plan.images, test_image)
-    return [done[image.id] for image in plan.images]
+    before = {request: os_lock.read_os_lock(project.root, request) for request in new}
+    lines = os_lock.changes(before, new)
+    more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    ids = [image.id for image in planned.images if image.os_request in new]
+    reason = "Locked Debian packages are no longer in any archive."
+    if any(lock.has_sources and (old := before[request]) and not old.has_sources for request, lock in new.items()):
+        reason = "Locks of an earlier builder have no source packages, which the addresses of packages are made of."
+    follows = "With --locked, that is an error:" if options.locked else "Locking the current versions:"
+    text = "\n".join(
+        [f"{reason} {follows}", *(f"  {line}" for line in [*lines[:SHOWN], *more, f"in {', '.join(ids)}"])]
+    )
+    if options.locked:
+        hint = f"Lock the current versions, build and test with them, then commit locks/: {options.again}"
+        raise StaleError(text, hint=hint)
+    view.say(text)
+    for request, lock in new.items():
+        write_atomically(project.root / request.path, os_lock.dump(lock))
+    # No image has the layers of the earlier packages any more; `builder render --check` would report them.
+    with suppress(LockError, StaleError):  # other cells are not locked, or their locks are out of date
+        complete = plan.make_locked_plan(project, project.cells)
+        known_layers.prune(project.root, {layer.inputs for image in complete.images for layer in image.layers})
+    return True
 
 
-def _with_all_tests(plan: Plan) -> Plan:
+def with_all_tests(planned: Plan) -> Plan:
     """The plan, with images that must pass their thorough tests themselves, even if a smaller sibling is in it."""
-    return replace(plan, images=tuple(replace(each, thorough=frozenset(each.components)) for each in plan.images))
+    images = (replace(image, thorough=frozenset(image.components)) for image in planned.images)
+    return replace(planned, images=tuple(images))
 
 
-def new_tester(run: RunContext, plan: Plan, options: Options) -> Tester:
-    """Removes containers of killed runs. Raises ImageTestError if tests cannot run that must run."""
-    run.engine.sweep(str(run.project.root))
-    pool = gpus.Pool(min(options.jobs, sum(not image.cell.is_cpu for image in plan.images)))
-    # Tests of one image, one after the other, use half of two processors: most wait for the start of a container.
-    processes = math.ceil(1.5 * machine.processors() / min(options.jobs, max(1, len(plan.images))))
-    tester = Tester(run, gpu_mode=options.gpu_mode, pool=pool, junit=options.junit, processes=processes)
-    if options.test:
-        tester.check(plan.images)
-    return tester
-
-
-def _finished(
-    run: RunContext, tester: Tester, options: Options, image: PlannedImage, loaded: LoadedImage
-) -> Outcome | None:
-    """An outcome if the engine has the image with passing evidence, under every tag; without tests, if it has it."""
+def _tester(run: RunContext, planned: Plan, options: Options) -> Tester | None:
     if not options.test:
-        return Outcome(image=image, loaded=loaded)
+        return None
+    return new_tester(run, planned.images, jobs=options.jobs, gpu_mode=options.gpu_mode, junit=options.junit)
+
+
+def _finished(run: RunContext, tester: Tester, image: PlannedImage, loaded: LoadedImage) -> Outcome | None:
+    """An outcome if the image passed its tests, and the engine has it under every tag."""
     coverage = tester.coverage(image, loaded)
     if not tester.is_complete(image, coverage):
         return None
@@ -243,97 +245,3 @@ def _finished(
         if tagged is None or tagged.id != loaded.id:
             return None
     return Outcome(image=image, loaded=loaded, coverage=coverage)
-
-
-def run_steps(
-    run: RunContext,
-    tester: Tester,
-    provider: ImageProvider,
-    jobs: int,
-    images: Sequence[PlannedImage],
-    step: Callable[[PlannedImage], Outcome],
-    waiting_for_layers: Collection[str] = (),
-) -> dict[str, Outcome]:
-    """Calls `step` for `jobs` images at a time; outcomes by image id, an error in that of its image.
-
-    Images whose layers are complete go first, in their order, so that none waits for the operating system of another.
-    `waiting_for_layers` are the ids of those that may have to wait.
-    """
-    outcomes: dict[str, Outcome] = {}
-    if len(images) > 1:
-        here = f"{counted(machine.processors(), 'processor')}, {size(machine.memory())} of memory"
-        run.view.say(f"{counted(jobs, 'image')} at a time ({here}; --jobs sets another number)")
-    pool = ThreadPoolExecutor(max_workers=jobs)
-    run.view.add_waiting(image.id for image in images)
-    waiting = list(images)
-    running: dict[Future[Outcome], PlannedImage] = {}
-    try:
-        while waiting or running:
-            layers = {image.id: provider.pending(image) if image.id in waiting_for_layers else [] for image in waiting}
-            for image in [image for image in waiting if not layers[image.id]][: jobs - len(running)]:
-                waiting.remove(image)
-                running[pool.submit(_timed, step, image)] = image
-            making = [] if len(running) == jobs else [layer for image in waiting for layer in layers[image.id]]
-            # Not for ever: Python notices a signal that arrives just before a wait begins only when the wait ends.
-            finished, _ = wait([*running, *making], timeout=1, return_when=FIRST_COMPLETED)
-            for future in [future for future in running if future in finished]:
-                outcome = outcomes[running.pop(future).id] = future.result()
-                if outcome.error:
-                    run.view.end(outcome.image.id, "failed")
-    except BaseException:
-        # Do not wait for threads that read from the engine: they end with this process, as do their builds.
-        pool.shutdown(wait=False, cancel_futures=True)
-        tester.stop()
-        raise
-    pool.shutdown()
-    return outcomes
-
-
-def tests_text(coverage: Coverage) -> str:
-    slowest = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in coverage.slowest if seconds >= SLOW_S)
-    passed = f"{counted(len(coverage.passed), 'test')} passed, gpu: {coverage.gpu_status}"
-    return (coverage.tests_status if coverage.is_emulated else passed) + (
-        f"\n  slowest tests: {slowest}" if slowest else ""
-    )
-
-
-def check_docker_client() -> None:
-    """Raises EngineError without the `docker` command, which the image tests need; before the build, which is slow."""
-    if not shutil.which("docker"):
-        raise EngineError(
-            "the image tests need the `docker` command",
-            hint="On Debian or Ubuntu: apt-get install docker.io   (docker-cli since Debian 13)",
-        )
-
-
-def _timed(step: Callable[[PlannedImage], Outcome], image: PlannedImage) -> Outcome:
-    began = time.monotonic()
-    try:
-        outcome = step(image)
-    except (BuilderError, OSError) as error:
-        outcome = Outcome(image=image, error=errors.of_file(error) if isinstance(error, OSError) else error)
-    return replace(outcome, seconds=time.monotonic() - began)
-
-
-def failure(outcomes: Sequence[Outcome], what: str = "images failed") -> BuilderError | None:
-    """One error for all failures, or None. A failure that images share is named once, with those images.
-
-    The hint for a wheel that the index no longer has names one cell of each group: the others share its lock.
-    """
-    images: dict[str, list[PlannedImage]] = {}
-    first: dict[str, BuilderError] = {}
-    for outcome in outcomes:
-        if outcome.error:
-            images.setdefault(str(outcome.error), []).append(outcome.image)
-            first.setdefault(str(outcome.error), outcome.error)
-    failures = []
-    for message, error in first.items():
-        ids = [image.id for image in images[message]]
-        named = message if any(image_id in message for image_id in ids) else f"{', '.join(ids)}: {message}"
-        hint = error.hint
-        if isinstance(error, FetchError) and error.package:
-            groups = {image.cell.group: image.id for image in reversed(images[message])}
-            cells = list(reversed(groups.values()))
-            hint = hint.replace(errors.choose_again(error.package), errors.choose_again(error.package, cells))
-        failures.append(type(error)(named, hint=hint))
-    return errors.join(failures, what) if failures else None

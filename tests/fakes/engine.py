@@ -9,7 +9,7 @@ import re
 import socket
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from builder.build.context import ImageProvider, LoadedImage
+from builder.build.context import LoadedImage
 from builder.build.image_tests import NOTHING, Tester
 from builder.common.errors import BuilderError, EngineError, ImageTestError
 from builder.common.files import digest_of_bytes, digest_of_data
@@ -241,7 +241,7 @@ def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 
 
 @dataclass
-class FakeProvider(ImageProvider):
+class FakeMaker:
     """Records builds. `broken` are the errors by cell; `before` is called first; `layers` are being made.
 
     `lost`: `find` returns no image, as if the engine had lost it.
@@ -253,18 +253,21 @@ class FakeProvider(ImageProvider):
     before: Callable[[str], None] = lambda _: None
     layers: dict[str, Future[None]] = field(default_factory=dict)
     lost: bool = False
-    assembles: bool = True
 
     def find(self, image: PlannedImage) -> LoadedImage | None:
         made = "" if self.lost else self.made.get(image.id, "")
         return LoadedImage(id=made, digest=made) if made else None
 
-    def prepare(self, images: Sequence[PlannedImage]) -> None:
-        self.before("prepare")
-        self.fake.calls.append(f"prepare {' '.join(image.id for image in images)}")
+    def start(self, images: Sequence[PlannedImage]) -> None:
+        self.before("start")
+        self.fake.calls.append(f"start {' '.join(image.id for image in images)}")
 
-    def pending(self, image: PlannedImage) -> list[Future[None]]:
-        return [self.layers[image.id]] if image.id in self.layers and not self.layers[image.id].done() else []
+    def as_ready(self, images: Sequence[PlannedImage]) -> Iterator[PlannedImage]:
+        yield from (image for image in images if image.id not in self.layers)
+        for image in images:
+            if image.id in self.layers:
+                self.layers[image.id].result(10)
+                yield image
 
     def build(self, image: PlannedImage) -> LoadedImage:
         self.before(image.id)

@@ -242,7 +242,7 @@ class AssemblyBench:
             new_debian_fetcher=FakeDebianFetcher,
         )
         self.assemblers.append(assembler)
-        assembler.prepare(images)
+        assembler.start(images)
         return assembler
 
     def run(self, *cells: str) -> dict[str, str]:

@@ -88,7 +88,7 @@ class TinyProject:
     def build(self, image: PlannedImage | None = None) -> LoadedImage:
         """Builds an image in a run of its own."""
         builder = self.builder
-        builder.prepare([image or self.image])
+        builder.start([image or self.image])
         return builder.build(image or self.image)
 
 
@@ -132,7 +132,7 @@ def test_wheels_that_were_built_from_source_are_copied_while_gc_waits(checkout: 
     image = replace(checkout.image, wheels=(replace(first, source=f"./src#sha256={'0' * 64}"), *others))
     lookup = WheelLookup(project, run.host, run.view, Store(tmp_path / "store"), KnownLayers(project.root))
     builder = DockerfileBuilder(run, checkout.buildx, FakeMmdebstrap(run), lookup)
-    builder.prepare([image])
+    builder.start([image])
     copied: dict[str, bytes] = {}
 
     def read_copied() -> None:

@@ -14,9 +14,11 @@ from typing import NoReturn
 import pytest
 
 from builder.build.assemble import Assembler
-from builder.build.context import ImageProvider, LoadedImage
+from builder.build.context import ImageMaker, LoadedImage
 from builder.build.dockerfile import DockerfileBuilder
+from builder.build.outcomes import Outcome
 from builder.build.wheel_builds import SourceBuilder
+from builder.cli import testing
 from builder.cli.context import Context
 from builder.common import git
 from builder.common.errors import ImageTestError, LockError, NoEngineError
@@ -34,7 +36,6 @@ from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import Plan
 from builder.steps import images
-from builder.steps.images import Options, Outcome
 from tests.fakes import locks
 from tests.fakes.engine import FakeEngine
 from tests.unit.cli.conftest import CELL, Run
@@ -43,12 +44,17 @@ from tests.unit.matrix.test_cells import TINY_IDS
 
 @dataclass
 class Call:
-    """The arguments of a call of `images.make_images` or `images.retest`; `holder` is the command in the lock."""
+    """The arguments of a call of `build_test_tag` or `retest_images`; `holder` is the command in the lock.
 
-    method: ImageProvider
+    `thorough` are the components whose thorough tests each image must pass.
+    """
+
+    maker: ImageMaker | None
     cells: list[str]
-    options: Options
+    jobs: int
+    tester: dict[str, object] | None
     holder: str
+    thorough: list[frozenset[str]]
 
 
 @pytest.fixture
@@ -67,20 +73,31 @@ def archive(monkeypatch: pytest.MonkeyPatch) -> locks.FakeArchive:
 
 @pytest.fixture
 def calls(run: Run, locked: Project, monkeypatch: pytest.MonkeyPatch, archive: locks.FakeArchive) -> list[Call]:
-    """The calls, in a rendered checkout. `images.make_images` reports that it built the first image."""
+    """The calls, in a rendered checkout. `build_test_tag` reports that it built the first image."""
     calls: list[Call] = []
 
-    def fake(_: object, method: ImageProvider, planned: Plan, options: Options) -> list[Outcome]:
+    def new_tester(_: object, __: object, *, jobs: int, gpu_mode: str, junit: Path | None) -> dict[str, object]:
+        return {"gpu_mode": gpu_mode, "junit": junit}
+
+    def make(
+        _: object, maker: ImageMaker | None, tester: dict[str, object] | None, planned: Plan, jobs: int
+    ) -> list[Outcome]:
         holder = json.loads((locked.state / "lock").read_text())["command"]
-        calls.append(Call(method, [image.id for image in planned.images], options, holder))
-        outcomes = [Outcome(image=image) for image in planned.images]
+        cells, thorough = [image.id for image in planned.images], [image.thorough for image in planned.images]
+        calls.append(Call(maker, cells, jobs, tester, holder, thorough))
+        done = [Outcome(image=image) for image in planned.images]
         built = LoadedImage(id="", digest="", origin="built")
-        return [replace(outcomes[0], loaded=built, tested=options.test, tagged=options.test), *outcomes[1:]]
+        return [replace(done[0], loaded=built, tested=bool(tester), tagged=bool(tester)), *done[1:]]
+
+    def retest(_: object, tester: dict[str, object], planned: Plan, __: object, jobs: int) -> list[Outcome]:
+        return make(None, None, tester, planned, jobs)
 
     assert run("render").code == 0
     monkeypatch.setattr(Engine, "connect", FakeEngine)
-    monkeypatch.setattr(images, "make_images", fake)
-    monkeypatch.setattr(images, "retest", fake)
+    monkeypatch.setattr(images, "build_test_tag", make)
+    monkeypatch.setattr(images, "new_tester", new_tester)
+    monkeypatch.setattr(testing, "new_tester", new_tester)
+    monkeypatch.setattr(testing, "retest_images", retest)
     return calls
 
 
@@ -90,19 +107,19 @@ def test_commands_pass_their_options_to_the_build(run: Run, calls: list[Call]) -
     assert "1 image built, tested and tagged. 4 images up to date (" in result.err
     assert run("build", "-j2", CELL).code == 0
     assert run("test", "-j2", "--gpu", "off", CELL).code == 0
-    assert [(call.holder, call.cells, call.options) for call in calls] == [
-        ("builder images", [TINY_IDS[9], *TINY_IDS[12:]], Options(jobs=3)),
-        ("builder build", [CELL], Options(test=False)),
-        ("builder test", [CELL], Options(gpu_mode="off")),
+    assert [(call.holder, call.cells, call.jobs, call.tester) for call in calls] == [
+        ("builder images", [TINY_IDS[9], *TINY_IDS[12:]], 3, {"gpu_mode": "auto", "junit": None}),
+        ("builder build", [CELL], 2, None),
+        ("builder test", [CELL], 2, {"gpu_mode": "off", "junit": None}),
     ]
-    assert all(isinstance(call.method, Assembler) for call in calls)
+    assert [type(call.maker) for call in calls[:2]] == [Assembler, Assembler]
 
 
 def test_outcomes_are_printed_as_json(run: Run, calls: list[Call], tmp_path: Path) -> None:
     result = run("images", CELL, "-j2", "--format", "json", "--junit", str(tmp_path))
     [outcome] = json.loads(result.out)["images"]
     assert (outcome["cell"], outcome["made"], outcome["tagged"], outcome["error"]) == (CELL, "built", True, None)
-    assert calls[0].options == Options(junit=tmp_path)
+    assert calls[0].tester == {"gpu_mode": "auto", "junit": tmp_path}
     assert "up to date" not in result.err
 
 
@@ -173,8 +190,18 @@ def test_a_part_is_rendered_and_the_rest_stays(run: Run, locked: Project, calls:
 
 def test_the_method_dockerfile_needs_no_store(run: Run, tiny: Project, calls: list[Call]) -> None:
     assert run("build", "--method", "dockerfile", CELL).code == 0
-    assert [type(call.method) for call in calls] == [DockerfileBuilder]
+    assert [type(call.maker) for call in calls] == [DockerfileBuilder]
     assert not (tiny.root.parent / "cache").exists()
+
+
+def test_images_of_dockerfiles_run_all_their_tests(run: Run, locked: Project, calls: list[Call]) -> None:
+    """Their layers are not those of the plan, even if there are as many."""
+    chosen = [CELL, f"{CELL}-board"]
+    assert run("images", "--method", "dockerfile", *chosen).code == 0
+    assert run("images", *chosen).code == 0
+    planned = plan.make_locked_plan(locked, locked.select(chosen)).images
+    assert calls[0].thorough == [frozenset(image.components) for image in planned]
+    assert calls[1].thorough == [image.thorough for image in planned] != calls[0].thorough
 
 
 # ---- packages that Debian's archives no longer have
@@ -214,7 +241,7 @@ def test_changed_locks_are_named_after_an_interrupted_build(
     def interrupt(*_: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(images, "make_images", interrupt)
+    monkeypatch.setattr(images, "build_test_tag", interrupt)
     archive.versions["newbird"] = "2.0-1"
     result = run("images", CELL)
     assert result.code == 130
@@ -416,11 +443,11 @@ def test_a_refresh_of_which_images_fail_names_them(
     failing: set[str],
     code: int,
 ) -> None:
-    def fake(_: object, __: object, planned: Plan, ___: object) -> list[Outcome]:
+    def fake(_: object, __: object, ___: object, planned: Plan, jobs: int) -> list[Outcome]:
         error = ImageTestError("a test failed")
         return [Outcome(image=image, error=error if image.id in failing else None) for image in planned.images]
 
-    monkeypatch.setattr(images, "make_images", fake)
+    monkeypatch.setattr(images, "build_test_tag", fake)
     result = run("refresh", CELL, f"{CELL}-board")
     assert result.code == code
     assert ", ".join(sorted(failing)) in result.err

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +11,10 @@ from typing import Any, Literal
 import pytest
 
 from builder.build.context import LoadedImage
-from builder.common.errors import BuildError
+from builder.build.image_tests import NOTHING
+from builder.build.outcomes import Outcome
+from builder.common.console import View
+from builder.common.errors import BuildError, ImageTestError, RegistryError
 from builder.evidence import reports, results, signing
 from builder.evidence.results import Coverage, Evidence, Requirement
 from builder.evidence.signing import Signer, Trust
@@ -19,14 +23,12 @@ from builder.host import Host
 from builder.layers import stored_layers
 from builder.layers.blobs import MANIFEST_TYPE
 from builder.layers.oci import Image
-from builder.plan.plan import Plan
+from builder.plan.plan import Plan, PlannedImage
 from builder.registry import artifacts
 from builder.registry.client import Repository
-from builder.release.staging import StagedImage, StagingArea
-from builder.steps.images import Options
-from builder.steps.test import StagedImages, only_for
-from builder.steps.test import test_staged as run_staged_tests
-from tests.fakes.engine import INFO
+from builder.release.staging import StagedImage, StagedRelease, StagingArea
+from builder.steps.test import complete_tests, only_for
+from tests.fakes.engine import INFO, FakeTester, MemoryConsole
 from tests.fakes.registry import MemoryRegistry
 from tests.fakes.suites import write_tests
 from tests.unit.build.assembling import JUPYTER, NOTEBOOK, AssemblyBench
@@ -50,12 +52,39 @@ def _signer(registry: Repository, digest: str) -> str:
 
 
 @dataclass
+class StateTester(FakeTester):
+    """Keeps results as a real one does. `ran` is what its tests find; they fail if `is_failing`."""
+
+    state: Path = Path()
+    requirement: Requirement | None = None
+    ran: Sequence[Evidence] = ()
+    is_failing: bool = False
+    calls: list[str] = field(default_factory=list)
+
+    def check(self, images: Sequence[PlannedImage]) -> None:
+        """Nothing is missing."""
+
+    def coverage(self, image: PlannedImage, loaded: LoadedImage) -> Coverage:
+        assert self.requirement
+        return results.local_coverage(self.state, self.requirement)
+
+    def test(self, image: PlannedImage, loaded: LoadedImage, known: Coverage = NOTHING) -> Coverage:
+        self.calls.append(f"test {image.id}")
+        for evidence in self.ran:
+            results.write_evidence(self.state, evidence)
+        if self.is_failing:
+            raise ImageTestError(f"{image.id}: 1 of 2 tests failed", hint="look")
+        return results.coverage_of([*known.reports, *self.coverage(image, loaded).reports])
+
+
+@dataclass
 class GpuMachine:
     """A machine that tests an image that another one staged. `trusted` are the signers of matrix.yaml."""
 
     bench: AssemblyBench
     registry: MemoryRegistry = field(default_factory=MemoryRegistry)
     trusted: list[str] = field(default_factory=lambda: ["builder", "gpu"])
+    tested: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         [self.planned] = self.bench.images(JUPYTER)
@@ -90,18 +119,33 @@ class GpuMachine:
     def attach(self, proof: Evidence, signer: str) -> None:
         reports.attach_evidence(self.registry, self.image.manifest, [proof], NamedSigner(key=signer))
 
-    def method(self, signer: Signer | None = None, *, attach: bool = True) -> StagedImages:
+    def complete(
+        self, signer: Signer | None = None, *, attach: bool = True, ran: Sequence[Evidence] = (),
+        failing: bool = False,
+    ) -> Outcome:  # fmt: skip
+        """Runs the tests that the reports lack; `ran` is what this machine found."""
         staged = StagedImage(
             cell=JUPYTER, repository="ember-cuda", digest=self.image.manifest.digest, plan=self.planned.digest
         )
-        place = StagingArea("registry.example.test/staging", "", Host(), new_registry=lambda *_, **__: self.registry)
-        return StagedImages(self.bench.context, self.bench.store, place, {JUPYTER: staged}, signer, attach=attach)
+        area = StagingArea("registry.example.test/staging", "", Host(), new_registry=lambda *_, **__: self.registry)
+        tester = StateTester(
+            self.bench.engine, state=self.bench.project.state, requirement=self.requirement, ran=ran, is_failing=failing
+        )
+        [outcome] = complete_tests(
+            self.bench.context, self.bench.store, area, StagedRelease(stamp="20261122", revision="", images=(staged,)),
+            Plan(images=(self.planned,)), tester, jobs=1, signer=signer, attach=attach,
+        )  # fmt: skip
+        self.tested = tester.calls
+        return outcome
+
+    @property
+    def requirement(self) -> Requirement:
+        return Requirement.of(self.planned, self.image.manifest.digest, Suite.of(self.bench.project.root))
 
     def coverage(self) -> Coverage:
         """What the reports in the registry prove."""
         project = self.bench.project
-        requirement = Requirement.of(self.planned, self.image.manifest.digest, Suite.of(project.root))
-        return reports.registry_coverage(self.registry, requirement, Trust.of(project), state=project.state)
+        return reports.registry_coverage(self.registry, self.requirement, Trust.of(project), state=project.state)
 
     def signers(self) -> list[str]:
         """Who signed the attached reports, in no order."""
@@ -120,17 +164,18 @@ def machine(bench: AssemblyBench, monkeypatch: pytest.MonkeyPatch) -> GpuMachine
         return (name, [{}]) if name in machine.trusted else ("", [])
 
     monkeypatch.setattr(signing, "signer_of_manifest", signer_of_manifest)
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     return machine
 
 
 def test_a_machine_names_the_images_that_it_could_only_emulate(machine: GpuMachine) -> None:
     amd64 = machine.planned
     arm64 = replace(amd64, cell=replace(amd64.cell, arch="arm64"))
-    said: list[str] = []
-    assert only_for("arm64", Plan(images=(amd64, arm64)), said.append).images == (arm64,)
-    assert said == [f"not tested on this machine (arm64): {JUPYTER}"]
-    assert only_for("amd64", Plan(images=(amd64,)), said.append).images == (amd64,)
-    assert len(said) == 1
+    console = MemoryConsole()
+    assert only_for("arm64", Plan(images=(amd64, arm64)), View(console)).images == (arm64,)
+    assert console.text == f"not tested on this machine (arm64): {JUPYTER}\n"
+    assert only_for("amd64", Plan(images=(amd64,)), View(console)).images == (amd64,)
+    assert len(console.text.splitlines()) == 1
 
 
 def test_an_image_that_nobody_tested_is_checked_for_files_of_the_same_path(
@@ -144,17 +189,21 @@ def test_an_image_that_nobody_tested_is_checked_for_files_of_the_same_path(
     with monkeypatch.context() as unchecked:
         unchecked.setattr(stored_layers, "check_paths", lambda *_: [])
         machine.assemble()
-    with pytest.raises(BuildError, match=f"^{JUPYTER}: .* have different files for /opt/venv/.*/shared/module.py$"):
-        machine.method().build(machine.planned)
+    outcome = machine.complete()
+    assert isinstance(outcome.error, BuildError)
+    assert re.match(f"{JUPYTER}: .* have different files for /opt/venv/.*/shared/module.py$", str(outcome.error))
+    assert machine.tested == []
     machine.attach(machine.proof(), "builder")
-    machine.method().build(machine.planned)  # who tested it has built or checked it
+    assert machine.complete().error is None, "who tested it has built or checked it"
 
 
-def test_an_untested_image_without_conflicts_is_loaded(machine: GpuMachine) -> None:
+def test_an_untested_image_without_conflicts_is_loaded_and_tested(machine: GpuMachine) -> None:
     image = machine.assemble()
-    loaded = machine.method().build(machine.planned)
-    assert loaded == LoadedImage(id=image.config.digest, digest=image.manifest.digest, origin="loaded")
-    assert machine.method().build(machine.planned) == loaded
+    loaded = LoadedImage(id=image.config.digest, digest=image.manifest.digest, origin="loaded")
+    outcome = machine.complete(ran=[machine.proof()])
+    assert (outcome.error, outcome.loaded, outcome.tested) == (None, loaded, True)
+    assert machine.tested == [f"test {JUPYTER}"]
+    assert machine.complete().loaded == loaded
 
 
 @pytest.mark.parametrize("store", ["overlay2", "containerd"])
@@ -165,12 +214,11 @@ def test_a_machine_that_ran_nothing_attaches_nothing(
     machine.assemble()
     machine.bench.engine.settings = replace(INFO, store=store)
     machine.attach(machine.proof(), "builder")
-    method = machine.method(NamedSigner(key="gpu"))
-    loaded = method.build(machine.planned)
-    [report] = method.reports(machine.planned)
-    assert report.evidence == machine.proof(), "tests that another machine ran are not run again"
-    assert results.read_evidence(machine.bench.project.state, loaded.digest) == []
-    method.attach_results(machine.planned, loaded)
+    outcome = machine.complete(NamedSigner(key="gpu"))
+    assert (machine.tested, outcome.tested) == ([], False), "tests that another machine ran are not run again"
+    assert outcome.coverage
+    assert [report.evidence for report in outcome.coverage.reports] == [machine.proof()]
+    assert results.read_evidence(machine.bench.project.state, machine.image.manifest.digest) == []
     assert machine.signers() == ["builder"]
 
 
@@ -180,24 +228,20 @@ def test_what_a_machine_ran_itself_is_signed_later_too(
 ) -> None:
     machine.assemble()
     machine.bench.engine.settings = replace(INFO, store=store)
-    project = machine.bench.project
-    results.write_evidence(project.state, machine.proof())
+    results.write_evidence(machine.bench.project.state, machine.proof())
     reports.attach_evidence(machine.registry, machine.image.manifest, [machine.proof()], None)
-    method = machine.method(NamedSigner(key="gpu"))
-    method.attach_results(machine.planned, method.build(machine.planned))
+    machine.complete(NamedSigner(key="gpu"))
     assert "gpu" in machine.signers()
 
 
 def test_a_machine_that_may_only_read_keeps_its_results(machine: GpuMachine) -> None:
     """Another job, which runs no code of an image, signs and attaches them."""
     machine.assemble()
-    method = machine.method(attach=False)
-    loaded = method.build(machine.planned)
-    results.write_evidence(machine.bench.project.state, machine.proof())
-    calls = list(machine.registry.calls)
-    method.attach_results(machine.planned, loaded)
-    assert machine.registry.calls == calls
-    assert results.read_evidence(machine.bench.project.state, loaded.digest) == [machine.proof()]
+    contents = dict(machine.registry.contents)
+    assert machine.complete(attach=False, ran=[machine.proof()]).error is None
+    assert machine.registry.contents == contents
+    digest = machine.image.manifest.digest
+    assert results.read_evidence(machine.bench.project.state, digest) == [machine.proof()]
 
 
 @pytest.mark.parametrize(
@@ -206,14 +250,12 @@ def test_a_machine_that_may_only_read_keeps_its_results(machine: GpuMachine) -> 
 def test_a_pass_that_would_not_count_is_not_attached(machine: GpuMachine, changes: dict[str, Any]) -> None:
     """As after a local edit: its tests are run again, but that may fail before there is a result."""
     machine.assemble()
-    method = machine.method(NamedSigner(key="gpu"))
-    loaded = method.build(machine.planned)
-    results.write_evidence(machine.bench.project.state, machine.proof(**changes))
-    method.attach_results(machine.planned, loaded)
+    signer = NamedSigner(key="gpu")
+    machine.complete(signer, ran=[machine.proof(**changes)])
     assert machine.signers() == []
     failed = machine.proof(failed=("tests/images/test_base.py::test_it",))
-    results.write_evidence(machine.bench.project.state, failed)
-    method.attach_results(machine.planned, loaded)
+    outcome = machine.complete(signer, ran=[failed], failing=True)
+    assert isinstance(outcome.error, ImageTestError)
     assert machine.signers() == ["gpu"], "a failure counts"
 
 
@@ -221,7 +263,7 @@ def test_results_of_a_signer_who_is_no_longer_trusted_do_not_count(machine: GpuM
     """A copy of them on this machine counted as its own."""
     machine.assemble()
     machine.attach(machine.proof(), "builder")
-    machine.method().build(machine.planned)
+    machine.complete()
     assert machine.coverage().reports
     machine.trusted.remove("builder")
     assert machine.coverage().reports == ()
@@ -232,9 +274,36 @@ def test_a_machine_that_can_neither_run_nor_emulate_an_image_downloads_nothing(
 ) -> None:
     machine.assemble()
     monkeypatch.setattr("builder.common.machine.BINFMT", tmp_path)
-    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
-    bench = machine.bench
-    bench.engine.settings = replace(INFO, architecture="aarch64", is_local=True)
-    plan = Plan(images=(machine.planned,))
-    [outcome] = run_staged_tests(bench.context, machine.method(), plan, Options(jobs=1))
-    assert str(outcome.error) == "this machine (arm64) cannot run programs for amd64"
+    machine.bench.engine.settings = replace(INFO, architecture="aarch64", is_local=True)
+    assert str(machine.complete().error) == "this machine (arm64) cannot run programs for amd64"
+    assert machine.registry.calls == []
+
+
+class ReadOnly(MemoryRegistry):
+    """Does not respond when results are attached."""
+
+    def put_manifest(self, reference: str, content: bytes, media_type: str) -> str:
+        raise RegistryError("no response")
+
+
+def test_a_failure_to_attach_results_does_not_hide_that_the_tests_failed(machine: GpuMachine) -> None:
+    """Only the registry's error was shown, with its exit code."""
+    machine.registry = ReadOnly()
+    machine.assemble()
+    failed = machine.proof(failed=("tests/images/test_base.py::test_it",))
+    error = machine.complete(ran=[failed], failing=True).error
+    assert isinstance(error, ImageTestError)
+    assert f"{JUPYTER}: 1 of 2 tests failed\n  -> look\nno response" in str(error)
+    assert isinstance(machine.complete(ran=[machine.proof()]).error, RegistryError)
+
+
+def test_a_failure_on_the_gpu_of_another_machine_fails_the_command_after_results_are_attached(
+    machine: GpuMachine,
+) -> None:
+    """It ended with "2 images tested" and status 0; only the release refused them."""
+    machine.assemble()
+    on_gpu = machine.proof(kind="gpu", passed=(), failed=("tests/gpu/test_ember.py::test_it",), machine={"gpu": "H100"})
+    machine.attach(on_gpu, "gpu")
+    outcome = machine.complete(NamedSigner(key="builder"), ran=[machine.proof()])
+    assert str(outcome.error) == f"{JUPYTER}: tests failed on H100"
+    assert machine.signers() == ["builder", "gpu"]

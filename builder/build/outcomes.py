@@ -1,0 +1,129 @@
+"""What was done for each image of a command, several images at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from typing import Any
+
+from builder.build.context import LoadedImage, Origin, RunContext
+from builder.build.image_tests import Tester
+from builder.common import errors, machine
+from builder.common.errors import BuilderError, FetchError
+from builder.common.text import counted, size
+from builder.evidence.results import Coverage
+from builder.plan.plan import PlannedImage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What was done for one image. `coverage` is that of its test results, including those of earlier runs."""
+
+    image: PlannedImage
+    loaded: LoadedImage | None = None
+    tested: bool = False
+    tagged: bool = False
+    coverage: Coverage | None = None
+    seconds: float = 0
+    error: BuilderError | None = None
+
+    @property
+    def is_up_to_date(self) -> bool:
+        """Whether there was nothing to do."""
+        return self.error is None and self.origin == "present" and not self.tested and not self.tagged
+
+    @property
+    def origin(self) -> Origin:
+        return self.loaded.origin if self.loaded else "present"
+
+    def as_data(self) -> dict[str, Any]:
+        """For `--format json`."""
+        tests = self.coverage and {
+            "passed": len(self.coverage.passed),
+            "failed": self.coverage.failed,
+            "gpu": self.coverage.gpu_status,
+        }
+        return {
+            "cell": self.image.id,
+            "image": self.loaded.id if self.loaded else "",
+            "made": self.origin,
+            "tested": self.tested,
+            "tagged": self.tagged,
+            "references": list(self.image.local_names),
+            "tests": tests,
+            "seconds": round(self.seconds, 1),
+            "error": str(self.error) if self.error else None,
+        }
+
+
+def for_each_image(
+    run: RunContext,
+    tester: Tester | None,
+    jobs: int,
+    images: Sequence[PlannedImage],
+    step: Callable[[PlannedImage], Outcome],
+    ready: Iterable[PlannedImage] = (),
+) -> dict[str, Outcome]:
+    """Calls `step` for `jobs` images at a time; returns outcomes by image id, an error in that of its image.
+
+    `ready` yields the images in the order in which they can begin, and may wait for each; by default, all can. An
+    internal error or an interrupt stops the tests that run, and is raised.
+    """
+    if len(images) > 1:
+        here = f"{counted(machine.processors(), 'processor')}, {size(machine.memory())} of memory"
+        run.view.say(f"{counted(jobs, 'image')} at a time ({here}; --jobs sets another number)")
+    run.view.add_waiting(image.id for image in images)
+
+    def timed_step(image: PlannedImage) -> Outcome:
+        began = time.monotonic()
+        try:
+            outcome = step(image)
+        except (BuilderError, OSError) as error:
+            run.view.end(image.id, "failed")
+            outcome = Outcome(image=image, error=errors.of_file(error) if isinstance(error, OSError) else error)
+        return replace(outcome, seconds=time.monotonic() - began)
+
+    pool = ThreadPoolExecutor(max_workers=jobs)
+    futures: dict[str, Future[Outcome]] = {}
+    try:
+        for image in ready or images:
+            futures[image.id] = pool.submit(timed_step, image)
+        # Python notices a signal that arrives just before a wait begins only when the wait ends: so it ends soon.
+        while (waited := wait(futures.values(), timeout=1, return_when=FIRST_EXCEPTION)).not_done:
+            for future in waited.done:
+                future.result()
+        return {cell: future.result() for cell, future in futures.items()}
+    except BaseException:
+        # Do not wait for threads that read from the engine: they end with this process, as do their builds.
+        pool.shutdown(wait=False, cancel_futures=True)
+        if tester:
+            tester.stop()
+        raise
+    finally:
+        pool.shutdown(wait=False)
+
+
+def failure(outcomes: Sequence[Outcome], what: str = "images failed") -> BuilderError | None:
+    """One error for all failures, or None. A failure that images share is named once, with those images.
+
+    The hint for a wheel that the index no longer has names one cell of each group: the others share its lock.
+    """
+    images: dict[str, list[PlannedImage]] = {}
+    first: dict[str, BuilderError] = {}
+    for outcome in outcomes:
+        if outcome.error:
+            images.setdefault(str(outcome.error), []).append(outcome.image)
+            first.setdefault(str(outcome.error), outcome.error)
+    failures = []
+    for message, error in first.items():
+        ids = [image.id for image in images[message]]
+        named = message if any(image_id in message for image_id in ids) else f"{', '.join(ids)}: {message}"
+        hint = error.hint
+        if isinstance(error, FetchError) and error.package:
+            groups = {image.cell.group: image.id for image in reversed(images[message])}
+            cells = list(reversed(groups.values()))
+            hint = hint.replace(errors.choose_again(error.package), errors.choose_again(error.package, cells))
+        failures.append(type(error)(named, hint=hint))
+    return errors.join(failures, what) if failures else None
