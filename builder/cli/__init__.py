@@ -45,7 +45,7 @@ COMMANDS = {
     "render": ("render", "Write images/ from templates/ and locks/."),
     "stage": ("release", "Push images that passed their tests to staging, with the results."),
     "status": ("release", "Show how far each cell is on its way to a release."),
-    "test": ("testing", "Run the tests of built or staged images."),
+    "test": ("images", "Run the tests of built or staged images."),
     "verify": ("verify", "Check the signature and contents of IMAGE against its plan."),
 }
 

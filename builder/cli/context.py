@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from rich.console import Console
@@ -28,6 +28,9 @@ from builder.layers.store import Store
 from builder.matrix import support, tags
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
+
+if TYPE_CHECKING:
+    from builder.build.context import RunContext
 
 SHOWN = 10  # names of written files; the others are counted
 
@@ -66,6 +69,15 @@ class Context:
         from builder.build import apt_container  # noqa: PLC0415  slow to import
 
         return apt_container.open_apt(self.project, settings, View(self.err))
+
+    def connect(self, project: Project, *, start: bool = False) -> RunContext:
+        """The context of a run, with a running engine. With `start`, installs and starts an engine if necessary."""
+        from builder.build.context import RunContext  # noqa: PLC0415  slow to import
+        from builder.engine import setup  # noqa: PLC0415
+        from builder.engine.client import Engine  # noqa: PLC0415
+
+        engine = setup.ensure(self.say) if start else Engine.connect()
+        return RunContext(engine=engine, project=project, host=self.host, view=View(self.err))
 
     def say(self, text: str) -> None:
         self.err.print(Text(text), soft_wrap=True)

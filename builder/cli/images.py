@@ -1,4 +1,4 @@
-"""The commands that make images: images, build, refresh."""
+"""The commands that make and test images: images, build, test."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any, get_args
 import click
 
 from builder.build import operating_systems, outcomes
+from builder.build.assemble import find_image
 from builder.build.context import Origin, RunContext
+from builder.build.image_tests import new_tester
 from builder.build.outcomes import Outcome
-from builder.cli import machine
 from builder.cli.context import Context
 from builder.cli.options import (
     CELLS_HELP,
@@ -20,13 +21,22 @@ from builder.cli.options import (
     format_option,
     given,
     jobs_option,
+    sign_option,
+    staging_option,
+    start_option,
 )
+from builder.common.errors import ImageTestError, UsageError
 from builder.common.text import counted, duration
 from builder.compat import gpus
 from builder.evidence.results import SLOW_S
+from builder.evidence.signing import Signer
+from builder.layers.known_layers import KnownLayers
 from builder.plan import render
+from builder.release.staging import StagingArea
 from builder.steps.images import ASSEMBLE, Method, Options, make_images
+from builder.steps.test import complete_tests, plan_of_release, retest_images
 
+NEWEST = "newest"
 _ORIGINS: dict[Origin, str] = {"built": "built", "loaded": "loaded from the store", "present": "already built"}
 
 METHOD = click.option(
@@ -68,7 +78,7 @@ def command(name: str, *options: Callable[..., Any]) -> Callable[[Callable[..., 
 
     def decorate(function: Callable[..., None]) -> click.Command:
         function = click.pass_obj(function)
-        for option in reversed((cells_argument, jobs_option, *options, machine.start_option)):
+        for option in reversed((cells_argument, jobs_option, *options, start_option)):
             function = option(function)
         return click.command(name=name, epilog=CELLS_HELP)(function)
 
@@ -92,7 +102,7 @@ def images_command(
     project = context.project
     with context.locked(project, "images" if options.test else "build"):
         planned = render.load_checked_plan(project, project.select(patterns))
-        run = machine.connect(context, project, start=start_engine)
+        run = context.connect(project, start=start_engine)
         done = make_images(run, context.store, planned, options)
     show_outcomes(context, run, done, began=began, form=form)
     if failure := outcomes.failure(done):
@@ -103,6 +113,63 @@ def images_command(
 def build_command(context: Context, /, **values: Any) -> None:
     """Build images, without testing or tagging them."""
     click.get_current_context().invoke(images_command, **values, test=False)
+
+
+@command(
+    "test", gpu_option, *REPORT,
+    click.option(
+        "--staged", "stamp", default="", metavar="STAMP", help="Test a staged release: its stamp, or `newest`."
+    ),
+    click.option(
+        "--no-attach", is_flag=True,
+        help="With --staged: keep the results in .builder/evidence; `builder stage` attaches them. For machines that "
+        "may only read from the registry.",
+    ),
+    staging_option,
+    sign_option,
+)  # fmt: skip
+def test_command(
+    context: Context, /, patterns: Sequence[str], *, stamp: str, no_attach: bool, place: str,
+    signer: Signer | None, form: str, start_engine: bool, **values: Any
+) -> None:  # fmt: skip
+    """Run the tests of built or staged images.
+
+    Without --staged, runs all tests of built images, including those that passed before.
+
+    With --staged, downloads the images of a release from staging, runs the tests that their reports lack (on a machine
+    with a GPU, the GPU tests), and attaches the results. CELLS selects images of the release; the default is all of
+    them for the architecture of this machine. Several machines may test different cells at the same time.
+    """
+    began = time.monotonic()
+    options = Options(**values)
+    if no_attach and not stamp:
+        raise UsageError("--no-attach needs --staged: only results of staged images are attached")
+    project, store = context.project, context.store
+    chosen = project.select(patterns or (("*",) if stamp else ()))
+    with context.locked(project, "test"):
+        run = context.connect(project, start=start_engine)
+        if stamp:
+            area = StagingArea.of(project, place, run.host)
+            release = area.read("" if stamp == NEWEST else stamp)
+            planned = plan_of_release(run, release, {cell.id for cell in chosen}, own_arch=not patterns)
+        else:
+            planned = render.load_checked_plan(project, chosen)
+        tester = new_tester(run, planned.images, jobs=options.jobs, gpu_mode=options.gpu_mode, junit=options.junit)
+        store.prepare()
+        with store.used():
+            if stamp:
+                signer = signer and signer.with_trust(project)
+                done = complete_tests(
+                    run, store, area, release, planned, tester, jobs=options.jobs, signer=signer, attach=not no_attach
+                )
+            else:
+                known = KnownLayers(project.root)
+                found = {image.id: find_image(run, store, image, known) for image in planned.images}
+                done = retest_images(run, tester, planned, found, options.jobs)
+    show_outcomes(context, run, done, began=began, form=form)
+    tested = any(outcome.coverage or isinstance(outcome.error, ImageTestError) for outcome in done)
+    if failed := outcomes.failure(done, "images failed" if tested else "images were not tested"):
+        raise failed
 
 
 def show_outcomes(context: Context, run: RunContext, done: Sequence[Outcome], *, began: float, form: str) -> None:

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from builder.build import context as build_context
 from builder.build import doctor
-from builder.build.context import RunContext
 from builder.cli.context import Context, new_table
 from builder.common.console import Meter, View
 from builder.common.errors import DamagedError, EngineError, UsageError
@@ -21,7 +20,6 @@ from builder.engine import setup
 from builder.engine.client import Engine
 from builder.layers import garbage, images
 from builder.layers.store import Store, sizes
-from builder.matrix.project import Project
 
 
 @click.command(name="doctor")
@@ -135,13 +133,6 @@ def _check(context: Context, store: Store) -> None:
     context.say(f"store: {store.root}: {blobs}, {size(result.bytes)}, all match their digests")
 
 
-start_option = click.option(
-    "--start-engine",
-    is_flag=True,
-    help="If no Docker Engine is running, install and start one first, as `builder engine` does. Default: fail.",
-)
-
-
 @click.command(name="engine")
 @click.pass_obj
 def engine_command(context: Context) -> None:
@@ -152,9 +143,3 @@ def engine_command(context: Context) -> None:
     """
     info = setup.ensure(context.say).info()
     context.say(f"engine: {info.name} {info.version} is running ({info.store})")
-
-
-def connect(context: Context, project: Project, *, start: bool = False) -> RunContext:
-    """The context of a build, with a running engine. With `start`, installs and starts an engine if necessary."""
-    engine = setup.ensure(context.say) if start else Engine.connect()
-    return RunContext(engine=engine, project=project, host=context.host, view=View(context.err))

@@ -78,6 +78,11 @@ sign_option = click.option(
 
 # Read in `builder.cli.main`, which also handles errors that are raised before click has parsed the options.
 debug_option = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+start_option = click.option(
+    "--start-engine",
+    is_flag=True,
+    help="If no Docker Engine is running, install and start one first, as `builder engine` does. Default: fail.",
+)
 skip_incomplete_option = click.option(
     "--skip-incomplete",
     is_flag=True,

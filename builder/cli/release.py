@@ -14,7 +14,6 @@ from rich.text import Text
 from builder.build import outcomes
 from builder.build.layer_lookup import KnownImages, LayerLookup
 from builder.build.wheel_builds import SourceBuilder
-from builder.cli import machine
 from builder.cli.context import SHOWN, Context, new_table
 from builder.cli.images import gpu_option, show_outcomes
 from builder.cli.options import (
@@ -30,6 +29,7 @@ from builder.cli.options import (
     sign_option,
     skip_incomplete_option,
     staging_option,
+    start_option,
     to_option,
 )
 from builder.cli.render import render_command
@@ -225,7 +225,7 @@ def stage_command(
 @cells_argument
 @jobs_option
 @gpu_option
-@machine.start_option
+@start_option
 @staging_option
 @sign_option
 @click.pass_context
@@ -285,7 +285,7 @@ def refresh_command(
         began = time.monotonic()
         with context.locked(project, "refresh"):
             planned = render.load_checked_plan(project, affected)
-            run = machine.connect(context, project, start=start_engine)
+            run = context.connect(project, start=start_engine)
             made = make_images(run, context.store, planned, Options(wait=context.wait, **options))
         show_outcomes(context, run, made, began=began, form="text")
         passed = [outcome.image.cell for outcome in made if not outcome.error]

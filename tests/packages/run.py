@@ -26,7 +26,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from builder.cli import machine, main
+from builder.cli import main
 from builder.cli.context import Context
 from builder.common import strict_yaml, validation
 from builder.common.errors import ImageTestError, MatrixError, UsageError, did_you_mean, for_cells
@@ -322,7 +322,7 @@ def run_all(
 ) -> list[str]:
     """Tests packages, records each result at once with `keep`, and returns what differs from the list."""
     project = context.project
-    work = machine.connect(context, project)
+    work = context.connect(project)
     references = tags.compute(project.matrix, project.cells)
     differences: list[str] = []
     missing: dict[str, str] = {}

@@ -18,7 +18,7 @@ from builder.build.context import ImageMaker, LoadedImage
 from builder.build.dockerfile import DockerfileBuilder
 from builder.build.outcomes import Outcome
 from builder.build.wheel_builds import SourceBuilder
-from builder.cli import testing
+from builder.cli import images as commands
 from builder.cli.context import Context
 from builder.common import git
 from builder.common.errors import ImageTestError, LockError, NoEngineError
@@ -96,8 +96,8 @@ def calls(run: Run, locked: Project, monkeypatch: pytest.MonkeyPatch, archive: l
     monkeypatch.setattr(Engine, "connect", FakeEngine)
     monkeypatch.setattr(images, "build_test_tag", make)
     monkeypatch.setattr(images, "new_tester", new_tester)
-    monkeypatch.setattr(testing, "new_tester", new_tester)
-    monkeypatch.setattr(testing, "retest_images", retest)
+    monkeypatch.setattr(commands, "new_tester", new_tester)
+    monkeypatch.setattr(commands, "retest_images", retest)
     return calls
 
 
