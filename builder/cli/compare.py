@@ -14,8 +14,7 @@ import click
 from rich.padding import Padding
 from rich.text import Text
 
-from builder.cli import verify
-from builder.cli.context import Context, new_table
+from builder.cli.context import Context, new_table, parse_image
 from builder.cli.options import format_option
 from builder.common import git
 from builder.common.errors import BuilderError, UsageError, did_you_mean
@@ -27,6 +26,7 @@ from builder.lock.diff import Amount, Diff, ImageContents, Revisions
 from builder.matrix import cells
 from builder.matrix.project import Project
 from builder.plan import ci
+from builder.steps import verify
 
 FORMS = "A and B are cell ids, git revisions, REVISION:CELL, or images as org/name:tag or registry/org/name:tag."
 HERE = "working tree"
@@ -129,7 +129,8 @@ def _image(context: Context, name: str, wheel_sizes: Mapping[str, int]) -> Image
     store = context.store
     with store.used():
         try:
-            [source], _ = verify.find_images(context, store, name, arch_of(platform.machine()))
+            arch = arch_of(platform.machine())
+            [source] = verify.find_images(parse_image(name), arch, context.project, context.host, store)
         except UsageError as error:
             raise UsageError(
                 f"{name!r} is not a cell, {_revision(context.project.root)} or an image: {error}", hint=FORMS

@@ -113,10 +113,7 @@ class Context:
             project = self.project
         except UsageError:
             return {}
-        references = tags.compute(project.matrix, project.cells)
-        return {
-            cell.id: tuple(tags.local_name(str(name), cell) for name in references[cell.id]) for cell in project.cells
-        }
+        return tags.local_names(project.matrix, project.cells)
 
     @property
     def store(self) -> Store:

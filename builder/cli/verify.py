@@ -6,35 +6,26 @@ import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict
 from typing import get_args
 
 import click
 from pydantic import TypeAdapter, ValidationError
 from rich.text import Text
 
-from builder.build.layer_lookup import LayerLookup
 from builder.cli.context import Context, parse_image
 from builder.cli.options import format_option
 from builder.common import errors
-from builder.common.console import Meter, View
-from builder.common.errors import BuilderError, StaleError, UsageError
+from builder.common.console import View
+from builder.common.errors import BuilderError, UsageError
 from builder.common.files import short_digest
 from builder.common.validation import message_of
-from builder.evidence.signing import Trust
-from builder.index.download import Fetcher
 from builder.index.wheels import arch_of
-from builder.layers import images, oci
-from builder.layers.known_layers import KnownLayers
-from builder.layers.store import Store
 from builder.matrix.schema import Arch, IndexAddress, IndexName, Trusted
-from builder.plan import plan
-from builder.registry.client import Repository
-from builder.release import attestations, expected, verify
-from builder.release.attestations import Attestations
-from builder.release.expected import PlannedDigests
-from builder.release.verify import Check, Finding, ImageSource
+from builder.release import image_sources, verify
+from builder.release.verify import Finding
+from builder.steps import verify as steps_verify
+from builder.steps.verify import Options
 
 _INDEXES = TypeAdapter(dict[IndexName, IndexAddress])
 _STYLES = {"unknown": "yellow", "different": "bold red", "failed": "bold red"}  # others are green
@@ -67,7 +58,7 @@ def _parse_indexes(context: click.Context, option: click.Parameter, values: Sequ
 @click.option("--issuer", default="", help="The OpenID Connect issuer of --identity.")
 @click.option(
     "--arch",
-    type=click.Choice([*get_args(Arch), verify.ALL]),
+    type=click.Choice([*get_args(Arch), image_sources.ALL]),
     default=lambda: arch_of(platform.machine()),
     show_default="that of this machine",
     help="If IMAGE names images for several architectures in a registry: the one to check.",
@@ -115,65 +106,34 @@ def verify_command(  # noqa: PLR0913  the options of the command
     """
     if bool(identity) != bool(issuer):
         raise UsageError("--identity and --issuer must be used together")
-    reference = parse_image(image)
     signers = [Trusted.model_construct(key=key) for key in keys]
     if identity:
         signers.append(Trusted(identity=identity, issuer=issuer))
-    if signers and not reference.registry:
-        raise UsageError(
-            f"{image} has no registry, and images of the store are not signed",
-            hint="Name the registry, e.g. docker.io/org/pt-cuda:2.9.",
-        )
-    trust = Trust(signers=signers, root=Path.cwd())
-    if not signers:
-        with suppress(UsageError):  # without a checkout, no signers are trusted
-            trust = Trust.of(context.project)
+    project = None
+    with suppress(UsageError):  # without a checkout
+        project = context.project
+    reference, options = parse_image(image), Options(arch=arch, fast=fast, signers=signers, indexes=indexes)
 
-    settings = context.host.index
-    for name, url in indexes.items():
-        settings = settings.with_index(name, url, "")
     store, view = context.store, View(context.err)
     findings: list[Finding] = []
     failures: list[BuilderError] = []
     with store.used(), view.live():
-        sources, registry = find_images(context, store, image, arch)
-        for source in sources:
-            planned = _expected(context, store, source)
-            lookup = planned and LayerLookup(
-                context.project, context.host, view, store, KnownLayers(context.project.root)
-            )
-            check = Check(
-                fetcher=Fetcher(
-                    settings,
-                    store.downloads,
-                    progress=Meter(view, "wheels", "fetched", 0).add,
-                    built=lookup.built_wheel if lookup else None,
-                ),
-                expected=planned,
-                fast=fast,
-                read=Meter(view, "blobs", "hashed", 0).add,
-            )
-            image_claims = None
-            if registry and trust.signers:
-                # Claims are for a tag or a digest; a reference without either means `latest`.
-                tagged = reference if reference.tag or reference.digest else replace(reference, tag=reference.target)
-                read = oci.read_image(source.manifest, source.read_blob)
-                image_claims = Attestations(
-                    registry=registry, reference=tagged, image=read, trust=trust, index=source.index
-                )
-            if form == "text" and len(sources) > 1:
-                context.out.print(Text(f"{verify.cell_of(source)}:"))
+        named = steps_verify.verify_named(reference, options, project, context.host, store, view)
+        for source, found in named:
+            name = image
+            if len(named) > 1:
+                name = f"{image} ({source.cell})"
+                if form == "text":
+                    context.out.print(Text(f"{source.cell}:"))
             before = len(findings)
-            for finding in attestations.findings(source, check, image_claims):
+            for finding in found:
                 findings.append(finding)
-                if form == "json":
-                    continue
-                state = Text(f"{finding.state:<12}", style=_STYLES.get(finding.state, "green"))
-                detail = f"  ({finding.detail})" if finding.detail else ""
-                part = Text(f"{short_digest(finding.digest)}  {finding.layer}{detail}")
-                context.out.print(state, part, overflow="fold")
-            name = image if len(sources) == 1 else f"{image} ({verify.cell_of(source)})"
-            if failed := verify.failure(name, findings[before:], allow_unknown=allow_unknown):
+                if form == "text":
+                    state = Text(f"{finding.state:<12}", style=_STYLES.get(finding.state, "green"))
+                    detail = f"  ({finding.detail})" if finding.detail else ""
+                    part = Text(f"{short_digest(finding.digest)}  {finding.layer}{detail}")
+                    context.out.print(state, part, overflow="fold")
+            if failed := verify.verdict(name, findings[before:], allow_unknown=allow_unknown):
                 failures.append(failed)
 
     failure = errors.join(failures, "images are not as expected") if failures else None
@@ -187,35 +147,3 @@ def verify_command(  # noqa: PLR0913  the options of the command
         counts = Counter(finding.state for finding in findings)
         states = ", ".join(f"{number} {state}" for state, number in counts.items())
         context.say(f"{image}: verified: {states}{'; blobs were not hashed' if fast else ''}")
-
-
-def _expected(context: Context, store: Store, image: ImageSource) -> PlannedDigests | None:
-    """The image of this checkout's plan for the same cell; None if there is no such plan."""
-    cell = verify.cell_of(image)
-    try:
-        project = context.project
-        planned = plan.make_plan(project, [each for each in project.cells if each.id == cell]).images
-    except (UsageError, StaleError):
-        return None
-    if not planned:
-        return None
-    return expected.of_plan(project.root, store, planned[0])
-
-
-def find_images(context: Context, store: Store, name: str, arch: str) -> tuple[list[ImageSource], Repository | None]:
-    """The images with a reference in a registry, with that registry (see `sources_in_registry`); or one with a name,
-    cell or tag in the store.
-
-    Raises UsageError if the store has no such image.
-    """
-    reference = parse_image(name)
-    if reference.registry:
-        repository = Repository(reference, host=context.host, write=False)
-        return verify.sources_in_registry(repository, reference.target, store.root / "tmp", arch), repository
-    stored = store.images()
-    if names := images.match(stored, name, context.references()):
-        return [verify.source_in_store(store, stored[names[0]].digest)], None
-    raise UsageError(
-        f"the store {store.root} has no image {name!r}",
-        hint=f"Images in the store: {', '.join(stored) or 'none'}. For an image in a registry, use REGISTRY/NAME:TAG.",
-    )

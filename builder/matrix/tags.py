@@ -11,7 +11,7 @@ to the newest release, which has security fixes. The full tag with the stamp of 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -68,6 +68,12 @@ def compute(matrix: Matrix, cells: Iterable[Cell]) -> Mapping[str, tuple[ImageRe
 def local_name(reference: str, cell: Cell) -> str:
     """The name of an image in the store and in an engine, where a name has one architecture: `...:2.15-arm64`."""
     return f"{reference}{cell.arch_suffix}"
+
+
+def local_names(matrix: Matrix, cells: Sequence[Cell]) -> dict[str, tuple[str, ...]]:
+    """Cell id -> the names of its image in the store and in an engine, the full one first. Raises MatrixError."""
+    references = compute(matrix, cells)
+    return {cell.id: tuple(local_name(str(name), cell) for name in references[cell.id]) for cell in cells}
 
 
 def stamped(reference: ImageRef, stamp: str) -> ImageRef:

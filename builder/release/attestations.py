@@ -6,12 +6,11 @@ record.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import BinaryIO, Literal
+from typing import Literal
 
 from packageurl import PackageURL
 from pydantic import AliasPath, BaseModel, Field
@@ -25,12 +24,10 @@ from builder.evidence.results import Requirement
 from builder.evidence.signing import Trust
 from builder.layers import oci
 from builder.layers.installed import Installed, InstalledPackage, python_package
-from builder.layers.oci import Image
 from builder.matrix import tags
-from builder.matrix.tags import CELL_LABEL, PLAN_LABEL
-from builder.registry.client import Repository
-from builder.release import verify
-from builder.release.verify import Check, Finding, ImageSource
+from builder.matrix.tags import PLAN_LABEL
+from builder.release.image_sources import RegistrySource
+from builder.release.verify import Finding
 
 SHOWN = 5  # packages that differ
 NO_STATEMENT = "no statement of a trusted signer"
@@ -83,28 +80,24 @@ class _Provenance(BaseModel, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Attestations:
-    """The claims about an image in a registry. `reference` is the name that the user gave, `index` the digest of the
-    index that names the image, empty without one.
-    """
+    """What trusted signers state about an image in a registry; `reference` is the name that the user gave."""
 
-    registry: Repository
+    source: RegistrySource
     reference: ImageRef
-    image: Image
     trust: Trust
-    index: str = ""
-    _installed: Installed = field(default_factory=Installed)
 
     def signatures(self) -> Iterator[Finding]:
-        """Whether a trusted signer signed the image as its cell, and for the tag of the reference; and first, the same
-        for the index that names it.
+        """The signatures of the index that names the image, if there is one, and of the image as its cell.
+
+        Each must be for the tag of the reference.
         """
-        cell, name = self.image.labels.get(CELL_LABEL, ""), self.reference.repository.rpartition("/")[2]
-        if self.index:
-            yield self._signature("signature of the index", self.index, {"image": name})
-        yield self._signature("signature", self._digest, {"cell": cell, "image": name})
+        name = self.reference.repository.rpartition("/")[2]
+        if self.source.index:
+            yield self._signature("signature of the index", self.source.index, {"image": name})
+        yield self._signature("signature", self._digest, {"cell": self.source.cell, "image": name})
 
     def _signature(self, part: str, digest: str, annotations: Mapping[str, str]) -> Finding:
-        signer, signatures = signing.signer_of_manifest(self.registry, digest, annotations, self.trust)
+        signer, signatures = signing.signer_of_manifest(self.source.repository, digest, annotations, self.trust)
         if not signer:
             as_cell = f"as cell {annotations['cell'][:100]!a} of" if "cell" in annotations else "as"
             detail = f"no trusted signer signed it {as_cell} {annotations['image']}"
@@ -114,10 +107,6 @@ class Attestations:
         else:
             return Finding(layer=part, digest=digest, state="signed", detail=f"by {signer}")
         return Finding(layer=part, digest=digest, state="different", detail=detail)
-
-    @cached_property
-    def _sboms(self) -> list[bytes]:
-        return signing.statements_of_image(self.registry, self._digest, sbom_and_provenance.SBOM, self.trust)
 
     def indexes(self) -> dict[str, str]:
         """The names of the indexes of wheels, by SHA-256, from the signed SBOMs; empty for the default index.
@@ -135,39 +124,24 @@ class Attestations:
                         indexes[component.sha256] = name or indexes.get(component.sha256, "")
         return indexes
 
-    def recording_source(self, source: ImageSource) -> ImageSource:
-        """The image's source, which also reads the packages in layers that are opened. Open them in their order."""
-
-        def open_layer(digest: str, size: int, read: Callable[[int], None]) -> BinaryIO | None:
-            file = source.open_layer(digest, size, read)
-            if file is not None:
-                self._installed.add(file)
-                file.seek(0)
-            return file
-
-        return dataclasses.replace(source, open_layer=open_layer)
-
-    def attachments(self, *, has_read_layers: bool) -> Iterator[Finding]:
-        """Test results, SBOM, provenance. `has_read_layers`: the SBOM is compared with the layers."""
-        yield self._test_results()
-        yield self._statement("SBOM", self._sboms, self._check_sbom if has_read_layers else _count_packages)
-        provenance = signing.statements_of_image(
-            self.registry, self._digest, sbom_and_provenance.PROVENANCE, self.trust
-        )
-        yield self._statement("provenance", provenance, self._check_provenance)
-
     @property
     def _digest(self) -> str:
-        return self.image.manifest.digest
+        return self.source.image.manifest.digest
+
+    def _statements(self, kind: str) -> list[bytes]:
+        return signing.statements_of_image(self.source.repository, self._digest, kind, self.trust)
+
+    @cached_property
+    def _sboms(self) -> list[bytes]:
+        return self._statements(sbom_and_provenance.SBOM)
 
     def _finding(self, name: str, detail: str, state: Literal["signed", "different"] = "different") -> Finding:
         return Finding(layer=name, digest=self._digest, state=state, detail=detail)
 
-    def _test_results(self) -> Finding:
-        labels = self.image.labels
-        cell = labels.get(CELL_LABEL, "")
-        requirement = Requirement(image=self._digest, cell=cell, plan=labels.get(PLAN_LABEL, ""))
-        predicates = signing.statements_of_image(self.registry, self._digest, reports.TEST_RESULT, self.trust)
+    def test_results(self) -> Finding:
+        cell, plan = self.source.cell, self.source.image.labels.get(PLAN_LABEL, "")
+        requirement = Requirement(image=self._digest, cell=cell, plan=plan)
+        predicates = self._statements(reports.TEST_RESULT)
         if not predicates:
             return self._finding("test results", NO_STATEMENT)
         coverage = reports.stated_coverage(predicates, requirement)
@@ -177,56 +151,47 @@ class Attestations:
             return self._finding("test results", str(error).removeprefix(f"{cell}: "))
         return self._finding("test results", f"{coverage.tests_status}, gpu: {coverage.gpu_status}", "signed")
 
-    def _statement(self, name: str, contents: Sequence[bytes], check: Callable[[bytes], str]) -> Finding:
-        """A finding for the signed statements of one kind; `check` returns the detail, or raises VerifyError."""
-        # A later release may have attached a corrected one.
+    def sbom(self, installed: Installed | None) -> Finding:
+        """Compares the signed SBOM with the packages that the layers record, unless `installed` is None."""
         reason = NO_STATEMENT
-        for content in contents:
+        for content in self._sboms:  # a later release may have attached a corrected one
             try:
-                return self._finding(name, check(content), "signed")
+                stated = _packages(content)
             except VerifyError as error:
                 reason = str(error)
-        return self._finding(name, reason)
+                continue
+            if installed is None:
+                return self._finding(
+                    "SBOM", f"{len(stated)} packages, not compared with the files of the image", "signed"
+                )
+            present = installed.packages
+            lines = [
+                f"{problem}: {_names(packages)}"
+                for problem, packages in {
+                    "not in the image": _without_sources(stated) - _without_sources(present),
+                    "not in the SBOM": _without_sources(present) - _without_sources(stated),
+                    "different source package in the image": _other_sources(stated, present),
+                }.items()
+                if packages
+            ]
+            if not lines:
+                return self._finding("SBOM", f"{len(stated)} packages, the same as in the files of the image", "signed")
+            reason = "; ".join(lines)
+        return self._finding("SBOM", reason)
 
-    def _check_sbom(self, content: bytes) -> str:
-        listed, installed = _packages(content), self._installed.packages
-        lines = [
-            f"{problem}: {_names(packages)}"
-            for problem, packages in {
-                "not in the image": _without_sources(listed) - _without_sources(installed),
-                "not in the SBOM": _without_sources(installed) - _without_sources(listed),
-                "different source package in the image": _other_sources(listed, installed),
-            }.items()
-            if packages
-        ]
-        if lines:
-            raise VerifyError("; ".join(lines))
-        return f"{len(listed)} packages, the same as in the files of the image"
-
-    def _check_provenance(self, content: bytes) -> str:
-        provenance = oci.parse_document(_Provenance, content, "provenance", hint="")
-        if provenance.plan != self.image.labels.get(PLAN_LABEL, ""):
-            raise VerifyError("it is about another plan")
-        return f"commit {provenance.revision[:60]}" if provenance.revision else "no commit"
-
-
-def findings(source: ImageSource, check: Check, claims: Attestations | None) -> Iterator[Finding]:
-    """Findings for an image: for its signature, then those of `verify.verify_image`, then for its attachments.
-
-    Without a trusted signature, reads nothing else: an unknown author would choose what this machine downloads.
-    `claims` is None without trusted signers. Raises VerifyError, RegistryError, SigningError.
-    """
-    if claims is None:
-        yield from verify.verify_image(source, check)
-        return
-    for signature in claims.signatures():
-        yield signature
-        if signature.state != "signed":
-            return
-    if not check.fast:
-        source = claims.recording_source(source)
-    yield from verify.verify_image(source, dataclasses.replace(check, is_signed=True, indexes=claims.indexes()))
-    yield from claims.attachments(has_read_layers=not check.fast)
+    def provenance(self) -> Finding:
+        reason = NO_STATEMENT
+        for content in self._statements(sbom_and_provenance.PROVENANCE):
+            try:
+                provenance = oci.parse_document(_Provenance, content, "provenance", hint="")
+            except VerifyError as error:
+                reason = str(error)
+                continue
+            if provenance.plan == self.source.image.labels.get(PLAN_LABEL, ""):
+                revision = f"commit {provenance.revision[:60]}" if provenance.revision else "no commit"
+                return self._finding("provenance", revision, "signed")
+            reason = "it is about another plan"
+        return self._finding("provenance", reason)
 
 
 def _is_for(signature: Mapping[str, str], tag: str) -> bool:
@@ -234,10 +199,6 @@ def _is_for(signature: Mapping[str, str], tag: str) -> bool:
     if tags.is_stamp(tag.rpartition("-")[2]):
         return signature.get("release") == tag
     return not tag or tags.is_tag_of(tag, signature.get("tag", ""))
-
-
-def _count_packages(sbom: bytes) -> str:
-    return f"{len(_packages(sbom))} packages, not compared with the files of the image"
 
 
 def _packages(sbom: bytes) -> set[InstalledPackage]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -78,6 +79,6 @@ def store_of(tiny: Project, *names: str) -> Store:
     store = Store(tiny.root.parent / "cache/gpu-images")
     store.prepare()
     for name in names:
-        config = store.put(name.encode(), CONFIG_TYPE)
+        config = store.put(json.dumps({"rootfs": {"diff_ids": []}, "name": name}).encode(), CONFIG_TYPE)
         store.name(name, store.put(oci.manifest(config, []), MANIFEST_TYPE))
     return store

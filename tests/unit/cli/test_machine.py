@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from builder.build import doctor
 from builder.common.files import digest_of_bytes, short_digest
+from builder.index.download import Fetcher
 from builder.layers.blobs import CONFIG_TYPE
 from builder.layers.store import Store
 from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.release import verify
-from builder.release.verify import Check, Finding, ImageSource, State
+from builder.release.image_sources import ImageSource
+from builder.release.verify import Finding, State
 from tests.unit.cli.conftest import CELL, Run, store_of
 
 
@@ -89,8 +92,7 @@ def test_a_check_of_the_store_removes_damaged_blobs(run: Run, tiny: Project) -> 
 def findings(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     """What `verify` finds in `example/image:1`; a test fills the list."""
     findings: list[Finding] = []
-    monkeypatch.setattr("builder.release.verify.verify_image", lambda *_: iter(findings))
-    monkeypatch.setattr("builder.release.verify.cell_of", lambda _: "")
+    monkeypatch.setattr("builder.steps.verify.verify_image", lambda *_, **__: iter(findings))
     store_of(tiny, "example/image:1")
     return findings
 
@@ -142,15 +144,15 @@ def test_the_result_of_verify_is_printed_as_json(run: Run, findings: list[Findin
 
 @pytest.mark.usefixtures("findings")
 def test_the_address_of_an_index_is_used(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    checks: list[Check] = []
+    fetchers: list[Fetcher] = []
 
-    def verify_image(_: ImageSource, check: Check) -> Iterator[Finding]:
-        checks.append(check)
-        yield Finding(layer="x", digest="sha256:0", state="derived")
+    def verify_image(*arguments: Any, **_: Any) -> Iterator[Finding]:
+        fetchers.append(arguments[3])
+        return iter([Finding(layer="x", digest="sha256:0", state="derived")])
 
-    monkeypatch.setattr("builder.release.verify.verify_image", verify_image)
+    monkeypatch.setattr("builder.steps.verify.verify_image", verify_image)
     assert run("verify", "example/image:1", "--index", "company=https://python.example.test/simple").code == 0
-    assert [checks[0].fetcher.has_index(name) for name in ("company", "other")] == [True, False]
+    assert [fetchers[0].has_index(name) for name in ("company", "other")] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -187,12 +189,11 @@ def test_an_image_that_is_not_in_the_store_is_refused(run: Run) -> None:
 def test_a_cell_is_its_tested_image(run: Run, tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     manifests: list[bytes] = []
 
-    def read(image: ImageSource, _: object) -> Iterator[Finding]:
-        manifests.append(image.manifest)
-        yield Finding(layer="x", digest="sha256:0", state="derived")
+    def verify_image(source: ImageSource, *_: object, **__: Any) -> Iterator[Finding]:
+        manifests.append(source.manifest)
+        return iter([Finding(layer="x", digest="sha256:0", state="derived")])
 
-    monkeypatch.setattr("builder.release.verify.cell_of", lambda _: "")
-    monkeypatch.setattr("builder.release.verify.verify_image", read)
+    monkeypatch.setattr("builder.steps.verify.verify_image", verify_image)
     full = str(tags.compute(tiny.matrix, tiny.cells)[CELL][0])
     for name in (f"{full}.untested", full):
         store = store_of(tiny, name)

@@ -24,9 +24,10 @@ from builder.layers.splice import Entry
 from builder.matrix.schema import Trusted
 from builder.matrix.tags import CELL_LABEL, PLAN_LABEL
 from builder.registry.failures import RejectedError
-from builder.release import attestations, verify
+from builder.release import image_sources
 from builder.release.attestations import Attestations
-from builder.release.verify import Check, Finding
+from builder.release.verify import Finding
+from builder.steps import verify
 from tests.fakes.registry import MemoryRegistry
 from tests.unit.layers.test_estargz import replace_toc
 from tests.unit.layers.test_installed import SITE, STATUS, layer, metadata
@@ -99,18 +100,20 @@ class ClaimsDesk:
         coverage = coverage_of([Report(evidence=Evidence(**{**values, **changes}), signer="gpu")])
         self.statements = {**self.statements, reports.TEST_RESULT: json.loads(reports.test_result(coverage))}
 
-    def claims(self, tag: str = "2.9", index: str = "") -> Attestations:
+    def attestations(self, tag: str = "2.9", named: str = "", arch: str = "amd64") -> Attestations:
+        name = named or self.store.image.manifest.digest
+        [source] = image_sources.sources_in_registry(self.store, name, self.folder, arch)
         reference = ImageRef(registry="registry.example", repository="org/pt-cuda", tag=tag)
-        trust = Trust(signers=[Trusted(key="ours")], root=self.folder)
-        return Attestations(registry=self.store, reference=reference, image=self.store.image, trust=trust, index=index)
+        return Attestations(
+            source=source, reference=reference, trust=Trust(signers=[Trusted(key="ours")], root=self.folder)
+        )
 
     def findings(
         self, tag: str = "2.9", *, fast: bool = False, named: str = "", arch: str = "amd64"
     ) -> dict[str, Finding]:
-        [source] = verify.sources_in_registry(self.store, named or self.store.image.manifest.digest, self.folder, arch)
-        check = Check(fetcher=NoWheels(), fast=fast)
-        claims = self.claims(tag, source.index)
-        return {finding.layer: finding for finding in attestations.findings(source, check, claims)}
+        attestations = self.attestations(tag, named, arch)
+        findings = verify.verify_image(attestations.source, None, attestations, NoWheels(), fast=fast)
+        return {finding.layer: finding for finding in findings}
 
 
 class NoWheels(Fetcher):
@@ -169,7 +172,7 @@ def test_an_index_without_this_architecture(desk: ClaimsDesk) -> None:
     with pytest.raises(RegistryError, match=f"has no {index} for amd64$") as caught:
         desk.findings(named=index)
     assert caught.value.hint == "Choose an architecture that it has with --arch: arm64."
-    assert len(verify.sources_in_registry(desk.store, index, desk.folder, verify.ALL)) == 1
+    assert len(image_sources.sources_in_registry(desk.store, index, desk.folder, image_sources.ALL)) == 1
 
 
 def test_without_hashing_the_sbom_is_not_compared(desk: ClaimsDesk) -> None:
@@ -335,7 +338,7 @@ def test_the_signed_sbom_has_the_index_of_each_wheel(desk: ClaimsDesk) -> None:
         wheel_of("committed", "d" * 64, kind="generic", source="git+https://git.example.test/a/b@" + "0" * 40),
     ]
     desk.statements = {"cyclonedx": {"components": [*SBOM["components"], *wheels]}}
-    assert desk.claims().indexes() == {"a" * 64: "", "b" * 64: "company"}
+    assert desk.attestations().indexes() == {"a" * 64: "", "b" * 64: "company"}
 
 
 def test_no_statement_takes_back_the_index_of_a_private_package(desk: ClaimsDesk) -> None:
@@ -344,7 +347,7 @@ def test_no_statement_takes_back_the_index_of_a_private_package(desk: ClaimsDesk
     for earlier, later in ((private, default), (default, private)):
         desk.earlier = [{"components": [earlier]}, {}]
         desk.statements = {"cyclonedx": {"components": [later]}}
-        assert desk.claims().indexes() == {"b" * 64: "company"}
+        assert desk.attestations().indexes() == {"b" * 64: "company"}
 
 
 @pytest.mark.parametrize("source", ["git+https://git.example.test/a/b@" + "0" * 40, f"./b#sha256={'0' * 64}"])

@@ -8,8 +8,8 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO, cast
@@ -22,12 +22,15 @@ from builder.index.download import Fetcher
 from builder.index.wheels import Wheel
 from builder.layers import estargz, oci, splice, wheel
 from builder.layers.blobs import MANIFEST_TYPE
+from builder.layers.installed import Installed
 from builder.layers.splice import Entry
 from builder.plan.layer_order import LAYER_FORMAT, PlannedLayer
 from builder.plan.plan import PlannedImage
-from builder.release import verify
+from builder.release.attestations import Attestations
 from builder.release.expected import PlannedDigests
-from builder.release.verify import Check, Finding, ImageSource
+from builder.release.image_sources import ImageSource, sources_in_registry
+from builder.release.verify import OTHER_TOC, Finding, _compare
+from builder.steps import verify
 from tests.fakes.registry import MemoryRegistry
 from tests.unit.layers import test_wheel
 from tests.unit.layers.test_estargz import replace_toc
@@ -37,6 +40,7 @@ TINY = pack({"tiny/a.py": b"tiny = 1\n"})
 OTHER = pack({"other.py": b""}, name="other-2.0-py3-none-any.whl", info="other-2.0.dist-info")
 SHA256, SECOND = "sha256:" + "5" * 64, "sha256:" + "6" * 64
 PLANNED = PlannedDigests(image=cast("PlannedImage", SimpleNamespace(wheels=())), layers={})
+ATTACHED = Finding(layer="attached", digest=SHA256, state="signed")
 NO_RECORD = "neither locks/layers.json nor this store has a record of it"
 
 
@@ -95,6 +99,29 @@ def documents(*layers: Layer, history: Sequence[Any] | None = None) -> dict[str,
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class MemorySource(ImageSource):
+    """An image in memory. `contents` are those of layers that are read; `missing` and `damaged` are layers."""
+
+    config: bytes
+    contents: Mapping[str, bytes] = field(default_factory=dict)
+    missing: frozenset[str] = frozenset()
+    damaged: frozenset[str] = frozenset()
+
+    def read_blob(self, digest: str) -> bytes:
+        return self.config
+
+    def has_blob(self, digest: str) -> bool:
+        return digest not in self.missing
+
+    def open_layer(self, digest: str, size: int, read: Callable[[int], None]) -> BinaryIO | None:
+        read(size)
+        return None if digest in self.damaged else self.open_unchecked(digest, size)
+
+    def open_unchecked(self, digest: str, size: int) -> BinaryIO:
+        return io.BytesIO(self.contents.get(digest, b"not read"))
+
+
 def source(
     data: Mapping[str, Any],
     *,
@@ -102,21 +129,16 @@ def source(
     damaged: Sequence[Layer] = (),
     contents: Mapping[str, bytes] = {},
 ) -> ImageSource:
-    """An image in memory; its documents as JSON or bytes. `contents` are those of layers that are read."""
+    """An image in memory; its documents as JSON or bytes."""
     manifest, config = (
         content if isinstance(content, bytes) else json.dumps(content).encode() for content in data.values()
     )
-
-    def open_layer(blob: str, size: int, read: Callable[[int], None]) -> BinaryIO | None:
-        read(size)
-        return None if blob in {layer.digest for layer in damaged} else io.BytesIO(contents.get(blob, b"not read"))
-
-    return ImageSource(
+    return MemorySource(
         manifest=manifest,
-        read_blob=lambda _: config,
-        has_blob=lambda blob: blob not in {layer.digest for layer in missing},
-        open_layer=open_layer,
-        open_unchecked=lambda blob, _: io.BytesIO(contents.get(blob, b"not read")),
+        config=config,
+        contents=contents,
+        missing=frozenset(layer.digest for layer in missing),
+        damaged=frozenset(layer.digest for layer in damaged),
     )
 
 
@@ -158,6 +180,9 @@ class MemoryFetcher(Fetcher):
             self.is_open = False
 
 
+OF_TINY, OF_OTHER = sha256(TINY.content), sha256(OTHER.content)
+
+
 @pytest.fixture(autouse=True)
 def same_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     """The images are of no real plan; how their configurations are compared: test_expected.py."""
@@ -169,16 +194,51 @@ def fetcher(tmp_path: Path) -> MemoryFetcher:
     return MemoryFetcher(tmp_path, TINY, OTHER)
 
 
-def check_of(fetcher: MemoryFetcher, **options: Any) -> Check:
-    """A check with a plan without layers, where all wheels of the fetcher are from the default index."""
-    return Check(**{"fetcher": fetcher, "expected": PLANNED, "indexes": dict.fromkeys(fetcher.contents, ""), **options})
+def plan_of(indexes: Mapping[str, str]) -> PlannedDigests:
+    """A plan without layers, of wheels with these SHA-256, each with the name of its index."""
+    names = {OF_TINY: TINY.name, OF_OTHER: OTHER.name}
+    wheels = [
+        Wheel(component="x", name="x", version="1", file=names.get(each, "x"), size=1, sha256=each, index=index)
+        for each, index in indexes.items()
+    ]
+    return PlannedDigests(image=cast("PlannedImage", SimpleNamespace(wheels=wheels)), layers={})
+
+
+def findings_of(
+    image: ImageSource, fetcher: MemoryFetcher, planned: PlannedDigests | None = None, *, fast: bool = False
+) -> Iterator[Finding]:
+    """By default with a plan where all wheels of the fetcher are from the default index."""
+    planned = planned or plan_of(dict.fromkeys(fetcher.contents, ""))
+    return verify.verify_image(image, planned, None, fetcher, fast=fast)
+
+
+class Signed(Attestations):
+    """A trusted signature of an image, and an SBOM with these indexes; nothing else is attached."""
+
+    def __init__(self, indexes: Mapping[str, str]) -> None:
+        object.__setattr__(self, "listed", indexes)
+
+    def signatures(self) -> Iterator[Finding]:
+        return iter(())
+
+    def indexes(self) -> dict[str, str]:
+        return dict(self.listed)  # type: ignore[attr-defined]
+
+    def test_results(self) -> Finding:
+        return ATTACHED
+
+    def sbom(self, installed: Installed | None) -> Finding:
+        return ATTACHED
+
+    def provenance(self) -> Finding:
+        return ATTACHED
 
 
 def run(image: ImageSource, fetcher: MemoryFetcher, *, fast: bool = False) -> list[Finding]:
     """Findings for the layers. Checks that no wheel is left."""
     fetcher.is_open = True
     try:
-        configuration, *findings = verify.verify_image(image, check_of(fetcher, fast=fast))
+        configuration, *findings = findings_of(image, fetcher, fast=fast)
         assert (configuration.layer, configuration.state) == ("configuration", "same")
         return findings
     finally:
@@ -251,8 +311,8 @@ def test_another_digest(fetcher: MemoryFetcher, change: dict[str, Any]) -> None:
         ({"how": "built"}, "known", ""),
         ({"digest": SECOND, "how": "built"}, "unknown", "this store has 666666666666 instead"),
         ({"digest": SECOND}, "different", "expected 666666666666"),
-        ({"toc": SECOND}, "different", verify.OTHER_TOC),
-        ({"toc": SECOND, "how": "derived"}, "different", verify.OTHER_TOC),
+        ({"toc": SECOND}, "different", OTHER_TOC),
+        ({"toc": SECOND, "how": "derived"}, "different", OTHER_TOC),
         ({"digest": SECOND, "diff_id": SECOND}, "different", "expected 666666666666"),
         ({"digest": SECOND, "how": "derived"}, "different", "expected 666666666666"),
     ],
@@ -262,7 +322,7 @@ def test_a_layer_without_wheels_is_looked_up(known: dict[str, Any], state: str, 
     layer = oci.Layer(digest=SHA256, diff_id=SHA256, size=7)
     how = known.pop("how", "known")
     record = oci.Layer(**{"digest": SHA256, "diff_id": SHA256, "size": 7, **known})
-    assert verify._compare(layer, (record, how)) == (state, detail)
+    assert _compare(layer, (record, how)) == (state, detail)
 
 
 @pytest.mark.parametrize(("lines", "state"), [([], "same"), (["config.User: \x1b[1A"], "different")], ids=str)
@@ -270,14 +330,14 @@ def test_the_configuration_is_compared_with_the_plan(
     fetcher: MemoryFetcher, monkeypatch: pytest.MonkeyPatch, lines: list[str], state: str
 ) -> None:
     monkeypatch.setattr("builder.release.expected.differences", lambda *_: lines)
-    finding = next(verify.verify_image(image(Layer(line="os")), check_of(fetcher)))
+    finding = next(findings_of(image(Layer(line="os")), fetcher))
     assert (finding.layer, finding.state) == ("configuration", state)
     assert finding.detail == "".join(lines).replace("\x1b", "\ufffd")
 
 
 @pytest.mark.parametrize("toc", ["", SECOND])
 def test_a_rebuilt_layer_with_the_digest_of_another_table_of_contents(fetcher: MemoryFetcher, toc: str) -> None:
-    assert only(image(replace(of_wheels(TINY), toc=toc)), fetcher) == ("different", verify.OTHER_TOC)
+    assert only(image(replace(of_wheels(TINY), toc=toc)), fetcher) == ("different", OTHER_TOC)
 
 
 def test_the_table_of_contents_of_a_layer_that_is_not_rebuilt_is_compared_with_its_files(
@@ -303,8 +363,7 @@ def test_the_table_of_contents_of_a_layer_that_is_not_rebuilt_is_compared_with_i
     # Also one that locks/layers.json lists: whoever wrote that file may have been wrong.
     known = oci.Layer(digest=wrong.digest, diff_id=wrong.diff_id, size=7, toc=wrong.toc)
     plan = replace(PLANNED, layers={0: (known, "known")})
-    one = source(documents(wrong), contents=contents)
-    findings = list(verify.verify_image(one, check_of(fetcher, expected=plan)))
+    findings = list(findings_of(source(documents(wrong), contents=contents), fetcher, plan))
     assert (findings[1].state, findings[1].detail) == ("different", detail)
 
 
@@ -346,7 +405,7 @@ def test_fast_downloads_only_the_table_of_contents_of_a_layer(tmp_path: Path) ->
     large = pack({"tiny/a.py": b"".join(map(sha256_of_number, range(3000)))})
     layer = of_wheels(large, prefetch=["opt/venv/lib/python*/site-packages/tiny/a.py"])
     registry = in_registry(layer)
-    [source] = verify.sources_in_registry(registry, "1", tmp_path, "amd64")
+    [source] = sources_in_registry(registry, "1", tmp_path, "amd64")
     [finding] = run(source, MemoryFetcher(tmp_path, large), fast=True)
     assert finding.state == "derived"
     footer, table = (int(call.split()[1]) for call in registry.calls)
@@ -359,7 +418,7 @@ def test_a_registry_that_cannot_send_the_end_of_a_layer(tmp_path: Path, fetcher:
     registry = in_registry(of_wheels(TINY))
     del registry.contents[of_wheels(TINY).digest]
     registry.has.add(of_wheels(TINY).digest)
-    [source] = verify.sources_in_registry(registry, "1", tmp_path / "other", "amd64")
+    [source] = sources_in_registry(registry, "1", tmp_path / "other", "amd64")
     assert run(source, fetcher, fast=True)[0] == Finding(
         layer="tiny_pkg", digest=of_wheels(TINY).digest, state="failed", detail="no such blob: run this without --fast"
     )
@@ -424,7 +483,7 @@ def test_a_full_disk_is_no_finding(fetcher: MemoryFetcher) -> None:
 
 
 def test_downloads_end_when_no_more_findings_are_read(fetcher: MemoryFetcher) -> None:
-    findings = verify.verify_image(image(of_wheels(TINY), of_wheels(OTHER)), check_of(fetcher))
+    findings = findings_of(image(of_wheels(TINY), of_wheels(OTHER)), fetcher)
     assert [next(findings).state, next(findings).state] == ["same", "derived"]
     findings.close()  # type: ignore[attr-defined]
     assert fetcher.stopped == 1
@@ -433,32 +492,24 @@ def test_downloads_end_when_no_more_findings_are_read(fetcher: MemoryFetcher) ->
 # ---- named indexes
 
 
-OF_TINY, OF_OTHER = sha256(TINY.content), sha256(OTHER.content)
 NO_ADDRESS = "not rebuilt without the address of the index company: add --index company=URL"
 UNLISTED = f"not rebuilt: neither the plan nor a signed SBOM names the index of {OTHER.name}"
 
 
 def test_wheels_are_fetched_from_the_indexes_that_the_sbom_names(fetcher: MemoryFetcher) -> None:
     fetcher.named = {"company"}
-    check = check_of(fetcher, indexes={OF_TINY: "company", OF_OTHER: ""})
-    findings = verify.verify_image(image(of_wheels(TINY, OTHER)), check)
-    assert [finding.state for finding in findings] == ["same", "derived"]
+    signed = Signed({OF_TINY: "company", OF_OTHER: ""})
+    findings = verify.verify_image(image(of_wheels(TINY, OTHER)), PLANNED, signed, fetcher)
+    assert [finding.state for finding in findings] == ["same", "derived", *[ATTACHED.state] * 3]
     assert fetcher.indexes == {TINY.name: "company", OTHER.name: ""}
 
 
 def test_wheels_are_fetched_from_the_indexes_of_the_plan(fetcher: MemoryFetcher) -> None:
     """Also if an SBOM names another one, or none."""
     fetcher.named = {"company"}
-    wheels = [
-        Wheel(
-            component="x", name="x", version="1", file=each.name, size=1, sha256=sha256(each.content), index="company"
-        )
-        for each in (TINY, OTHER)
-    ]
-    plan = replace(PLANNED, image=cast("PlannedImage", SimpleNamespace(wheels=wheels)))
-    check = check_of(fetcher, expected=plan, indexes={OF_TINY: ""})
-    findings = verify.verify_image(image(of_wheels(TINY, OTHER)), check)
-    assert [finding.state for finding in findings] == ["same", "derived"]
+    plan = plan_of({OF_TINY: "company", OF_OTHER: "company"})
+    findings = verify.verify_image(image(of_wheels(TINY, OTHER)), plan, Signed({OF_TINY: ""}), fetcher)
+    assert [finding.state for finding in findings] == ["same", "derived", *[ATTACHED.state] * 3]
     assert fetcher.indexes == {TINY.name: "company", OTHER.name: "company"}
 
 
@@ -473,9 +524,10 @@ def test_no_index_is_asked_for_the_wheels_of_another_one(
 ) -> None:
     """The default index got the names of private packages."""
     layers = [of_wheels(TINY), of_wheels(OTHER), of_wheels(TINY, OTHER)]
-    findings = list(verify.verify_image(image(*layers), check_of(fetcher, indexes=indexes, is_signed=is_signed)))
+    planned, signed = (PLANNED, Signed(indexes)) if is_signed else (plan_of(indexes), None)
+    findings = list(verify.verify_image(image(*layers), planned, signed, fetcher))
     state = "signed" if is_signed else "unknown"
-    assert [(finding.state, finding.detail) for finding in findings[1:]] == [
+    assert [(finding.state, finding.detail) for finding in findings[1:4]] == [
         ("derived", ""), (state, reason), (state, reason),
     ]  # fmt: skip
     assert fetcher.indexes == {TINY.name: ""}
@@ -485,14 +537,14 @@ def test_a_forged_table_of_contents_is_refused_if_its_wheels_are_not_fetched(fet
     layer = of_wheels(OTHER)
     forged, toc = replace_toc(layer.content, lambda entries: entries.pop(0))
     wrong = replace(layer, digest=f"sha256:{sha256(forged)}", toc=toc, content=forged)
-    [_, finding] = verify.verify_image(image(wrong), check_of(fetcher, indexes={}, is_signed=True))
+    _, finding, *_ = verify.verify_image(image(wrong), PLANNED, Signed({}), fetcher)
     assert (finding.state, finding.detail) == ("different", "the table of contents has wrong data about 'opt/'")
 
 
 def test_nothing_is_downloaded_without_a_plan_and_a_signature(fetcher: MemoryFetcher) -> None:
     """An unknown author would choose the names that the index gets."""
     layer = of_wheels(TINY)
-    [finding] = verify.verify_image(source(documents(layer), damaged=[layer]), check_of(fetcher, expected=None))
+    [finding] = verify.verify_image(source(documents(layer), damaged=[layer]), None, None, fetcher)
     assert (finding.layer, finding.state) == ("configuration", "unknown")
     assert fetcher.indexes == {}
 

@@ -1,0 +1,164 @@
+"""Verifies an image of the store or of a registry: its signature, configuration, layers and attachments.
+
+Works without a checkout too: what cannot be compared on this machine is accepted if a trusted signer signed the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from builder.build.layer_lookup import LayerLookup
+from builder.common.console import Meter, View
+from builder.common.errors import StaleError, UsageError
+from builder.common.reference import ImageRef
+from builder.evidence.signing import Trust
+from builder.host import Host
+from builder.index.download import Fetcher
+from builder.layers import images
+from builder.layers.installed import Installed
+from builder.layers.known_layers import KnownLayers
+from builder.layers.store import Store
+from builder.matrix import tags
+from builder.matrix.project import Project
+from builder.matrix.schema import Trusted
+from builder.plan import plan
+from builder.registry.client import Repository
+from builder.release import expected, image_sources, verify
+from builder.release.attestations import Attestations
+from builder.release.expected import PlannedDigests
+from builder.release.image_sources import ImageSource, RegistrySource, StoredSource
+from builder.release.verify import Finding
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """`arch` is for an image of several architectures in a registry. `fast` hashes no blobs.
+
+    `signers` are the trusted signers; without any, those of matrix.yaml are. `indexes` are addresses of package
+    indexes, by name.
+    """
+
+    arch: str
+    fast: bool = False
+    signers: Sequence[Trusted] = ()
+    indexes: Mapping[str, str] = field(default_factory=dict)
+
+
+def verify_named(
+    reference: ImageRef, options: Options, project: Project | None, host: Host, store: Store, view: View
+) -> list[tuple[ImageSource, Iterator[Finding]]]:
+    """Each image that has a name, with its findings, which are made as they are read.
+
+    Without a checkout, `project` is None. Raises UsageError if there is no such image.
+    """
+    if options.signers and not reference.registry:
+        raise UsageError(
+            f"{reference} has no registry, and images of the store are not signed",
+            hint="Name the registry, e.g. docker.io/org/pt-cuda:2.9.",
+        )
+    sources = find_images(reference, options.arch, project, host, store)
+
+    # Without signers and without a checkout, nobody is trusted.
+    trust = Trust(signers=options.signers, root=Path.cwd())
+    if project and not options.signers:
+        trust = Trust.of(project)
+    # Signatures are for a tag or a digest; a reference without either means `latest`.
+    tagged = reference if reference.tag or reference.digest else replace(reference, tag=reference.target)
+
+    # Private packages come from the indexes of matrix.yaml and of the command line, by their names.
+    settings = host.index
+    for index, url in options.indexes.items():
+        settings = settings.with_index(index, url, "")
+
+    named = []
+    for source in sources:
+        # The plan of this checkout for the same cell says what the image should be.
+        planned, built = None, None
+        if project and (planned := planned_digests(project, store, source.cell)):
+            built = LayerLookup(project, host, view, store, KnownLayers(project.root)).built_wheel
+        attestations = None
+        if isinstance(source, RegistrySource) and trust.signers:
+            attestations = Attestations(source=source, reference=tagged, trust=trust)
+        findings = verify_image(
+            source,
+            planned,
+            attestations,
+            Fetcher(settings, store.downloads, progress=Meter(view, "wheels", "fetched", 0).add, built=built),
+            fast=options.fast,
+            read=Meter(view, "blobs", "hashed", 0).add,
+        )
+        named.append((source, findings))
+    return named
+
+
+def verify_image(
+    source: ImageSource,
+    planned: PlannedDigests | None,
+    attestations: Attestations | None,
+    fetcher: Fetcher,
+    *,
+    fast: bool = False,
+    read: Callable[[int], None] = lambda _: None,
+) -> Iterator[Finding]:
+    """The findings for an image. `planned` is None without a plan, `attestations` without trusted signers.
+
+    Raises VerifyError for an invalid image, RegistryError, SigningError.
+    """
+    # The signature comes first. Without a trusted one, nothing else is read: an unknown author would choose what this
+    # machine downloads.
+    indexes: Mapping[str, str] = {}
+    if attestations:
+        for signature in attestations.signatures():
+            yield signature
+            if signature.state != "signed":
+                return
+        indexes = attestations.indexes()
+    is_signed = attestations is not None
+
+    # The configuration sets the user and the command. Without a plan and a signature it is a failure, and the rest is
+    # not read, for the same reason.
+    wheels = verify.wheels_with_index(source.image, planned, indexes)
+    yield verify.check_configuration(source, planned, is_signed=is_signed)
+    if planned is None and not is_signed:
+        return
+
+    # Layers of wheels are rebuilt, the others looked up. The SBOM must list the packages that their files record.
+    installed = Installed() if attestations and not fast else None
+    yield from verify.check_layers(
+        source, planned, wheels, fetcher, installed, is_signed=is_signed, fast=fast, read=read
+    )
+
+    if attestations:
+        yield attestations.test_results()
+        yield attestations.sbom(installed)
+        yield attestations.provenance()
+
+
+def find_images(
+    reference: ImageRef, arch: str, project: Project | None, host: Host, store: Store
+) -> Sequence[ImageSource]:
+    """The images with a reference in a registry, see `sources_in_registry`; or one with a name, cell or tag in the
+    store. Raises UsageError if the store has no such image.
+    """
+    if reference.registry:
+        repository = Repository(reference, host=host, write=False)
+        return image_sources.sources_in_registry(repository, reference.target, store.root / "tmp", arch)
+    stored = store.images()
+    local_names = tags.local_names(project.matrix, project.cells) if project else {}
+    if matches := images.match(stored, str(reference), local_names):
+        return [StoredSource(manifest=store.read(stored[matches[0]].digest), store=store)]
+    raise UsageError(
+        f"the store {store.root} has no image {str(reference)!r}",
+        hint=f"Images in the store: {', '.join(stored) or 'none'}. For an image in a registry, use REGISTRY/NAME:TAG.",
+    )
+
+
+def planned_digests(project: Project, store: Store, cell: str) -> PlannedDigests | None:
+    """The digests of the image that the plan has for a cell; None if it has no such cell, or its locks are stale."""
+    try:
+        planned = plan.make_plan(project, [each for each in project.cells if each.id == cell]).images
+    except (UsageError, StaleError):
+        return None
+    return expected.of_plan(project.root, store, planned[0]) if planned else None
