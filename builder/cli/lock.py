@@ -13,7 +13,9 @@ from builder.common.console import View
 from builder.common.errors import for_cells
 from builder.common.text import counted
 from builder.debian import os_lock
-from builder.lock import update as locking
+from builder.lock import checks
+from builder.lock.resolve import Resolver
+from builder.steps import lock as locking
 
 
 @click.command(name="lock", epilog=ALL_CELLS_HELP)
@@ -66,8 +68,8 @@ def lock_command(
     project = context.project
     chosen = project.select(patterns or ("*",))
     if check:
-        locking.check_locks(project, chosen)
-        systems = {os_lock.request_of_cell(project.matrix, cell) for cell in chosen}
+        checks.check_locks(project, chosen)
+        systems = os_lock.requests_of_cells(project.matrix, chosen)
         context.say(f"{counted(len({cell.group for cell in chosen}) + len(systems), 'lock')} up to date")
         return
     # Imported here: these modules load docker-py and others, which `--check` does not need.
@@ -80,9 +82,10 @@ def lock_command(
             for line in locking.rebuild(project, chosen, to_build, builder, context.say):
                 context.say(line)
             return
-        updated = locking.update(
-            project, chosen, context.host,
-            upgrade=upgrade, refresh=refresh, packages=packages, say=context.say, builder=builder,
+        resolver = Resolver(project, context.host, say=context.say, builder=builder)
+        updated = locking.lock(
+            project, chosen, context.host, resolver,
+            upgrade=upgrade, refresh=refresh, packages=packages, say=context.say,
         )  # fmt: skip
     if refresh:
         context.say_support(project, chosen)

@@ -40,7 +40,8 @@ from builder.common.text import counted, duration, listed, size
 from builder.evidence.results import OWN
 from builder.evidence.signing import Signer
 from builder.layers.known_layers import KnownLayers
-from builder.lock import update as locking
+from builder.lock import checks
+from builder.lock.resolve import Resolver
 from builder.matrix import support, tags
 from builder.matrix.cells import Cell
 from builder.plan import ci, plan, render
@@ -50,6 +51,7 @@ from builder.release import publish, status, tagging
 from builder.release.publish import NotBuiltError, Publisher, Released
 from builder.release.staging import INDEX, StagingArea
 from builder.release.status import Status, StatusReader
+from builder.steps import lock as locking
 from builder.steps.images import Options, make_images
 from builder.steps.release import Releaser
 from builder.steps.stage import stage_images
@@ -261,9 +263,8 @@ def refresh_command(
     with context.locked(project, "refresh"), project.scratch() as scratch:
         # For groups whose lock is missing or out of date.
         builder = SourceBuilder(project, context.host, View(context.err), context.store, Path(scratch))
-        updated = locking.update(
-            project, chosen, context.host, upgrade=False, refresh=True, say=context.say, builder=builder
-        )
+        resolver = Resolver(project, context.host, say=context.say, builder=builder)
+        updated = locking.lock(project, chosen, context.host, resolver, upgrade=False, refresh=True, say=context.say)
     context.say_support(project, chosen)
     context.say_written(updated.written)
     failures = [updated.error] if updated.error else []
@@ -272,7 +273,7 @@ def refresh_command(
 
     # Cells whose locks could not be made have nothing to render or build.
     project = context.project  # its locks are new
-    current = locking.current_cells(project)
+    current = checks.current_cells(project)
     is_whole = len(current) == len(project.cells)
     click_context.invoke(render_command, patterns=[] if is_whole else [cell.id for cell in current])
     changed = ci.changed_images(before, plan.make_locked_plan(project, current).images)

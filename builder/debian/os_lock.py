@@ -7,7 +7,8 @@ changes the packages of no other image. `builder.debian.apt` makes locks. They c
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -153,6 +154,11 @@ def request_of_cell(matrix: Matrix, cell: Cell) -> OsRequest:
     return request_of(matrix, cell.python, cells.components(matrix, cell), cell.arch)
 
 
+def requests_of_cells(matrix: Matrix, chosen: Iterable[Cell]) -> list[OsRequest]:
+    """The requests of cells, each once, in their order."""
+    return list(dict.fromkeys(request_of_cell(matrix, cell) for cell in chosen))
+
+
 def request_of(matrix: Matrix, version: str, components: tuple[str, ...], arch: Arch = AMD64) -> OsRequest:
     """The same for a Python version, components and an architecture."""
     python = matrix.python[version]
@@ -174,6 +180,13 @@ def read_os_lock(root: Path, request: OsRequest) -> OsLock | None:
     """The lock of a request, or None if it has none. Raises LockError for a damaged file."""
     text = lock_text.read_lock_text(root / request.path, _HINT)
     return None if text is None else parse_os_lock(text, request)
+
+
+def find_os_lock(root: Path, request: OsRequest) -> OsLock | None:
+    """The lock of a request; None if it is missing or damaged."""
+    with suppress(LockError):
+        return read_os_lock(root, request)
+    return None
 
 
 def parse_os_lock(text: str, request: OsRequest) -> OsLock:

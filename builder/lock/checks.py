@@ -1,6 +1,6 @@
-"""Checks of the wheels and Debian packages that a cell resolves to. Pure.
+"""Checks that the locks match matrix.yaml, and of the wheels and Debian packages that a cell resolves to.
 
-Each error names the package at fault and what to change.
+Each error names the lock or package at fault and what to change.
 """
 
 from __future__ import annotations
@@ -8,16 +8,70 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 
-from builder.common.errors import LockError, MatrixError, join
+from builder.common.errors import LockError, MatrixError, StaleError, for_cells, join
+from builder.common.lock_text import KNOWN_LAYERS
+from builder.debian import os_lock
 from builder.debian.os_lock import OsLock
 from builder.index.wheels import LockedWheel, is_cuda_wheel
+from builder.lock import lockfile, python_lock
 from builder.matrix import facts
 from builder.matrix.cells import Cell
+from builder.matrix.project import Project
 from builder.matrix.schema import Matrix, cuda_major
 
 _RUNTIME = re.compile(r"nvidia-cuda-runtime(-cu\d+)?", re.ASCII)
 _MAJOR = re.compile(r"nvidia-[a-z0-9-]+-cu(\d+)", re.ASCII)
 _UNNAMED = 13  # the first CUDA major that is not in the names of all its wheels
+
+
+def check_locks(project: Project, chosen: Sequence[Cell]) -> None:
+    """Raises StaleError with every lock that is missing, out of date for these cells, or of no group."""
+    faults = []
+    for group in dict.fromkeys(cell.group for cell in chosen):
+        cells = [cell for cell in chosen if cell.group == group]
+        lock = lockfile.read_lock(project.root, group)
+        if reason := lockfile.stale_reason(project.matrix, lock, cells, project.groups[group]):
+            faults.append(f"locks/{group}.json: {reason}")
+    for request in os_lock.requests_of_cells(project.matrix, chosen):
+        try:
+            if os_lock.read_os_lock(project.root, request) is None:
+                faults.append(f"{request.path}: missing")
+        except LockError as error:
+            faults.append(str(error))
+    for release in python_lock.uv_releases(project.matrix, chosen):
+        try:
+            if python_lock.read_python_lock(project.root, release) is None:
+                faults.append(f"{python_lock.lock_path(release)}: missing")
+        except LockError as error:
+            faults.append(str(error))
+    faults += [f"{name}: belongs to no cell" for name in stray_locks(project)]
+    if faults:
+        lines = "\n".join(f"  {fault}" for fault in faults[:20])
+        part = [] if len(chosen) == len(project.cells) else [cell.id for cell in chosen]
+        raise StaleError(f"locks are out of date:\n{lines}", hint=f"Resolve again: {for_cells('builder lock', part)}")
+
+
+def current_cells(project: Project) -> list[Cell]:
+    """The cells whose locks of wheels, operating system and Python match matrix.yaml."""
+    matrix, root = project.matrix, project.root
+    return [
+        cell
+        for group, cells in project.groups.items()
+        for lock in [lockfile.find_lock(root, group)]
+        for cell in cells
+        if not lockfile.stale_reason(matrix, lock, [cell])
+        and os_lock.find_os_lock(root, os_lock.request_of_cell(matrix, cell))
+        and all(python_lock.find_python_lock(root, release) for release in python_lock.uv_releases(matrix, [cell]))
+    ]
+
+
+def stray_locks(project: Project) -> list[str]:
+    """The paths of lock files that belong to no cell."""
+    files = {f"locks/{file.name}" for file in (project.root / "locks").glob("*.json")}
+    groups = {f"locks/{group}.json" for group in project.groups}
+    systems = {request.path for request in os_lock.requests_of_cells(project.matrix, project.cells)}
+    pythons = {python_lock.lock_path(release) for release in python_lock.uv_releases(project.matrix, project.cells)}
+    return sorted(files - groups - systems - pythons - {KNOWN_LAYERS})
 
 
 def check_wheels(cell: Cell, wheels: Sequence[LockedWheel], shared: Collection[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
@@ -276,6 +277,13 @@ def read_lock(root: Path, group: str) -> Lock | None:
     file = path(root, group)
     text = lock_text.read_lock_text(file, resolve_hint(group))
     return None if text is None else parse_lock(text, f"locks/{file.name}", group)
+
+
+def find_lock(root: Path, group: str) -> Lock | None:
+    """The group's lock; None if it is missing or damaged. Raises FileError for a lock of a newer builder."""
+    with suppress(LockError):
+        return read_lock(root, group)
+    return None
 
 
 def parse_lock(text: str, name: str, group: str) -> Lock:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,7 +14,8 @@ from pydantic.dataclasses import dataclass as model
 from builder.common import lock_text
 from builder.common.errors import LockError
 from builder.index.wheels import STRICT, Sha256
-from builder.matrix.schema import Release, matches
+from builder.matrix.cells import Cell
+from builder.matrix.schema import Matrix, Release, matches
 
 FORMAT: Literal[1] = 1
 PREFIX = "python-"  # begins the file name; groups begin with a framework and a version
@@ -68,6 +71,19 @@ def read_python_lock(root: Path, release: str) -> LockedPython | None:
     if dump(lock) != text or lock.release != release or not lock.file.startswith(f"cpython-{release}+"):
         raise LockError(f"{name} was edited by hand or is incomplete", hint=_HINT)
     return lock
+
+
+def find_python_lock(root: Path, release: str) -> LockedPython | None:
+    """The lock of a release; None if it is missing or damaged."""
+    with suppress(LockError):
+        return read_python_lock(root, release)
+    return None
+
+
+def uv_releases(matrix: Matrix, cells: Iterable[Cell]) -> list[str]:
+    """The releases of uv's Pythons of cells, each once, in their order."""
+    releases = (matrix.python[cell.python].uv for cell in cells)
+    return list(dict.fromkeys(release for release in releases if release))
 
 
 _LOCK = TypeAdapter(LockedPython)

@@ -64,20 +64,19 @@ _Closure = dict[str, tuple[LockedWheel, str]]  # name -> wheel, of size 0 if non
 class Resolver:
     """Resolves groups of cells; caches sizes, so that the size of a shared wheel is requested once."""
 
-    def __init__(  # noqa: PLR0913  what tests replace
+    def __init__(
         self,
         project: Project,
         host: Host,
         *,
         say: Callable[[str], None],
         matrix: Matrix | None = None,
-        sizes: Mapping[str, int] | None = None,
         run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run,
         catalogue: Index | None = None,
         serve: Callable[[Index, Sources], AbstractContextManager[tuple[str, LocalIndex]]] = serve_index,
         builder: WheelBuilder | None = None,
     ) -> None:
-        """`matrix` replaces that of the project; `sizes` are known sizes of wheels, by SHA-256; `run` runs uv.
+        """`matrix` replaces that of the project; `run` runs uv.
 
         `catalogue` replaces the index of `host`, if packages come from named indexes, and `serve` serves it to uv.
         `builder` builds packages from source.
@@ -95,7 +94,7 @@ class Resolver:
         self._say = say
         self._hide = host.hide
         self._run = run
-        self._sizes: dict[str, int] = dict(sizes or {})
+        self.sizes: dict[str, int] = {}
         self._toolkits: dict[tuple[str, str, str, frozenset[tuple[str, str]]], Mapping[str, str]] = {}
         self._catalogue = catalogue or Index(host.index)
         self._serve = serve
@@ -447,7 +446,7 @@ class Resolver:
             locked = LockedBuild(name=name, recipe=recipe, cell=image_cell.id, image=digest, wheels=wheels)
         assert locked
         self._builds[built.wheel.sha256] = locked
-        self._sizes[built.wheel.sha256] = built.wheel.size
+        self.sizes[built.wheel.sha256] = built.wheel.size
         return built
 
     def _image(self, name: str, group: str) -> tuple[Cell, Sequence[Wheel]]:
@@ -489,8 +488,8 @@ class Resolver:
 
     def _with_sizes(self, cell: Cell, closure: _Closure) -> dict[str, LockedWheel]:
         """Wheels by name. The sizes that the index does not list, and that are not known yet, are requested."""
-        self._sizes = {wheel.sha256: wheel.size for wheel, _ in closure.values() if wheel.size} | self._sizes
-        unknown = {wheel.sha256: (wheel, url) for wheel, url in closure.values() if wheel.sha256 not in self._sizes}
+        self.sizes = {wheel.sha256: wheel.size for wheel, _ in closure.values() if wheel.size} | self.sizes
+        unknown = {wheel.sha256: (wheel, url) for wheel, url in closure.values() if wheel.sha256 not in self.sizes}
         if unknown:
             self._say(f"{cell.group}: getting the size of {counted(len(unknown), 'wheel')}")
             with ExitStack() as stack:
@@ -499,8 +498,8 @@ class Resolver:
                 sessions = {name: stack.enter_context(session) for name, session in opened.items()}
                 pool = stack.enter_context(thread_pool(POOL, "sizes"))
                 sizes = pool.map(lambda item: _size(cell, sessions[item[0].index], item[1]), unknown.values())
-                self._sizes |= dict(zip(unknown, sizes, strict=True))
-        return {name: replace(wheel, size=self._sizes[wheel.sha256]) for name, (wheel, _) in closure.items()}
+                self.sizes |= dict(zip(unknown, sizes, strict=True))
+        return {name: replace(wheel, size=self.sizes[wheel.sha256]) for name, (wheel, _) in closure.items()}
 
 
 def _digest_of_image(wheels: Iterable[Wheel]) -> str:

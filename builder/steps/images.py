@@ -23,12 +23,11 @@ from builder.common.errors import BuilderError, LockError, StaleError, join
 from builder.common.files import write_atomically
 from builder.common.reference import ImageRef
 from builder.compat import gpus
-from builder.debian import os_lock
+from builder.debian import os_lock, os_resolve
 from builder.debian.archives import Archives
 from builder.layers import garbage, known_layers
 from builder.layers.known_layers import KnownLayers
 from builder.layers.store import Store
-from builder.lock import update
 from builder.plan import plan, render
 from builder.plan.plan import Plan, PlannedImage
 
@@ -182,7 +181,7 @@ def lock_stale_systems(
             for image in {image.os_inputs: image for image in planned.images}.values()
             if not (lookup.system_in_store(image.os_inputs) or lookup.system_in_registry(image.os_inputs))
         }
-    new, failures = update.current_locks_of_stale(
+    new, failures = os_resolve.current_locks_of_stale(
         project,
         requests,
         archives,

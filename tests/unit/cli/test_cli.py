@@ -29,10 +29,10 @@ from builder.debian import apt
 from builder.layers import known_layers
 from builder.layers.oci import Layer
 from builder.lock import lockfile
-from builder.lock import update as locking
-from builder.lock.update import Updated
 from builder.matrix.project import Project
 from builder.plan import plan
+from builder.steps import lock as locking
+from builder.steps.lock import Updated
 from tests.fakes import locks
 from tests.unit.cli.conftest import CELL, Run
 from tests.unit.matrix.test_cells import TINY_IDS, Edit
@@ -380,9 +380,9 @@ def test_updates_are_listed_for_a_workflow(run: Run, tiny: Project) -> None:
 
 def test_lock_names_what_it_wrote_or_how_to_upgrade(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     updated = Updated(written=("locks/x.json",), done=("x",), failures={})
-    monkeypatch.setattr(locking, "update", lambda *_, **__: updated)
+    monkeypatch.setattr(locking, "lock", lambda *_, **__: updated)
     assert run("lock").err == "written: locks/x.json\n"
-    monkeypatch.setattr(locking, "update", lambda *_, **__: Updated(written=(), done=("x",), failures={}))
+    monkeypatch.setattr(locking, "lock", lambda *_, **__: Updated(written=(), done=("x",), failures={}))
     wheels, debian = (
         "`builder lock --upgrade` chooses newer wheels",
         "`builder lock --os` chooses newer Debian packages",
@@ -399,7 +399,7 @@ def test_lock_names_what_it_wrote_after_a_failure_too(
     run: Run, monkeypatch: pytest.MonkeyPatch, done: tuple[str, ...], code: int
 ) -> None:
     updated = Updated(written=("locks/x.json",), done=done, failures={"y": [LockError("y: no", hint="change it")]})
-    monkeypatch.setattr(locking, "update", lambda *_, **__: updated)
+    monkeypatch.setattr(locking, "lock", lambda *_, **__: updated)
     result = run("lock")
     assert result.code == code
     assert "y: no" in result.err
@@ -413,9 +413,7 @@ def test_what_is_too_large_to_build_is_refused_when_it_is_locked_and_rendered(
     """`images` refused it, after `lock` and `render` had succeeded."""
     path = locked.root / "matrix.yaml"
     path.write_text(f'budgets: [{{cells: "{CELL}", image: 1MB, layer: 1MB}}]\n{path.read_text()}')
-    monkeypatch.setattr(
-        locking, "update", lambda *_, **__: Updated(written=("locks/x.json",), done=("x",), failures={})
-    )
+    monkeypatch.setattr(locking, "lock", lambda *_, **__: Updated(written=("locks/x.json",), done=("x",), failures={}))
     for command in (["lock", CELL], ["render"], ["render", "--check", CELL]):
         result = run(*command)
         assert result.code == 7

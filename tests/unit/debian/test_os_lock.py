@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 
 from builder.common.errors import EngineError, IncompleteError, LockError, MatrixError, StaleError
-from builder.debian import apt, os_lock
+from builder.debian import apt, os_lock, os_resolve
 from builder.debian.archives import Kept
 from builder.debian.os_lock import OsLock, OsRequest
 from builder.host import Apt, AptSource, Host, Run
-from builder.lock import lockfile
-from builder.lock import update as locking
+from builder.lock import checks, lockfile
+from builder.lock.resolve import Resolver
 from builder.matrix.project import Project
 from builder.plan.plan import PACKAGES_SCRIPT
+from builder.steps import lock as locking
 from tests.fakes import locks
 
 Edit = Callable[[str, str], Project]
@@ -183,17 +184,18 @@ def archive(monkeypatch: pytest.MonkeyPatch) -> locks.FakeArchive:
 def update(project: Project, *names: str, refresh: bool = False) -> tuple[list[str], list[LockError], list[str]]:
     """The changed paths, the errors, and what was said."""
     said: list[str] = []
-    changed, failures = locking.update_systems(project, project.select(names), Host(), refresh=refresh, say=said.append)
+    changed, failures = locking.lock_systems(project, project.select(names), Host(), refresh=refresh, say=said.append)
     return changed, failures, said
 
 
-def update_all(project: Project, *names: str, refresh: bool = False) -> None:
-    """Updates wheels and systems; raises the error for what failed."""
-    updated = locking.update(
-        project, project.select(names), Host(), upgrade=False, refresh=refresh, say=lambda _: None, builder=None
-    )
+def update_all(project: Project, *names: str, refresh: bool = False) -> list[str]:
+    """Updates wheels and systems: the changed paths. Raises the error for what failed."""
+    resolver = Resolver(project, Host(), say=lambda _: None)
+    chosen = project.select(names) if names else []
+    updated = locking.lock(project, chosen, Host(), resolver, upgrade=False, refresh=refresh, say=lambda _: None)
     if updated.error:
         raise updated.error
+    return list(updated.written)
 
 
 def test_locks_that_exist_are_kept(tiny: Project, archive: locks.FakeArchive) -> None:
@@ -309,25 +311,22 @@ def test_a_time_that_does_not_exist_is_refused(tiny: Project) -> None:
 
 def test_a_missing_lock_is_found_by_check(tiny: Project) -> None:
     path = request_of(tiny).path
-    locking.check_locks(tiny, tiny.select([CELL]))
+    checks.check_locks(tiny, tiny.select([CELL]))
     (tiny.root / path).unlink()
     with pytest.raises(StaleError, match=f"^locks are out of date:\n  {path}: missing$"):
-        locking.check_locks(tiny, tiny.select([CELL]))
+        checks.check_locks(tiny, tiny.select([CELL]))
 
 
 def test_a_lock_of_no_cell_is_found_and_removed(tiny: Project, archive: locks.FakeArchive, edit: Edit) -> None:
     path = request_of(tiny).path
     project = edit("apt: [python3]", "apt: [python3, git]")
     with pytest.raises(StaleError, match=f"  {path}: belongs to no cell"):
-        locking.check_locks(project, [])
+        checks.check_locks(project, [])
     archive.broken = "newbird"
     with pytest.raises(LockError):
         update_all(project, CELL, refresh=True)
     assert (project.root / path).exists(), "undoing the edit needs it again"
-    changed = locking.update(
-        project, [], Host(), upgrade=False, refresh=False, say=lambda _: None, builder=None
-    ).written
-    assert f"{path} (removed: no cell needs it)" in changed
+    assert f"{path} (removed: no cell needs it)" in update_all(project)
     assert not (project.root / path).exists()
 
 
@@ -358,7 +357,7 @@ def test_check_names_missing_and_damaged_locks(tiny: Project) -> None:
     (tiny.root / path).unlink()
     (tiny.root / old_path).write_text("{}")
     with pytest.raises(StaleError) as caught:
-        locking.check_locks(tiny, tiny.select([CELL, OLD_CELL]))
+        checks.check_locks(tiny, tiny.select([CELL, OLD_CELL]))
     lines = [line.strip() for line in str(caught.value).splitlines() if os_lock.PREFIX in line]
     assert sorted(line.partition(":")[0].partition(" ")[0] for line in lines) == sorted([path, old_path])
 
@@ -372,7 +371,7 @@ def current_locks(
     """The new locks of both releases, and what was said."""
     said: list[str] = []
     requests = {request_of(project), request_of(project, OLD_CELL)}
-    new, failures = locking.current_locks_of_stale(project, requests, found, Host(), is_kept, said.append)
+    new, failures = os_resolve.current_locks_of_stale(project, requests, found, Host(), is_kept, said.append)
     return new, [*said, *map(str, failures)]
 
 

@@ -265,7 +265,9 @@ class Uv:
         self, project: Project, index: IndexSettings | None = None, *, sizes: Mapping[str, int] | None = None
     ) -> Resolver:
         host = Host(index=index or IndexSettings())
-        return Resolver(project, host, say=self.messages.append, sizes=sizes, run=self)
+        resolver = Resolver(project, host, say=self.messages.append, run=self)
+        resolver.sizes.update(sizes or {})
+        return resolver
 
     def resolve(
         self, project: Project, group: str, present: Lock | None = None, prefer: Mapping[str, str] | None = None

@@ -19,11 +19,12 @@ from builder.host import Host
 from builder.index.local_index import LocalIndex, Sources
 from builder.index.releases import Index
 from builder.index.wheels import BuiltWheel, LockedWheel
-from builder.lock import lockfile, update
+from builder.lock import lockfile
 from builder.lock.lockfile import Lock
 from builder.lock.resolve import Resolver
 from builder.lock.sources import WheelBuild
 from builder.matrix.project import Project
+from builder.steps.lock import rebuild
 from tests.fakes import locks
 from tests.unit.lock.test_resolve import Call, Listing, Uv
 
@@ -293,10 +294,10 @@ def test_lock_build_builds_what_no_place_has_any_more(
     (chain.root / f"locks/{GROUP}.json").write_text(lockfile.dump(lock))
     if lost:
         builder.kept.clear()
-    lines = update.rebuild(chain, chain.groups[GROUP], ["extra"], builder, lambda _: None)
+    lines = rebuild(chain, chain.groups[GROUP], ["extra"], builder, lambda _: None)
     assert [build.name for build in builder.log[3:]] == built
     assert len(lines) == len(built)
-    lines = update.rebuild(chain, chain.groups[GROUP], ["inner"], builder, lambda _: None)
+    lines = rebuild(chain, chain.groups[GROUP], ["inner"], builder, lambda _: None)
     assert [line.split()[1] for line in lines] == ["inner-2.0-py3-none-any.whl"]
 
 
@@ -370,11 +371,11 @@ def test_a_locked_wheel_is_built_again_and_compared(project: Project, uv: Source
     cells = project.groups[GROUP]
     said: list[str] = []
     [wheel] = [wheel for wheel in lock.wheels if wheel.source]
-    [line] = update.rebuild(project, cells, ["Extra"], builder, said.append)
+    [line] = rebuild(project, cells, ["Extra"], builder, said.append)
     assert line == f"{GROUP}: extra-2.0-py3-none-any.whl is the locked wheel, sha256:{wheel.sha256}"
     assert (builder.log[-1].locked, builder.wheels[-1]) == (wheel, builder.wheels[0])
     builder.content = "other"
     with pytest.raises(BuildError, match="another wheel"):
-        update.rebuild(project, cells, ["extra"], builder, said.append)
+        rebuild(project, cells, ["extra"], builder, said.append)
     with pytest.raises(UsageError, match="no lock of these cells has a wheel of board that was built from source"):
-        update.rebuild(project, cells, ["board"], builder, said.append)
+        rebuild(project, cells, ["board"], builder, said.append)

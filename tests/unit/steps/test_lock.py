@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import pytest
 
 from builder.common.errors import FileError, IncompleteError, LockError, StaleError, UsageError
 from builder.debian import os_lock
 from builder.host import Host
-from builder.lock import lockfile, python_lock
-from builder.lock import update as locking
+from builder.lock import checks, lockfile, python_lock
 from builder.lock.lockfile import Lock, LockedComponent
+from builder.lock.python_builds import PythonBuilds
+from builder.lock.resolve import Resolver
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
+from builder.steps import lock as locking
 from tests.fakes import locks
 
 Edit = Callable[[str, str], Project]
@@ -50,7 +53,7 @@ def lock_of(project: Project, group: str, versions: Mapping[str, str]) -> Lock:
 
 @dataclass
 class FakeResolver:
-    """Stands in for the class and its instances: makes a lock for each group that is not `broken`.
+    """Makes a lock for each group that is not `broken`.
 
     Versions of the present lock are taken first, then preferred ones, else `newest`. `present` and `preferred` are what
     each group of the latest update was resolved with, in order.
@@ -60,13 +63,33 @@ class FakeResolver:
     broken: frozenset[str] = frozenset()
     present: dict[str, Lock | None] = field(default_factory=dict)
     preferred: dict[str, dict[str, str]] = field(default_factory=dict)
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
 
-    def __call__(self, project: Project, *_: object, sizes: Mapping[str, int], **__: object) -> FakeResolver:
-        self.project, self.sizes = project, sizes
+    def lock(
+        self,
+        project: Project,
+        names: Sequence[str],
+        *,
+        upgrade: bool = False,
+        packages: Sequence[str] = (),
+        say: Callable[[str], None] = lambda _: None,
+        builds: PythonBuilds | None = None,
+    ) -> locking.Updated:
+        """Locks cells with this resolver."""
+        self.project = project
         self.present.clear()
         self.preferred.clear()
-        return self
+        return locking.lock(
+            project, project.select(names), Host(), cast("Resolver", self),
+            upgrade=upgrade, refresh=False, packages=packages, say=say, builds=builds,
+        )  # fmt: skip
+
+    def update(self, project: Project, *names: str, **options: Any) -> list[str]:
+        """The changed paths; raises the error for what failed."""
+        updated = self.lock(project, names, **options)
+        if updated.error:
+            raise updated.error
+        return list(updated.written)
 
     @property
     def resolved(self) -> list[str]:
@@ -84,27 +107,9 @@ class FakeResolver:
         return lock_of(self.project, name, {**newest, **prefer, **(present.versions if present else {})})
 
 
-@pytest.fixture(autouse=True)
-def resolver(monkeypatch: pytest.MonkeyPatch) -> FakeResolver:
-    fake = FakeResolver()
-    monkeypatch.setattr(locking, "Resolver", fake)
-    return fake
-
-
-def update(
-    project: Project,
-    *names: str,
-    upgrade: bool = False,
-    packages: Sequence[str] = (),
-    say: Callable[[str], None] = lambda _: None,
-) -> list[str]:
-    """The changed paths; raises the error for what failed."""
-    updated = locking.update(
-        project, project.select(names), Host(), upgrade=upgrade, refresh=False, packages=packages, say=say, builder=None
-    )
-    if updated.error:
-        raise updated.error
-    return list(updated.written)
+@pytest.fixture
+def resolver() -> FakeResolver:
+    return FakeResolver()
 
 
 def write(project: Project, group: str, version: str) -> Lock:
@@ -126,14 +131,14 @@ def paths(*groups: str) -> list[str]:
 
 def stale_lines(project: Project, *names: str) -> list[str]:
     with pytest.raises(StaleError, match=r"^locks are out of date:\n") as caught:
-        locking.check_locks(project, project.select(names))
+        checks.check_locks(project, project.select(names))
     assert caught.value.hint.startswith("Resolve again: builder lock")
     return [line.strip() for line in str(caught.value).splitlines()[1:]]
 
 
 def test_check(tiny: Project) -> None:
     """One lock covers all cells of its group. A missing lock is named once."""
-    locking.check_locks(tiny, tiny.select([f"{LOCKED}*", f"{LOCKED_QUARTZ}*"]))
+    checks.check_locks(tiny, tiny.select([f"{LOCKED}*", f"{LOCKED_QUARTZ}*"]))
     assert stale_lines(tiny, f"{LOCKED}*", f"{OLD_39}*") == [f"locks/{OLD_39}.json: missing"]
 
 
@@ -142,7 +147,7 @@ def test_check_says_why_a_lock_is_stale_for_a_cell(edit: Edit) -> None:
     project = edit("packages: [notebook]", "packages: [notebook>=2]")
     line = f"locks/{LOCKED}.json: jupyter: matrix.yaml requires notebook>=2, the lock has notebook"
     assert stale_lines(project, f"{LOCKED}*") == stale_lines(project, f"{LOCKED}-jupyter") == [line]
-    locking.check_locks(project, project.select([LOCKED, f"{LOCKED}-board"]))
+    checks.check_locks(project, project.select([LOCKED, f"{LOCKED}-board"]))
 
 
 def test_check_names_files_that_belong_to_no_cell(tiny: Project) -> None:
@@ -152,17 +157,17 @@ def test_check_names_files_that_belong_to_no_cell(tiny: Project) -> None:
 
 def test_update_resolves_the_stale_groups_of_the_chosen_cells(tiny: Project, resolver: FakeResolver) -> None:
     (tiny.root / "locks/gone.json").write_text("{}")
-    changed = update(tiny, f"{LOCKED}*", CU1210_39, f"{CU1210_39}-jupyter", f"{QUARTZ_39}-board")
+    changed = resolver.update(tiny, f"{LOCKED}*", CU1210_39, f"{CU1210_39}-jupyter", f"{QUARTZ_39}-board")
     assert resolver.resolved == [CU1210_39, QUARTZ_39]
     assert changed == [*paths(CU1210_39, QUARTZ_39), "locks/gone.json (removed: no cell needs it)"]
     assert contents(tiny).keys() == {LOCKED, LOCKED_QUARTZ, CU1210_39, QUARTZ_39}
-    locking.check_locks(tiny, tiny.select(["*-cu1210-*"]))
-    assert update(tiny, "*-cu1210-*") == []
+    checks.check_locks(tiny, tiny.select(["*-cu1210-*"]))
+    assert resolver.update(tiny, "*-cu1210-*") == []
     assert resolver.resolved == []
 
 
 def test_the_sizes_of_locked_wheels_are_known(tiny: Project, resolver: FakeResolver) -> None:
-    update(tiny, OLD_39)
+    resolver.update(tiny, OLD_39)
     locked = [wheel for lock in locks.locks(tiny).values() for wheel in lock.wheels]
     assert resolver.sizes == {wheel.sha256: wheel.size for wheel in locked}
 
@@ -175,7 +180,7 @@ def test_an_upgrade_of_one_group_leaves_the_other_locks_alone_and_prefers_their_
     write(tiny, LOCKED, "7")
     before = contents(tiny)
     resolver.newest = "10"
-    assert update(tiny, LOCKED, upgrade=True) == paths(LOCKED)
+    assert resolver.update(tiny, LOCKED, upgrade=True) == paths(LOCKED)
     assert resolver.preferred == {LOCKED: dict.fromkeys(WHEELS, "8")}
     assert contents(tiny).keys() == before.keys()
     assert {group for group, content in contents(tiny).items() if content != before[group]} == {LOCKED}
@@ -204,42 +209,42 @@ def test_a_change_leaves_the_locks_of_groups_that_it_does_not_concern(
     before = contents(tiny)
     resolver.newest = "10"
     project = edit(old, new)
-    assert update(project, "*") == paths(*resolved)
+    assert resolver.update(project, "*") == paths(*resolved)
     assert resolver.resolved == resolved
     after = contents(tiny)
     assert {group for group in after if after[group] != before.get(group)} == set(resolved)
-    locking.check_locks(project, project.cells)
+    checks.check_locks(project, project.cells)
 
 
-def test_an_unused_component_leaves_the_lock(tiny: Project, edit: Edit) -> None:
+def test_an_unused_component_leaves_the_lock(tiny: Project, edit: Edit, resolver: FakeResolver) -> None:
     """`check` says so. `update` writes the lock again without it, and touches no lock that never had it."""
-    update(tiny, "*")
+    resolver.update(tiny, "*")
     quartz = contents(tiny)[QUARTZ_39]
     project = edit("jupyter: [board, jupyter]", "jupyter: [board]")
     lines = [f"{path}: no cell has the component jupyter" for path in paths(*GROUPS[:-1])]
     assert stale_lines(project, "*") == lines
-    assert update(project, "*") == paths(*GROUPS[:-1])
+    assert resolver.update(project, "*") == paths(*GROUPS[:-1])
     for group in GROUPS[:-1]:
         lock = lockfile.read_lock(tiny.root, group)
         assert lock is not None
         assert list(lock.components) == ["python", project.groups[group][0].framework, "board"]
     assert contents(tiny)[QUARTZ_39] == quartz, "it never had the component"
-    assert update(project, "*") == []
+    assert resolver.update(project, "*") == []
 
 
 def test_the_present_lock_is_kept_unless_upgraded(tiny: Project, edit: Edit, resolver: FakeResolver) -> None:
     present = write(tiny, LOCKED, "8")
     project = edit("packages: [notebook]", "packages: [notebook>=2]")
-    update(project, LOCKED, OLD_39)
+    resolver.update(project, LOCKED, OLD_39)
     assert resolver.present == {OLD_39: None, LOCKED: present}
-    assert update(project, LOCKED, upgrade=True) == paths(LOCKED)
+    assert resolver.update(project, LOCKED, upgrade=True) == paths(LOCKED)
     assert resolver.present == {LOCKED: None}
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe"], ids=["empty", "cut short", "not UTF-8"])
 def test_a_damaged_lock_is_resolved_again(tiny: Project, resolver: FakeResolver, damage: bytes) -> None:
     lockfile.path(tiny.root, LOCKED).write_bytes(damage)
-    assert update(tiny, f"{LOCKED}-board") == paths(LOCKED)
+    assert resolver.update(tiny, f"{LOCKED}-board") == paths(LOCKED)
     assert resolver.present == {LOCKED: None}
     assert lockfile.read_lock(tiny.root, LOCKED) is not None
 
@@ -248,12 +253,12 @@ def test_a_group_prefers_the_versions_of_its_cuda_and_its_python(tiny: Project, 
     """Wherever it is in the matrix. The first of several groups counts."""
     for number, group in enumerate(GROUPS[:-1], start=1):
         write(tiny, group, str(number))
-    update(tiny, "*")
+    resolver.update(tiny, "*")
     first_of_python, first_of_cuda = "1", "3"
     assert resolver.preferred == {QUARTZ_39: dict.fromkeys(NO_CUDA, first_of_python) | {CUDA: first_of_cuda}}
     lockfile.path(tiny.root, OLD_39).unlink()
     lockfile.path(tiny.root, LOCKED_QUARTZ).unlink()
-    update(tiny, "*")
+    resolver.update(tiny, "*")
     assert resolver.preferred == {
         OLD_39: dict.fromkeys(NO_CUDA, "3") | {CUDA: "2"},
         LOCKED_QUARTZ: dict.fromkeys(WHEELS, "2"),
@@ -263,7 +268,7 @@ def test_a_group_prefers_the_versions_of_its_cuda_and_its_python(tiny: Project, 
 def test_a_group_on_a_cuda_and_a_python_of_its_own_prefers_nothing(tiny: Project, resolver: FakeResolver) -> None:
     lockfile.path(tiny.root, LOCKED).unlink()
     write(tiny, LOCKED_QUARTZ, "8")
-    update(tiny, CU1210_39)
+    resolver.update(tiny, CU1210_39)
     assert resolver.preferred == {CU1210_39: {}}
 
 
@@ -272,7 +277,7 @@ def test_an_upgrade_prefers_only_what_the_same_upgrade_has_resolved(tiny: Projec
     for group in GROUPS:
         write(tiny, group, "8")
     resolver.newest = "10"
-    assert update(tiny, "*", upgrade=True) == paths(*GROUPS)
+    assert resolver.update(tiny, "*", upgrade=True) == paths(*GROUPS)
     assert resolver.preferred == {
         OLD_39: {},
         CU129_311: {CUDA: "10"},
@@ -290,7 +295,7 @@ def test_groups_that_stay_count_more_than_those_resolved_before(
     for group in (LOCKED, LOCKED_QUARTZ):
         write(tiny, group, "8")
     project = edit("release: 1.9.2", "release: 1.9.3")
-    update(project, OLD_39, CU129_311)
+    resolver.update(project, OLD_39, CU129_311)
     lock = lockfile.read_lock(tiny.root, OLD_39)
     assert lock is not None
     assert lock.versions == dict.fromkeys(WHEELS, "7")
@@ -305,7 +310,7 @@ def test_stale_and_failed_locks_of_other_groups_are_not_preferred(
     project = edit("packages: [notebook]", "packages: [notebook>=2]")  # QUARTZ_39 alone does not have it
     resolver.broken = frozenset({CU129_311})
     with pytest.raises(IncompleteError):
-        update(project, "*")
+        resolver.update(project, "*")
     assert resolver.preferred == {
         OLD_39: dict.fromkeys(NO_CUDA, "6"),
         CU129_311: {CUDA: "1"},
@@ -315,24 +320,26 @@ def test_stale_and_failed_locks_of_other_groups_are_not_preferred(
     }
 
 
-def test_old_and_new_versions_are_shown_before_anything_is_written(
-    tiny: Project, resolver: FakeResolver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    update(tiny, "*", upgrade=True)
+def test_old_and_new_versions_are_shown_before_anything_is_written(tiny: Project, resolver: FakeResolver) -> None:
+    resolver.update(tiny, "*", upgrade=True)
     messages: list[str] = []
-    assert update(tiny, "*", upgrade=True, say=messages.append) == []
+    assert resolver.update(tiny, "*", upgrade=True, say=messages.append) == []
     assert messages == [], "nothing changed"
     resolver.newest = "10"
     lockfile.path(tiny.root, OLD_39).unlink()
-    monkeypatch.setattr("builder.lock.update.write_atomically", lambda path, _: messages.append(f"write {path.stem}"))
-    update(tiny, "*", upgrade=True, say=messages.append)
+    before = contents(tiny)
+
+    def say(line: str) -> None:
+        assert contents(tiny) == before
+        messages.append(line)
+
+    assert resolver.update(tiny, "*", upgrade=True, say=say) == paths(*GROUPS)
     assert messages == [
         f"{OLD_39}: new, 3 packages, 3 B",
         f"{', '.join(GROUPS[1:])}:",
         "  nvidia-ml-py 9 -> 10",
         f"  {CUDA} 9 -> 10",
         "  triton 9 -> 10",
-        *(f"write {group}" for group in GROUPS),
     ]
 
 
@@ -341,7 +348,7 @@ def test_resolved_groups_are_shown_and_written_although_another_failed(tiny: Pro
     resolver.broken = frozenset({CU1210_39})
     messages: list[str] = []
     with pytest.raises(IncompleteError, match=f"  {CU1210_39}: cannot be resolved"):
-        update(tiny, "*", say=messages.append)
+        resolver.update(tiny, "*", say=messages.append)
     assert [line.partition(":")[0] for line in messages] == [OLD_39, CU129_311, QUARTZ_39]
     assert contents(tiny).keys() == {*GROUPS, "gone"} - {CU1210_39}, "unused locks are kept after a failure"
 
@@ -349,7 +356,7 @@ def test_resolved_groups_are_shown_and_written_although_another_failed(tiny: Pro
 def test_failures_do_not_stop_other_groups(tiny: Project, resolver: FakeResolver) -> None:
     resolver.broken = frozenset({OLD_39, CU1210_39})
     with pytest.raises(IncompleteError) as caught:
-        update(tiny, "*")
+        resolver.update(tiny, "*")
     assert str(caught.value).splitlines() == [
         "2 lock updates failed, 2 done",
         "failed:",
@@ -376,7 +383,7 @@ def test_an_upgrade_that_fails_in_part_writes_the_groups_that_could_be_resolved(
     resolver.broken = frozenset({LOCKED})
     resolver.newest = "10"
     with pytest.raises(IncompleteError):
-        update(tiny, "*-cu1210-*", upgrade=True)
+        resolver.update(tiny, "*-cu1210-*", upgrade=True)
     after = contents(tiny)
     assert {group for group in GROUPS if after[group] != before[group]} == {CU1210_39, QUARTZ_39}
 
@@ -385,7 +392,7 @@ def test_an_update_in_which_everything_failed_has_the_error_of_the_first(tiny: P
     """Locks that were current already do not count as done."""
     resolver.broken = frozenset({OLD_39, CU1210_39})
     with pytest.raises(LockError) as caught:
-        update(tiny, OLD_39, CU1210_39, LOCKED)
+        resolver.update(tiny, OLD_39, CU1210_39, LOCKED)
     assert str(caught.value).splitlines()[0] == "2 locks failed"
 
 
@@ -394,7 +401,7 @@ def test_an_upgrade_of_a_framework_prefers_no_versions_of_others(tiny: Project, 
     for group in GROUPS:
         write(tiny, group, "8")
     resolver.newest = "10"
-    assert update(tiny, "quartz", upgrade=True) == paths(LOCKED_QUARTZ, QUARTZ_39)
+    assert resolver.update(tiny, "quartz", upgrade=True) == paths(LOCKED_QUARTZ, QUARTZ_39)
     assert resolver.preferred == {LOCKED_QUARTZ: {}, QUARTZ_39: {}}
 
 
@@ -407,7 +414,7 @@ def test_one_package_is_chosen_again_in_the_groups_that_have_it_and_others_keep_
     for group in GROUPS:
         write(tiny, group, "8")
     resolver.newest = "10"
-    assert update(tiny, f"{LOCKED}*", packages=["Triton"]) == paths(LOCKED)
+    assert resolver.update(tiny, f"{LOCKED}*", packages=["Triton"]) == paths(LOCKED)
     lock = lockfile.read_lock(tiny.root, LOCKED)
     assert lock is not None
     assert lock.versions == {"nvidia-ml-py": "8", CUDA: "8", "triton": "10"}
@@ -419,7 +426,7 @@ def test_groups_share_the_new_version_of_one_package(tiny: Project, resolver: Fa
     for group in GROUPS:
         write(tiny, group, "8")
     resolver.newest = "10"
-    update(tiny, "*-py311*", packages=["triton"])
+    resolver.update(tiny, "*-py311*", packages=["triton"])
     assert [preferred.get("triton") for preferred in resolver.preferred.values()] == [None, "10", "10"]
     assert {preferred["nvidia-ml-py"] for preferred in resolver.preferred.values()} == {"8"}
 
@@ -433,7 +440,7 @@ def test_a_lock_of_a_newer_builder_ends_the_update_before_anything_is_written(
     lockfile.path(tiny.root, LOCKED_QUARTZ).write_text('{"format": 99}')
     before = contents(tiny)
     with pytest.raises(FileError, match="lock format 99"):
-        update(tiny, LOCKED)
+        resolver.update(tiny, LOCKED)
     assert contents(tiny) == before
     assert list((tiny.root / "locks").glob("os-*")) == []
 
@@ -442,7 +449,7 @@ def test_an_unknown_package_is_a_usage_error(tiny: Project, resolver: FakeResolv
     before = contents(tiny)
     write(tiny, LOCKED, "8")
     with pytest.raises(UsageError, match=r"^no lock of these cells has the package tritn; did you mean 'triton'\?$"):
-        update(tiny, LOCKED, packages=["tritn"])
+        resolver.update(tiny, LOCKED, packages=["tritn"])
     assert resolver.resolved == []
     assert contents(tiny).keys() == before.keys()
 
@@ -455,7 +462,7 @@ def test_a_group_without_a_lock_does_not_get_the_version_that_others_have(
         write(tiny, group, "8")
     lockfile.path(tiny.root, OLD_39).unlink(missing_ok=True)
     resolver.newest = "10"
-    assert update(tiny, OLD_39, packages=["triton"]) == paths(OLD_39)
+    assert resolver.update(tiny, OLD_39, packages=["triton"]) == paths(OLD_39)
     assert resolver.preferred == {OLD_39: {"nvidia-ml-py": "8", CUDA: "8"}}
 
 
@@ -467,22 +474,19 @@ PYTHON_LOCK = "locks/python-3.11.15.json"
 
 
 def update_pythons(project: Project, unknown: str = "") -> locking.Updated:
-    builds = locks.FakeBuilds(unknown)
-    return locking.update(
-        project, project.cells, Host(), upgrade=False, refresh=False, say=lambda _: None, builder=None, builds=builds
-    )
+    return FakeResolver().lock(project, ["*"], builds=locks.FakeBuilds(unknown))
 
 
 def test_the_build_of_uv_is_locked_once(edit: Edit) -> None:
     project = edit('"3.11": {debian: newbird}', BY_UV)
     assert f"{PYTHON_LOCK}: missing" in stale_lines(project)
-    assert LOCKED not in {cell.id for cell in locking.current_cells(project)}
+    assert LOCKED not in {cell.id for cell in checks.current_cells(project)}
     updated = update_pythons(project)
     assert updated.error is None
     assert PYTHON_LOCK in updated.written
     assert "Python 3.11.15" in updated.done
     assert python_lock.read_python_lock(project.root, "3.11.15") == locks.python_lock_of("3.11.15")
-    locking.check_locks(project, project.cells)
+    checks.check_locks(project, project.cells)
     assert update_pythons(project).written == ()
 
 

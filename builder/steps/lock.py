@@ -1,0 +1,301 @@
+"""Locks the wheels, the operating systems and uv's Pythons of cells; builds locked wheels from source again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from textwrap import indent
+
+from packaging.utils import canonicalize_name
+
+from builder.common.errors import BuilderError, IncompleteError, LockError, UsageError, did_you_mean, join
+from builder.common.files import write_atomically
+from builder.common.text import counted
+from builder.debian import os_lock, os_resolve
+from builder.debian.os_lock import OsLock, OsRequest
+from builder.host import Host
+from builder.index.wheels import is_cuda_wheel
+from builder.lock import checks, diff, lockfile, python_lock
+from builder.lock.lockfile import Lock
+from builder.lock.python_builds import PythonBuilds
+from builder.lock.resolve import Resolver
+from builder.lock.sources import WheelBuild, WheelBuilder, cell_to_build_in
+from builder.matrix.cells import Cell
+from builder.matrix.project import Project
+from builder.matrix.schema import AMD64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Updated:
+    """What an update did: `written` are the changed paths.
+
+    `done` and `failures` name Debian releases, releases of uv's Pythons, and groups.
+    """
+
+    written: tuple[str, ...]
+    done: tuple[str, ...]
+    failures: Mapping[str, Sequence[BuilderError]]
+
+    @property
+    def error(self) -> BuilderError | None:
+        """One error for all failures, of the class of the first; IncompleteError if something else was done."""
+        if not self.failures:
+            return None
+        if not self.done:
+            return join([error for errors in self.failures.values() for error in errors], "locks failed")
+        lines = [f"{counted(len(self.failures), 'lock update')} failed, {len(self.done)} done", "failed:"]
+        for name, errors in self.failures.items():
+            for error in errors:
+                message = indent(str(error), "    ").strip()
+                lines.append(f"  {message if message.startswith(name) else f'{name}: {message}'}")
+                lines += [f"    -> {error.hint}"] if error.hint else []
+        lines += ["done:", *(f"  {name}" for name in self.done)]
+        lines += ["written:", *(f"  {name}" for name in self.written)] if self.written else ["nothing changed"]
+        return IncompleteError("\n".join(lines))
+
+
+def lock(  # noqa: PLR0913  the options of the command
+    project: Project,
+    chosen: Sequence[Cell],
+    host: Host,
+    resolver: Resolver,
+    *,
+    upgrade: bool,
+    refresh: bool,
+    say: Callable[[str], None],
+    packages: Collection[str] = (),
+    builds: PythonBuilds | None = None,
+) -> Updated:
+    """Locks the wheels, the operating systems and uv's Pythons of `chosen` that have no current lock.
+
+    `upgrade` chooses the newest wheels, `refresh` the newest Debian packages. `packages` are names of packages to
+    choose again in the groups that have them. Raises UsageError for one that no lock has. What fails does not stop the
+    rest: see `Updated.error`. Raises FileError for a lock of a newer builder, before anything is written.
+    """
+    matrix = project.matrix
+    # All groups, not only the chosen ones: their versions are preferred, so that images share layers.
+    present = {group: lockfile.find_lock(project.root, group) for group in project.groups}
+    names = _known_packages(present, chosen, packages)
+    written: list[str] = []
+    done: list[str] = []
+    failures: dict[str, list[BuilderError]] = {}
+
+    # Debian packages, one release at a time, so that its failure is recorded under its name.
+    by_release: dict[str, list[Cell]] = {}
+    for cell in chosen:
+        by_release.setdefault(matrix.python[cell.python].debian, []).append(cell)
+    for release, cells in sorted(by_release.items()):
+        requests = os_lock.requests_of_cells(matrix, cells)
+        is_stale = refresh or any(os_lock.find_os_lock(project.root, request) is None for request in requests)
+        changed, errors = lock_systems(project, cells, host, refresh=refresh, say=say)
+        written += changed
+        if errors:
+            failures[f"Debian {release}"] = [*errors]
+        if changed or (is_stale and not errors):
+            part = f" ({counted(len(changed), 'other system')})" if errors else ""
+            done.append(f"Debian {release}{part}")
+
+    # uv's Pythons.
+    builds = builds or PythonBuilds(host)
+    for release in python_lock.uv_releases(matrix, chosen):
+        before = python_lock.find_python_lock(project.root, release)
+        try:
+            after = builds.lock(release, before)
+        except LockError as error:
+            failures[f"Python {release}"] = [error]
+            continue
+        if after != before:
+            write_atomically(project.root / after.path, python_lock.dump(after))
+            written.append(after.path)
+            done.append(f"Python {release}")
+
+    # Faults of matrix.yaml about a Python and its Debian release. No wheels are locked for such a cell: they would be
+    # for another Python. All cells of a Python have its packages and the same release, so one lock for each is enough.
+    faulty: set[str] = set()
+    for python, cell in {cell.python: cell for cell in chosen}.items():
+        # A lock that could not be made is among the failures.
+        system = os_lock.find_os_lock(project.root, os_lock.request_of_cell(matrix, cell))
+        if system and (faults := list(checks.system_faults(matrix, python, system))):
+            faulty.add(python)
+            name = f"Debian {system.debian}"
+            known = {str(error) for error in failures.setdefault(name, [])}
+            failures[name] += [fault for fault in faults if str(fault) not in known]
+            done = [each for each in done if each != name and not each.startswith(f"{name} ")]
+
+    # Wheels.
+    sound = [cell for cell in chosen if cell.python not in faulty]
+    changed, resolved, wheel_failures = _lock_wheels(
+        project, present, sound, resolver, upgrade=upgrade, packages=names, say=say
+    )
+    written = [*changed, *written]
+    done += resolved
+    failures |= {group: [error] for group, error in wheel_failures.items()}
+
+    # After a failure, locks without a cell are kept: undoing the change that caused it needs them again.
+    if not failures:
+        for name in checks.stray_locks(project):
+            (project.root / name).unlink()
+            written.append(f"{name} (removed: no cell needs it)")
+    return Updated(written=tuple(written), done=tuple(done), failures=failures)
+
+
+def lock_systems(
+    project: Project, chosen: Sequence[Cell], host: Host, *, refresh: bool, say: Callable[[str], None]
+) -> tuple[list[str], list[LockError]]:
+    """Locks the operating systems of `chosen` that have no lock, or all to `refresh`; the changed paths, and errors.
+
+    Releases that fail do not stop the others.
+    """
+    requests = os_lock.requests_of_cells(project.matrix, chosen)
+    present = {request: os_lock.find_os_lock(project.root, request) for request in requests}
+    new: dict[OsRequest, OsLock] = {}
+    failures: list[LockError] = []
+    stale = [request for request, before in present.items() if refresh or before is None]
+    for release, arch, group in os_resolve.by_archive(stale):
+        say(f"Debian {release}: reading the lists of packages{'' if arch == AMD64 else f' for {arch}'}")
+        try:
+            resolved, errors = os_resolve.resolve_systems(project.matrix, host, group, say)
+        except LockError as error:
+            failures.append(error)
+        else:
+            new |= resolved
+            failures += errors
+    for request, after in new.items():
+        if present[request] is None:
+            say(f"{request.path}: {counted(len(after.packages), 'package')}, the newest versions")
+    for line in os_lock.changes(present, new):
+        say(line)
+    changed = []
+    for request, after in new.items():
+        before = present[request]
+        if before is None or before.packages != after.packages:  # its time alone changes nothing
+            write_atomically(project.root / request.path, os_lock.dump(after))
+            changed.append(request.path)
+    unique = {str(error): error for error in failures}  # an unknown package fails every request that has it
+    return changed, list(unique.values())
+
+
+def _known_packages(present: Mapping[str, Lock | None], chosen: Sequence[Cell], packages: Collection[str]) -> set[str]:
+    """The canonical names of packages. Raises UsageError for one that is in no lock of the chosen groups.
+
+    A group without a lock would get the versions of other groups: then those of all locks are known.
+    """
+    names: set[str] = {canonicalize_name(package) for package in packages}
+    if not names:
+        return names
+    locked = {group: lock.packages for group, lock in present.items() if lock}
+    groups = {cell.group for cell in chosen}
+    known = {name for group in locked if group in groups or groups - locked.keys() for name in locked[group]}
+    if unknown := sorted(names - known):
+        raise UsageError(
+            f"no lock of these cells has the package {unknown[0]}{did_you_mean(unknown[0], sorted(known))}",
+            hint="locks/ has all names.",
+        )
+    return names
+
+
+def _lock_wheels(
+    project: Project,
+    present: Mapping[str, Lock | None],
+    chosen: Sequence[Cell],
+    resolver: Resolver,
+    *,
+    upgrade: bool,
+    packages: Collection[str],
+    say: Callable[[str], None],
+) -> tuple[list[str], list[str], dict[str, BuilderError]]:
+    """Resolves the groups of `chosen` whose locks, in `present`, are out of date or have one of `packages`; or all.
+
+    Returns the changed paths, the groups that were resolved, and the errors by group. Each group is resolved by itself,
+    and prefers versions that groups of the same Python or CUDA have; to upgrade, only those of its framework: two
+    frameworks that are upgraded separately would otherwise keep each other's versions forever.
+    """
+    # A group is resolved as a whole, also if only some of its cells are chosen: they share the lock.
+    stale = [
+        group
+        for group in dict.fromkeys(cell.group for cell in chosen)
+        if upgrade
+        or ((lock := present[group]) and not lock.packages.isdisjoint(packages))
+        or lockfile.stale_reason(project.matrix, present[group], project.groups[group], project.groups[group])
+    ]
+    locks = [lock for group, lock in present.items() if lock and group not in stale]
+    resolver.sizes.update(diff.sizes(diff.of_lock(lock) for lock in present.values() if lock))
+    new: list[Lock] = []
+    failures: dict[str, BuilderError] = {}
+    for group in stale:
+        cells = project.groups[group]
+        # The same wheels are the same layers: prefer the versions of the first group of the same Python, or of the same
+        # CUDA for CUDA wheels, which are for any Python.
+        preferred: dict[str, str] = {}
+        for other in (*locks, *new):
+            if upgrade and other in locks and project.groups[other.group][0].framework != cells[0].framework:
+                continue
+            has_cuda, has_python = other.basis.cuda == cells[0].cuda, other.basis.python == cells[0].python
+            for wheel in other.wheels:
+                if (has_cuda if is_cuda_wheel(wheel.file) else has_python) and not (
+                    wheel.name in packages and other in locks
+                ):
+                    preferred.setdefault(wheel.name, wheel.version)
+        lock = None if upgrade else present[group]
+        if lock and not lock.packages.isdisjoint(packages):
+            # All is resolved, and all others keep their versions where they still fit.
+            preferred |= {name: version for name, version in lock.versions.items() if name not in packages}
+            lock = None
+        try:
+            new.append(resolver.resolve(cells, lock, preferred))
+        except BuilderError as error:
+            failures[group] = error
+    for line in diff.upgrades(present, new):
+        say(line)
+    changed = []
+    for lock in new:
+        path, text = lockfile.path(project.root, lock.group), lockfile.dump(lock)
+        if not path.exists() or path.read_bytes() != text.encode():
+            write_atomically(path, text)
+            changed.append(path.relative_to(project.root).as_posix())
+    return changed, [lock.group for lock in new], failures
+
+
+def rebuild(
+    project: Project, chosen: Sequence[Cell], names: Collection[str], builder: WheelBuilder, say: Callable[[str], None]
+) -> list[str]:
+    """Builds locked wheels of packages from source again, as they were built; returns a line for each.
+
+    Raises UsageError for a package without such a wheel, BuildError if a build gives another wheel than the locked one.
+    """
+    checks.check_locks(project, chosen)
+    lines: list[str] = []
+    failures: list[BuilderError] = []
+    chosen_names: set[str] = {canonicalize_name(name) for name in names}
+    unknown = set(chosen_names)
+    for group in dict.fromkeys(cell.group for cell in chosen):
+        lock = lockfile.read_lock(project.root, group)
+        assert lock
+        images = [cell for cell in project.groups[group] if not lockfile.packages_from_source(project.matrix, cell)]
+        builds = {build.name: build for build in lock.builds}
+        needed = chosen_names & builds.keys()
+        unknown -= needed
+        for name in reversed(lock.built):  # those that a build needs are built too, if no place has them any more
+            if name in needed:
+                needs = (wheel for wheel in builds[name].wheels if wheel.source)
+                needed |= {wheel.name for wheel in needs if not builder.built(wheel, group)}
+        for wheel in lock.built.values():
+            if wheel.name not in needed:
+                continue
+            locked = builds[wheel.name]
+            say(f"{group}: building {wheel.file} again")
+            build = WheelBuild(
+                name=wheel.name, source=wheel.source, index=wheel.index, recipe=locked.recipe, lock=lock, locked=wheel,
+                cell=next((cell for cell in images if cell.id == locked.cell), None)
+                or cell_to_build_in(project.matrix, wheel.name, group, images),
+            )  # fmt: skip
+            try:
+                builder.build(build, locked.wheels)
+                lines.append(f"{group}: {wheel.file} is the locked wheel, sha256:{wheel.sha256}")
+            except BuilderError as error:
+                failures.append(error)
+    if unknown:
+        raise UsageError(f"no lock of these cells has a wheel of {min(unknown)} that was built from source")
+    if failures:
+        raise join(failures, "builds failed")
+    return lines
