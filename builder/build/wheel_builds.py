@@ -39,13 +39,12 @@ from builder.engine.client import Engine
 from builder.host import Host
 from builder.index.download import Fetcher
 from builder.index.releases import parse_metadata
-from builder.index.wheels import LONGEST, PLATFORMS, BuiltWheel, LockedWheel, Wheel
+from builder.index.wheels import LONGEST, PLATFORMS, BuiltWheel, LockedWheel, Wheel, tag_ranks
 from builder.layers import wheel_zip
 from builder.layers.blobs import wheel_file
 from builder.layers.known_layers import KnownLayers
 from builder.layers.store import Store
 from builder.layers.wheel_zip import WheelError
-from builder.lock.resolve import tag_ranks
 from builder.lock.sources import WheelBuild
 from builder.matrix.project import Project
 from builder.plan import layer_order, plan

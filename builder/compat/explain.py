@@ -22,8 +22,7 @@ from builder.compat import alternatives
 from builder.compat.alternatives import Alternative
 from builder.compat.cuda import FrameworkRelease
 from builder.index.releases import Catalogue, ListedPackage, ListedRelease
-from builder.index.wheels import LONGEST, PLATFORMS
-from builder.lock import resolve
+from builder.index.wheels import LONGEST, PLATFORMS, tag_ranks
 from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.facts import Facts
@@ -232,7 +231,7 @@ class Explainer:
             if not SpecifierSet(release.requires_python).contains(cell.python):
                 return False
         glibc = self.matrix.debian[self._debian(cell.python)].glibc
-        ranks = resolve.tag_ranks(cell.python, glibc, PLATFORMS[cell.arch])
+        ranks = tag_ranks(cell.python, glibc, PLATFORMS[cell.arch])
         for file in release.wheels:
             with suppress(InvalidWheelFilename):
                 if len(file) <= LONGEST and not ranks.keys().isdisjoint(parse_wheel_filename(file)[3]):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Literal
 
+from packaging.tags import Tag, compatible_tags, cpython_tags
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as model
 
@@ -82,3 +83,26 @@ def is_cuda_wheel(file: str) -> bool:
     nvidia-ml-py is from NVIDIA too, but it is plain Python (py3-none-any).
     """
     return file.startswith("nvidia_") and "-none-" in file and not file.endswith("-none-any.whl")
+
+
+@cache
+def tag_ranks(python: str, glibc: str, platform: str) -> dict[Tag, int]:
+    """Wheel tags that CPython `python` on glibc `glibc` accepts, 0 the most specific.
+
+    Source: PEP 425, PEP 600 (manylinux_x_y) and its legacy aliases.
+    """
+    version = tuple(int(part) for part in python.split("."))
+    newest = int(glibc.split(".")[1])
+    aliases = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+    platforms = []
+    for minor in range(newest, 4, -1):
+        platforms.append(f"manylinux_2_{minor}_{platform}")
+        if minor in aliases:
+            platforms.append(f"{aliases[minor]}_{platform}")
+    platforms.append(f"linux_{platform}")
+    interpreter = "cp" + python.replace(".", "")
+    accepted = [
+        *cpython_tags(version, [interpreter], platforms),
+        *compatible_tags(version, interpreter, platforms),
+    ]
+    return {tag: rank for rank, tag in reversed(list(enumerate(accepted)))}

@@ -16,8 +16,7 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from builder.index import wheels
-from builder.index.wheels import PLATFORMS
-from builder.lock.resolve import tag_ranks
+from builder.index.wheels import PLATFORMS, tag_ranks
 from builder.matrix import facts, tags
 from builder.matrix.project import Project
 from builder.matrix.schema import CPU

@@ -414,7 +414,7 @@ def test_a_refresh_can_build_packages_from_source(
     builders: list[object] = []
 
     def resolve(resolver: Resolver, *_: object) -> NoReturn:
-        builders.append(resolver._builder)
+        builders.append(resolver.builder)
         raise LockError("nothing is resolved in this test")
 
     monkeypatch.setattr(Resolver, "resolve", resolve)

@@ -21,9 +21,11 @@ from builder.host import Host
 from builder.index.local_index import LocalIndex
 from builder.index.releases import Index
 from builder.index.settings import IndexSettings
-from builder.lock import lockfile, resolve
+from builder.index.wheels import tag_ranks
+from builder.lock import lockfile
+from builder.lock import uv as uv_program
 from builder.lock.lockfile import Lock
-from builder.lock.resolve import Resolver, tag_ranks
+from builder.lock.resolve import Resolver
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from tests.fakes import locks
@@ -98,7 +100,7 @@ def entry(file: str, *, sha256: str | None = None) -> dict[str, Any]:
 
 def best(*files: str) -> str:
     package = {"version": "1.0", "wheels": [entry(file) for file in files]}
-    wheel, url = resolve._best_wheel(CELL, "x", package, tag_ranks("3.11", "2.36", "x86_64"))
+    wheel, url = uv_program._best_wheel(CELL, "x", package, tag_ranks("3.11", "2.36", "x86_64"))
     assert url.endswith(wheel.file)
     return wheel.file
 
@@ -124,7 +126,7 @@ def test_the_wheel_that_an_installer_takes(files: list[str]) -> None:
 
 def test_a_local_version_in_an_address() -> None:
     package = {"version": "1.0+cu129", "wheels": [entry("x-1.0%2Bcu129-py3-none-any.whl")]}
-    wheel, _ = resolve._best_wheel(CELL, "x", package, tag_ranks("3.11", "2.36", "x86_64"))
+    wheel, _ = uv_program._best_wheel(CELL, "x", package, tag_ranks("3.11", "2.36", "x86_64"))
     assert (wheel.file, wheel.version) == ("x-1.0+cu129-py3-none-any.whl", "1.0+cu129")
 
 
@@ -142,7 +144,7 @@ UNFIT: dict[str, tuple[list[dict[str, Any]], str]] = {
 @pytest.mark.parametrize(("wheels", "message"), UNFIT.values(), ids=UNFIT.keys())
 def test_no_wheel_can_be_chosen(wheels: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(LockError) as caught:
-        resolve._best_wheel(CELL, "x", {"version": "1.0", "wheels": wheels}, tag_ranks("3.11", "2.36", "x86_64"))
+        uv_program._best_wheel(CELL, "x", {"version": "1.0", "wheels": wheels}, tag_ranks("3.11", "2.36", "x86_64"))
     assert str(caught.value).startswith(f"{CELL.id}: ")
     assert message in str(caught.value)
 
@@ -378,7 +380,7 @@ def test_a_wheel_for_another_platform_does_not_fit_arm64() -> None:
     assert rank("cp311-cp311-manylinux_2_17_x86_64", platform="aarch64") is None
     wheels = [entry("x-1.0-cp311-cp311-manylinux_2_28_x86_64.whl")]
     with pytest.raises(LockError, match=r"no wheel for Python 3\.11 on aarch64"):
-        resolve._best_wheel(
+        uv_program._best_wheel(
             replace(CELL, arch="arm64"), "x", {"version": "1.0", "wheels": wheels}, tag_ranks("3.11", "2.36", "aarch64")
         )
 
@@ -825,10 +827,10 @@ def test_the_mirror_is_not_named(tiny: Project, uv: Uv) -> None:
 
 def test_a_uv_that_stalls(tiny: Project) -> None:
     def stall(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        raise subprocess.TimeoutExpired(command, resolve.TIMEOUT_S)
+        raise subprocess.TimeoutExpired(command, uv_program.TIMEOUT_S)
 
     resolver = Resolver(tiny, Host(), say=lambda _: None, run=stall)
-    with pytest.raises(UnreachableError, match=rf"^{GROUP}: uv timed out after {resolve.TIMEOUT_S} s"):
+    with pytest.raises(UnreachableError, match=rf"^{GROUP}: uv timed out after {uv_program.TIMEOUT_S} s"):
         resolver.resolve(tiny.groups[GROUP], None, {})
 
 

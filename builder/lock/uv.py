@@ -1,0 +1,279 @@
+"""Runs `uv pip compile` against the configured index, and those that matrix.yaml names, and reads its output."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+import requests
+from packaging.tags import Tag
+from packaging.utils import BuildTag, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+from builder.common.errors import LockError, UnreachableError, choose_again
+from builder.common.http import Fault
+from builder.common.tasks import thread_pool
+from builder.host import Host
+from builder.index.local_index import LocalIndex, Sources
+from builder.index.releases import UPLOAD_AGAIN, Index
+from builder.index.session import DOCTOR, POOL, IndexSession, authority_hint, describe
+from builder.index.settings import IndexSettings
+from builder.index.wheels import PLATFORMS, BuiltWheel, LockedWheel, tag_ranks
+from builder.lock.python_builds import uv_program
+from builder.matrix import cells
+from builder.matrix.cells import Cell
+from builder.matrix.project import Project
+from builder.matrix.schema import Matrix
+
+if TYPE_CHECKING:
+    from pypi_simple import DistributionPackage
+
+TIMEOUT_S = 900
+OTHER_INDEXES = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_INDEX_STRATEGY", "UV_TORCH_BACKEND")
+LOGINS = re.compile(r"UV_INDEX_[A-Z0-9_]+_(USERNAME|PASSWORD)")  # uv needs none: see builder.index.local_index
+UV_NEWEST_GLIBC = 40  # uv 0.13 has platforms up to manylinux_2_40; newer C libraries run what older ones do
+# Lines of uv 0.13. Words such as "dns" also occur in names of packages. A failed request is "Failed to fetch:",
+# whatever its cause. Where an index refuses a login, uv only adds a hint to "No solution found".
+_UNREACHABLE = re.compile(
+    r"(?m)^(error| +cause): (Failed to fetch: |error sending request|error decoding response body)"
+    r"|^error: (Unsupported|Missing) `Content-Type`|^hint: An index (URL )?\("
+)
+_LIBC = ctypes.CDLL(None)
+ListedWheels = dict[str, tuple[LockedWheel, str]]  # name -> wheel, of size 0 if none is listed, and its address
+Built = Mapping[tuple[str, str], BuiltWheel]  # see `Sources`
+
+
+class Uv:
+    """uv with the settings of this machine. `catalogue` has the packages of named indexes; `serve` serves it to uv."""
+
+    def __init__(
+        self,
+        project: Project,
+        matrix: Matrix,
+        host: Host,
+        run: Callable[..., subprocess.CompletedProcess[str]],
+        catalogue: Index,
+        serve: Callable[[Index, Sources], AbstractContextManager[tuple[str, LocalIndex]]],
+    ) -> None:
+        self._project = project
+        self._matrix = matrix
+        self._index = host.index
+        # The main index alone: uv would take a package from the first index that has it.
+        environ = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in OTHER_INDEXES and not LOGINS.fullmatch(name)
+        }
+        self._environ = {**environ, **host.index.environment()}
+        self._hide = host.hide
+        self._run = run
+        self._catalogue = catalogue
+        self._serve = serve
+
+    def compile(
+        self,
+        cell: Cell,
+        packages: Sequence[str],
+        constraints: Sequence[str],
+        preferred: Mapping[str, str] | None,
+        built: Built,
+    ) -> tuple[str, Mapping[tuple[str, str], DistributionPackage | None]]:
+        """The output: `name==version` lines, or wheels as pylock.toml if no versions are preferred.
+
+        Or instead, the sources to build first: see `LocalIndex.unbuilt`. `built` are those that are built. Raises
+        LockError.
+        """
+        with ExitStack() as stack:
+            here, environ, local = Path(stack.enter_context(self._project.scratch())), self._environ, None
+            indexes, recipes = cells.indexes_of_packages(self._matrix, cell), self._matrix.sources
+            if indexes or recipes:
+                listed = Sources({name: not self._matrix.origin(name) for name in recipes}, built)
+                address, local = stack.enter_context(self._serve(self._catalogue.with_indexes(indexes), listed))
+                no_proxy = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1")
+                # A cache of its own: the user's one would keep the pages of private packages.
+                environ = environ | {"UV_DEFAULT_INDEX": address, "UV_CACHE_DIR": str(here / "cache"), **no_proxy}
+                environ["UV_HTTP_TIMEOUT"] = str(TIMEOUT_S)  # the local index may have to download a whole wheel
+            (here / "in.txt").write_text(_lines(packages))
+            (here / "bounds.txt").write_text(_lines(constraints))
+            out = here / ("pylock.toml" if preferred is None else "out.txt")
+            if preferred is not None:
+                out.write_text(_lines(pinned(preferred)))
+            command = [
+                uv_program(), "pip", "compile", str(here / "in.txt"), "-o", str(out),
+                "--no-header", "--no-config",
+                "--only-binary", ":all:", "--prerelease", "explicit", "--no-annotate", "--color", "never",
+                "--python-version", cell.python, "--no-sources", "--no-python-downloads",
+                "--python-platform", f"{PLATFORMS[cell.arch]}-manylinux_{_glibc(self._matrix, cell).replace('.', '_')}",
+                "--constraint", str(here / "bounds.txt"),
+                # The version of a commit or a folder is often one of development, and the only one.
+                *(f"--prerelease-package={name}=allow" for name in recipes if self._matrix.origin(name)),
+            ]  # fmt: skip
+            try:
+                done = self._run(
+                    command,
+                    env=environ,
+                    cwd=here,
+                    capture_output=True,
+                    text=True,
+                    timeout=TIMEOUT_S,
+                    check=False,
+                    preexec_fn=_end_with_parent,  # no other thread runs yet, but that of a local index, which waits
+                )
+            except subprocess.TimeoutExpired as error:
+                raise UnreachableError(
+                    f"{cell.id}: uv timed out after {TIMEOUT_S} s", hint=f"Run again. {DOCTOR}"
+                ) from error
+            if local and local.failures:  # whatever uv made of it
+                failure = local.failures[0]
+                raise UnreachableError(f"{cell.id}: {failure}", hint=failure.hint) from failure
+            if local and local.unbuilt:
+                return "", local.unbuilt
+            output = self._hide(done.stderr).strip()
+            if done.returncode:
+                if absent := [name for name in (local.absent if local else ()) if name in indexes]:
+                    raise LockError(
+                        f"{cell.id}: the index {indexes[absent[0]]} has no package {absent[0]}",
+                        hint="Publish it there, or correct `index` or the name of the package in matrix.yaml.",
+                    )
+                kind = UnreachableError if _UNREACHABLE.search(output) else LockError
+                lines = [re.sub(r"^ *(error: |cause: )?", "", line) for line in output.splitlines()]
+                explanation = "\n".join(f"  {line}" for line in lines if line and not line.startswith("warning:"))
+                raise kind(f"{cell.id}: cannot be resolved to wheels\n{explanation}", hint=_hint(output, self._index))
+            if yanked := re.search(r"`([^\s`]+)` (is yanked[^\n]*)", output):
+                again = choose_again(yanked[1].partition("==")[0], [cell.id])
+                raise LockError(
+                    f"{cell.id}: {yanked[1]} {yanked[2]}",
+                    hint=f"It was withdrawn: pin another version in matrix.yaml. If none is pinned there: {again}",
+                )
+            return out.read_text(encoding="utf-8"), {}
+
+    def wheels(self, cell: Cell, pylock: str, built: Built) -> ListedWheels:
+        """The wheels that an installer would take of those in pylock.toml (PEP 751). Raises LockError."""
+        ranks = tag_ranks(cell.python, _glibc(self._matrix, cell), PLATFORMS[cell.arch])
+        packages = tomllib.loads(pylock)["packages"]
+        tables: dict[str, Any] = {canonicalize_name(package["name"]): package for package in packages}
+        wheels: ListedWheels = {name: _best_wheel(cell, name, table, ranks) for name, table in tables.items()}
+        indexes = cells.indexes_of_packages(self._matrix, cell)
+        if indexes or self._matrix.sources:  # the addresses are those of the local index
+            catalogue = self._catalogue.with_indexes(indexes)
+            built_files = {(name, each.wheel.file): each.wheel for (name, _), each in built.items()}
+            for name, (wheel, _) in wheels.items():
+                if built_wheel := built_files.get((name, wheel.file)):
+                    wheels[name] = built_wheel, ""
+                else:
+                    addresses = {file.filename: file.url for file in catalogue.files(name)}
+                    wheels[name] = replace(wheel, index=indexes.get(name, "")), addresses[wheel.file]
+        return wheels
+
+    def sizes(self, cell: Cell, wheels: Mapping[str, tuple[LockedWheel, str]]) -> dict[str, int]:
+        """The sizes of wheels, by SHA-256, as the indexes answer. Raises LockError."""
+        with ExitStack() as stack:
+            names = sorted({wheel.index for wheel, _ in wheels.values()})
+            opened = {name: IndexSession(self._index.of(name), retries=4) for name in names}
+            sessions = {name: stack.enter_context(session) for name, session in opened.items()}
+            pool = stack.enter_context(thread_pool(POOL, "sizes"))
+            sizes = pool.map(lambda item: _size(cell, sessions[item[0].index], item[1]), wheels.values())
+            return dict(zip(wheels, sizes, strict=True))
+
+
+def parse_versions(text: str) -> dict[str, str]:
+    """Name -> version, of lines `name==version`."""
+    pairs = re.findall(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==(\S+)", text, re.MULTILINE)
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def pinned(versions: Mapping[str, str]) -> list[str]:
+    return [f"{name}=={version}" for name, version in versions.items()]
+
+
+def _lines(texts: Sequence[str]) -> str:
+    return "".join(f"{text}\n" for text in texts)
+
+
+def _glibc(matrix: Matrix, cell: Cell) -> str:
+    """glibc of the cell's Debian release, or the newest that uv supports."""
+    glibc = matrix.debian[matrix.python[cell.python].debian].glibc
+    return f"2.{min(int(glibc.split('.')[1]), UV_NEWEST_GLIBC)}"
+
+
+def _end_with_parent() -> None:
+    """Called in the child: uv must not outlive a builder that is killed."""
+    _LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, linux/prctl.h
+
+
+def _best_wheel(cell: Cell, name: str, package: Mapping[str, Any], ranks: Mapping[Tag, int]) -> tuple[LockedWheel, str]:
+    """The wheel that an installer would take: the one with the most specific tag, then the highest build number."""
+    ranked: list[tuple[int, BuildTag, str, str, str, str, int]] = []
+    for entry in package.get("wheels", []):
+        url = str(entry.get("url") or entry.get("path"))
+        file = _file_name(url)
+        try:
+            _, version, build, tags = parse_wheel_filename(file)
+        except InvalidWheelFilename as error:
+            raise LockError(f"{cell.id}: the index lists an invalid wheel file name: {file!r}") from error
+        if fitting := [ranks[tag] for tag in tags if tag in ranks]:
+            sha256, size = entry["hashes"].get("sha256", ""), entry.get("size", 0)
+            ranked.append((-min(fitting), build, file, str(version), sha256, url, size))
+    if not ranked:
+        raise LockError(
+            f"{cell.id}: {name} {package.get('version', '')} has no wheel for Python {cell.python} on "
+            f"{PLATFORMS[cell.arch]}",
+            hint="Only wheels are supported: pin a version that has one.",
+        )
+    best = max(ranked)
+    _, _, file, number, sha256, url, size = best
+    if rivals := [other[2] for other in ranked if other[:2] == best[:2] and other[4] != sha256]:
+        raise LockError(f"{cell.id}: {name} has two builds that fit equally: {file}, {rivals[0]}")
+    if not sha256:
+        raise LockError(f"{cell.id}: the index has no SHA-256 for {file}", hint="Use an index that has hashes.")
+    return LockedWheel(name=name, version=number, file=file, size=size, sha256=sha256), url
+
+
+def _file_name(url: str) -> str:
+    return unquote(urlsplit(url).path.rsplit("/", 1)[-1])
+
+
+def _size(cell: Cell, session: IndexSession, url: str) -> int:
+    """Bytes of a wheel; the index may also be a folder."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("", "file"):
+            return Path(unquote(parts.path)).stat().st_size
+        return session.file_size(url)
+    except (OSError, ValueError) as error:
+        is_request = isinstance(error, requests.RequestException)
+        server = session.settings.label
+        invalid = Fault.INVALID.sentence.format(server)
+        reason = describe(error, server) if is_request else getattr(error, "strerror", None) or invalid
+        raise LockError(
+            f"{cell.id}: {server} does not serve {_file_name(url)}: {reason}",
+            hint=session.hint(error, "Run again. If it fails again, the index lists a file that it does not have."),
+        ) from error
+
+
+def _hint(output: str, index: IndexSettings) -> str:
+    if "invalid peer certificate: UnknownIssuer" in output:
+        return authority_hint(index.ca_bundle)
+    if _UNREACHABLE.search(output):
+        return f"The package index did not respond correctly. {DOCTOR}"
+    if re.search(r"(?i)source distribution|building from source|no usable wheels|no wheels", output):
+        return "Only wheels are supported: pin a version that has one for this Python."
+    if "but pre-releases weren't enabled" in output:
+        return (
+            "Add the pre-release to the `packages` of the framework's line in matrix.yaml, such as triton==3.6.0rc1. "
+            "Other pre-releases are never selected."
+        )
+    if re.search(r"(?i)hash mismatch", output):
+        return "The index serves files that do not match its hashes. Do not use it until the reason is known."
+    if re.search(r"(?i)invalid package format|failed to extract archive", output):
+        return UPLOAD_AGAIN
+    return "Change a version in matrix.yaml so that the requirements fit together."
