@@ -87,7 +87,7 @@ def gc_command(context: Context, dry_run: bool, patterns: Sequence[str], check: 
     references = context.references() if patterns else {}
     forgotten: dict[str, None] = {}
     for pattern in patterns:
-        matches = images.match(stored, pattern, references)
+        matches = images.match_names(stored, pattern, references)
         if not matches:
             raise UsageError(f"the store has no image {pattern!r}", hint="`builder gc --dry-run` lists its images.")
         forgotten |= dict.fromkeys(matches)

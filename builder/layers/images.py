@@ -1,12 +1,10 @@
-"""Images of the store: by name, by the plan that they were built from, and what they consist of."""
+"""Images of the store: by the plan that they were built from, and by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from fnmatch import fnmatchcase
-
-from packaging.utils import canonicalize_name
 
 from builder.common.errors import DamagedError, VerifyError
 from builder.common.files import digest_of_data
@@ -16,7 +14,6 @@ from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
 from builder.layers.os_layer import OsLayer
 from builder.layers.store import IMAGE_NAME, Store
-from builder.lock.diff import ImageContents, InstalledWheel
 from builder.matrix import cells
 from builder.plan.plan import PlannedImage
 from builder.plan.settings import built_labels
@@ -106,7 +103,7 @@ def _key(planned: PlannedImage, system: OsLayer) -> str:
 # ---- by name
 
 
-def match(names: Iterable[str], word: str, references: Mapping[str, Sequence[str]]) -> list[str]:
+def match_names(names: Iterable[str], word: str, references: Mapping[str, Sequence[str]]) -> list[str]:
     """The names that match a word: a name, the id of a cell, a tag of a cell, or a pattern of these.
 
     `references` are the tags of each cell of the matrix, by the cell's id; the first is the name in the store. A tested
@@ -119,33 +116,3 @@ def match(names: Iterable[str], word: str, references: Mapping[str, Sequence[str
     tags = {tags[0] for tags in references.values() if any(fnmatchcase(tag, word) for tag in tags)}
     tags |= {references[cell][0] for cell in cells.match(word, references)}
     return [name for name in ordered if name.removesuffix(UNTESTED) in tags]
-
-
-# ---- to be compared
-
-
-def side(
-    label: str, manifest: bytes, read_blob: Callable[[str], bytes], wheel_sizes: Mapping[str, int]
-) -> ImageContents:
-    """One side of a comparison. `wheel_sizes` are known sizes by SHA-256. Raises VerifyError for an invalid image."""
-    try:
-        image = oci.read_image(manifest, read_blob)
-    except VerifyError as error:
-        raise VerifyError(f"{label}: {error}", hint=error.hint) from error
-    packages: dict[str, InstalledWheel] = {}
-    for layer, line in zip(image.layers, image.history, strict=True):
-        try:
-            contents = oci.parse_history(line)
-        except ValueError as error:  # its text comes from the image: not shown
-            raise VerifyError(f"{label}: invalid line about wheels in the history") from error
-        for file, sha256 in contents.wheels if contents else ():
-            name, version = (*file.split("-", 2), "")[:2]
-            packages[canonicalize_name(name)] = InstalledWheel(
-                name=canonicalize_name(name),
-                version=version,
-                file=file,
-                sha256=sha256,
-                size=wheel_sizes.get(sha256, layer.size if contents and len(contents.wheels) == 1 else None),
-                python="py" + contents.python.replace(".", "") if contents and contents.python else "",
-            )
-    return ImageContents(label=label, packages=packages, blobs={layer.digest: layer.size for layer in image.layers})

@@ -1,9 +1,9 @@
 """What changed between two images, or between the locks of two revisions, by package and bytes.
 
-Pure, except for `of_project`, which reads the locks.
+Pure, except for `locked_contents`, which reads the locks.
 
-A side is a lock, or an image described by its manifest and configuration. The history of an image has the names of its
-wheels but not their sizes; those come from locks that have the same wheels, or from a layer of one wheel.
+Compares locks, and images by their manifest and configuration. The history of an image has the names of its wheels but
+not their sizes; those come from locks that have the same wheels, or from a layer of one wheel.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class ImageContents:
 
     @property
     def bytes(self) -> int:
-        """Bytes of its layers or wheels, as `of` says."""
-        return sum(size or 0 for size in self.parts(self.of).values())
+        """Bytes of its layers or wheels, as `unit` says."""
+        return sum(size or 0 for size in self.parts(self.unit).values())
 
     @property
-    def of(self) -> Unit:
+    def unit(self) -> Unit:
         return "wheels" if self.blobs is None else "layers"
 
     def parts(self, unit: Unit) -> Mapping[str, int | None]:
@@ -67,12 +67,12 @@ class ImageContents:
         return {f"{package.python} {package.sha256}": package.size for package in self.packages.values()}
 
     def as_data(self) -> dict[str, Any]:
-        return {"name": self.label, "packages": len(self.packages), "bytes": self.bytes, "of": self.of}
+        return {"name": self.label, "packages": len(self.packages), "bytes": self.bytes, "of": self.unit}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A package that differs between the sides."""
+    """A package that differs."""
 
     name: str
     old: InstalledWheel | None
@@ -115,8 +115,9 @@ class Amount:
 
 @dataclass(frozen=True, kw_only=True)
 class Diff:
-    """`changes`, the largest difference first. `stays` are the layers or wheels of the new side that the old side has
-    too, `fetched` those that only the new side has, `gone` those that only the old side has.
+    """`changes`, the largest difference first. `stays` are the layers or wheels that both have.
+
+    `fetched` are those that only `new` has, `gone` those that only `old` has.
     """
 
     old: ImageContents
@@ -130,7 +131,7 @@ class Diff:
 
     @property
     def unchanged(self) -> int:
-        """How many packages both sides have."""
+        """How many packages both have."""
         return len(self.new.packages) - sum(1 for change in self.changes if change.new)
 
     @property
@@ -178,13 +179,13 @@ class Revisions:
             "old": self.old,
             "new": self.new,
             "cells": {cell: diff.as_data() for cell, diff in self.changed.items()},
-            "added": [side.as_data() for side in self.added],
-            "removed": [side.as_data() for side in self.removed],
+            "added": [image.as_data() for image in self.added],
+            "removed": [image.as_data() for image in self.removed],
             "unchanged": self.unchanged,
         }
 
 
-def of_lock(lock: Lock | CellLock, debian: Mapping[str, str] | None = None) -> ImageContents:
+def contents_of_lock(lock: Lock | CellLock, debian: Mapping[str, str] | None = None) -> ImageContents:
     """The wheels of a cell or group, and the versions of its Debian packages if they are known."""
     name = lock.group if isinstance(lock, Lock) else lock.cell
     python = next((part for part in name.split("-") if part.startswith("py")), "")
@@ -202,9 +203,9 @@ def of_lock(lock: Lock | CellLock, debian: Mapping[str, str] | None = None) -> I
     return ImageContents(label=name, packages=packages, debian=debian)
 
 
-def sizes(sides: Iterable[ImageContents]) -> dict[str, int]:
+def sizes(images: Iterable[ImageContents]) -> dict[str, int]:
     """SHA-256 of a wheel -> its bytes, if they are known."""
-    packages = (package for side in sides for package in side.packages.values())
+    packages = (package for image in images for package in image.packages.values())
     return {package.sha256: package.size for package in packages if package.size is not None}
 
 
@@ -217,7 +218,7 @@ def compare(old: ImageContents, new: ImageContents) -> Diff:
         if before is None or after is None or before.sha256 != after.sha256
     ]
     changes.sort(key=lambda change: (change.difference is None, -abs(change.difference or 0), change.name))
-    unit: Unit = "layers" if old.of == new.of == "layers" else "wheels"
+    unit: Unit = "layers" if old.unit == new.unit == "layers" else "wheels"
     had, needed = old.parts(unit), new.parts(unit)
     return Diff(
         old=old,
@@ -235,14 +236,14 @@ def compare_all(
     old_name: str, old: Mapping[str, ImageContents], new_name: str, new: Mapping[str, ImageContents]
 ) -> Revisions:
     """All cells of two revisions, by id."""
-    diffs = {cell: compare(old[cell], side) for cell, side in new.items() if cell in old}
+    diffs = {cell: compare(old[cell], image) for cell, image in new.items() if cell in old}
     changed = {cell: diff for cell, diff in diffs.items() if not diff.is_empty}
     return Revisions(
         old=old_name,
         new=new_name,
         changed=changed,
-        added=tuple(side for cell, side in new.items() if cell not in old),
-        removed=tuple(side for cell, side in old.items() if cell not in new),
+        added=tuple(image for cell, image in new.items() if cell not in old),
+        removed=tuple(image for cell, image in old.items() if cell not in new),
         unchanged=len(diffs) - len(changed),
     )
 
@@ -252,26 +253,26 @@ def upgrades(old: Mapping[str, Lock | None], new: Iterable[Lock]) -> list[str]:
     groups: dict[tuple[str, ...], list[str]] = {}
     lines = []
     for lock in new:
-        side = of_lock(lock)
+        image = contents_of_lock(lock)
         if (before := old.get(lock.group)) is None:
-            lines.append(f"{lock.group}: new, {counted(len(side.packages), 'package')}, {size_text(side.bytes)}")
-        elif changes := sorted(compare(of_lock(before), side).changes, key=lambda change: change.name):
+            lines.append(f"{lock.group}: new, {counted(len(image.packages), 'package')}, {size_text(image.bytes)}")
+        elif changes := sorted(compare(contents_of_lock(before), image).changes, key=lambda change: change.name):
             groups.setdefault(tuple(f"  {change.name} {change}" for change in changes), []).append(lock.group)
     for texts, names in groups.items():
         lines += [f"{', '.join(names)}:", *texts]
     return lines
 
 
-def of_project(project: Project) -> dict[str, ImageContents]:
+def locked_contents(project: Project) -> dict[str, ImageContents]:
     """Cell id -> its wheels and Debian packages, for all cells whose components are locked. Raises LockError."""
     locks = {group: lock for group in project.groups if (lock := lockfile.read_lock(project.root, group))}
     requests = {cell.id: os_lock.request_of_cell(project.matrix, cell) for cell in project.cells}
     systems = {request: os_lock.read_os_lock(project.root, request) for request in set(requests.values())}
-    sides = {}
+    contents = {}
     for cell in project.cells:
         if cell.group in locks:
             with suppress(StaleError):  # the lock lacks wheels that the cell's variant needs now
                 locked = lockfile.of_cell(project.matrix, cell, locks[cell.group])
                 system = systems[requests[cell.id]]
-                sides[cell.id] = of_lock(locked, system.versions if system else None)
-    return sides
+                contents[cell.id] = contents_of_lock(locked, system.versions if system else None)
+    return contents

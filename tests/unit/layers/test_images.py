@@ -108,8 +108,8 @@ def test_an_invalid_manifest_is_damaged(store: Store, text: bytes) -> None:
     ],
 )
 def test_names_ids_tags_and_patterns(word: str, hits: list[str]) -> None:
-    assert images.match(reversed(NAMES), word, REFERENCES) == hits
+    assert images.match_names(reversed(NAMES), word, REFERENCES) == hits
 
 
 def test_names_match_without_a_checkout() -> None:
-    assert images.match(NAMES, "org/pt:*-py311", {}) == [PLAIN]
+    assert images.match_names(NAMES, "org/pt:*-py311", {}) == [PLAIN]

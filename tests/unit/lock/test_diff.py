@@ -21,7 +21,7 @@ from builder.debian import os_lock
 from builder.debian.os_lock import OsLock, OsRequest
 from builder.host import Host
 from builder.index.wheels import LockedWheel, Wheel
-from builder.layers import images, oci
+from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE
 from builder.layers.store import Store
 from builder.lock import diff, lockfile
@@ -29,9 +29,11 @@ from builder.lock.diff import ImageContents
 from builder.lock.lockfile import Basis, CellLock, Lock, LockedComponent
 from builder.matrix.project import Project
 from builder.plan.layer_order import PlannedLayer
+from builder.steps.diff import contents_of_image
 from tests.fakes.engine import MemoryConsole, Programs
 from tests.fakes.locks import wheel
 from tests.paths import UNIT
+from tests.unit.release.test_verify import MemorySource
 
 CELL = "em-1.10-cu1210-py311"  # of the plain variant, so also the id of its group
 OTHER = "em-1.10-cu1210-py39"
@@ -72,7 +74,7 @@ def os_locked(request: OsRequest, versions: Mapping[str, str]) -> OsLock:
 
 
 def side(*wheels: Wheel, cell: str = CELL) -> ImageContents:
-    return diff.of_lock(locked(*wheels, cell=cell))
+    return diff.contents_of_lock(locked(*wheels, cell=cell))
 
 
 def layer(*wheels: Wheel, python: str = "3.11", kind: str = "wheels") -> str:
@@ -95,7 +97,8 @@ def blobs(*layers: tuple[str, int]) -> tuple[bytes, bytes]:
 
 def image(*layers: tuple[str, int], known: Sequence[CellLock] = ()) -> ImageContents:
     manifest, config = blobs(*layers)
-    return images.side("example/image:1", manifest, lambda _: config, diff.sizes(map(diff.of_lock, known)))
+    source = MemorySource(manifest=manifest, config=config)
+    return contents_of_image("example/image:1", source, diff.sizes(map(diff.contents_of_lock, known)))
 
 
 # ---- by package
@@ -203,7 +206,7 @@ def test_an_image_that_does_not_hold_together_is_refused() -> None:
         (good, odd, "invalid line about wheels"),
     ):
         with pytest.raises(VerifyError, match=f"^example/image:1: .*{words}") as caught:
-            images.side("example/image:1", manifest, lambda _, blob=blob: blob, {})  # type: ignore[misc]
+            contents_of_image("example/image:1", MemorySource(manifest=manifest, config=blob), {})
         assert "\x1b" not in str(caught.value)
 
 
