@@ -65,14 +65,14 @@ class Apt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Registries:
+class RegistrySettings:
     """Settings of matrix.yaml: registries that are reached over plain http, and a command that creates a repository."""
 
     insecure: tuple[str, ...] = ()
     create: tuple[str, ...] = ()
 
     def allow_http(self, address: str) -> bool:
-        """Whether plain http may be used for an address (also `host:port`)."""
+        """True if plain http may be used for an address (also `host:port`)."""
         server = index.split(address).netloc.lower()
         return index.is_loopback(address) or server in (name.lower() for name in self.insecure)
 
@@ -99,7 +99,7 @@ class Host:
     expired: frozenset[str] = frozenset()
     read_apt: Callable[[], Apt] = field(default=Apt, repr=False)
     open_apt: Callable[[], AbstractContextManager[Run]] | None = field(default=None, repr=False, compare=False)
-    registries: Registries = field(default_factory=Registries)
+    registries: RegistrySettings = field(default_factory=RegistrySettings)
     say: Callable[[str], None] = field(default=lambda _: None, repr=False, compare=False)
     _apt_read: list[Apt] = field(default_factory=list, init=False, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
@@ -214,7 +214,7 @@ def read_host(environ: Mapping[str, str] | None = None) -> Host:
 
 def host_for_matrix(matrix: Matrix) -> Host:
     """This machine's settings, with those of a matrix for registries and archives. Raises UsageError."""
-    registries = Registries(insecure=tuple(matrix.insecure), create=tuple(matrix.create_repository))
+    registries = RegistrySettings(insecure=tuple(matrix.insecure), create=tuple(matrix.create_repository))
     expired = frozenset(release for release, debian in matrix.debian.items() if debian.ignore_valid_until)
     machine = read_host()
     settings = machine.index

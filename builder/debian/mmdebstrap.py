@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from builder.host import KEYRING, AptSource, parse_targets
+from builder.host import KEYRING, AptSource, Run, parse_targets
 
 INSTALL_S = 600
 SOURCES_S = 60
@@ -40,17 +40,17 @@ def install(say: Callable[[str], None]) -> str:
 
 
 def is_installed() -> bool:
-    """Whether mmdebstrap and Debian's keys are on this machine."""
+    """True if mmdebstrap and Debian's keys are on this machine."""
     return shutil.which("mmdebstrap") is not None and Path(KEYRING).exists()
 
 
-def sources(release: str) -> tuple[AptSource, ...]:
+def sources(release: str, run: Run = subprocess.run) -> tuple[AptSource, ...]:
     """Debian's own archives, as mmdebstrap writes them for a release; none if it cannot run."""
     # The hook stops mmdebstrap before it downloads or installs packages: a mode without root or namespaces is enough.
     hook = f'sed "s/^/{_MARK}/" "$1/etc/apt/sources.list" >&2; exit 1'
     command = ["mmdebstrap", "--quiet", "--mode=chrootless", "--variant=custom", "--format=null"]
     try:
-        done = subprocess.run(
+        done = run(
             [*command, f"--setup-hook={hook}", release, "/dev/null"],
             capture_output=True,
             text=True,

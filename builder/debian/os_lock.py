@@ -106,7 +106,7 @@ class OsLock:
 
     @property
     def has_sources(self) -> bool:
-        """Whether it names source packages: every release has some with other names than their binary packages."""
+        """True if it names source packages: every release has some with other names than their binary packages."""
         return any(package.source for package in self.packages)
 
     def age(self, now: datetime) -> int:
@@ -132,7 +132,7 @@ class DebianChange:
 
 @dataclass(frozen=True, order=True, kw_only=True)
 class OsRequest:
-    """What a cell requests of its operating system: a Debian release, the sorted names of packages, an architecture."""
+    """A cell's request for its operating system: a Debian release, the sorted names of packages, an architecture."""
 
     debian: str
     packages: tuple[str, ...]
@@ -150,7 +150,7 @@ class OsRequest:
 
 
 def request_of_cell(matrix: Matrix, cell: Cell) -> OsRequest:
-    """What the cell's Python and all its components request, each package once."""
+    """The packages that the cell's Python and all its components request, each once."""
     return request_of(matrix, cell.python, cells.components(matrix, cell), cell.arch)
 
 
@@ -205,7 +205,7 @@ def parse_os_lock(text: str, request: OsRequest) -> OsLock:
 
 
 def compare(old: Mapping[str, str], new: Mapping[str, str]) -> list[DebianChange]:
-    """What differs between the versions of packages, by name."""
+    """The differences between the versions of packages, by name."""
     return [
         DebianChange(name=name, old=old.get(name, ""), new=new.get(name, ""))
         for name in sorted({*old, *new})

@@ -57,7 +57,7 @@ def registry_coverage(
     state: Path | None = None,
     allow_unsigned: bool = False,
 ) -> Coverage:
-    """What the reports that are attached to an image prove. Raises RegistryError, SigningError.
+    """The coverage by the reports that are attached to an image. Raises RegistryError, SigningError.
 
     `state` is where this machine's own evidence is, None without it. `allow_unsigned` accepts reports without a trusted
     signature.

@@ -68,7 +68,7 @@ class Evidence(BaseModel, extra="forbid", frozen=True):
 
     @property
     def is_emulated(self) -> bool:
-        """Whether the processor of the image was emulated, which only some of the image tests are for."""
+        """True if the processor of the image was emulated, which only some of the image tests are for."""
         return self.kind == "image" and "emulated" in self.machine
 
     @property
@@ -191,7 +191,7 @@ class Coverage:
 
     @property
     def is_emulated(self) -> bool:
-        """Whether no machine of the image's architecture has run its image tests; GPU tests are no replacement."""
+        """True if no machine of the image's architecture has run its image tests; GPU tests are no replacement."""
         return self.image_tests is not None and self.image_tests.is_emulated
 
     @property

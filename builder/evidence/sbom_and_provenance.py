@@ -132,7 +132,7 @@ def _component(purl: PackageURL, sha256: str, properties: Iterable[Property] = (
 
 
 def agree(statement: Any, other: Any) -> bool:
-    """Whether two predicates of a kind are equal except for their commits, and for the time of a scan.
+    """True if two predicates of a kind are equal except for their commits, and for the time of a scan.
 
     Most commits do not change an image, so it needs no new statement for each of them.
     """

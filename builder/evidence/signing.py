@@ -47,19 +47,18 @@ class Trust:
 
     def check_keys(self) -> None:
         """Raises SigningError for a key that is missing or private: cosign rejects it as it rejects a signature."""
-        for who in self.signers:
-            path = self.root / who.key
-            if not who.key:
-                continue
+        for key in [signer.key for signer in self.signers if signer.key]:
+            path = self.root / key
             if not path.is_file():
-                raise SigningError(f"{who.key} is missing", hint="`evidence` in matrix.yaml names this public key.")
+                raise SigningError(f"{key} is missing", hint="`evidence` in matrix.yaml names this public key.")
             if b"PRIVATE KEY-----" in path.read_bytes():
-                raise SigningError(f"{who.key} is a private key", hint="Name its public key, e.g. ci.pub for ci.key.")
+                raise SigningError(f"{key} is a private key", hint="Name its public key, e.g. ci.pub for ci.key.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Signer:
-    """`key` is a private key as cosign names it (a file or the address of a KMS), or KEYLESS.
+    """Signs what this machine made. `key` is a private key as cosign names it (a file or the address of a KMS), or
+    KEYLESS.
 
     With KEYLESS, the identity of the CI job is known only after it has signed: what any identity of `trust` has signed
     is not signed again.
@@ -79,12 +78,12 @@ class Signer:
         """
         notes = [f"--annotations={name}={value}" for name, value in annotations.items()]
         for _ in range(ATTEMPTS):
-            if any(_signatures(printed, annotations) for printed in self._verified(repository, digest, "verify")):
+            if any(_signatures(printed, annotations) for printed in self._made_before(repository, digest, "verify")):
                 return
             _cosign_manifest(repository, digest, "sign", "--yes", *self._options, *notes)
             if self.key == KEYLESS:  # `trust` need not have its identity
                 return
-        raise _missing(repository, digest, "the signature of")
+        raise _lost(repository, f"the signature of {digest}")
 
     def attest(
         self,
@@ -101,7 +100,7 @@ class Signer:
         for _ in range(ATTEMPTS):
             missing: dict[str, bytes] = {}
             for kind, predicate in statements.items():
-                outputs = self._verified(repository, digest, "verify-attestation", f"--type={kind}")
+                outputs = self._made_before(repository, digest, "verify-attestation", f"--type={kind}")
                 present = [other for printed in outputs for other in _predicates(printed)]
                 if not any(is_same(json.loads(predicate), other) for other in present):
                     missing[kind] = predicate
@@ -113,14 +112,14 @@ class Signer:
                     _cosign_manifest(repository, digest, "attest", "--yes", *options)
             if not missing or self.key == KEYLESS:
                 return
-        raise _missing(repository, digest, "a statement about")
+        raise _lost(repository, f"a statement about {digest}")
 
-    def _verified(self, repository: Repository, digest: str, command: str, *options: str) -> list[str]:
-        """The outputs of cosign if it has signatures or statements of our key or, for KEYLESS, of identities."""
+    def _made_before(self, repository: Repository, digest: str, command: str, *options: str) -> list[str]:
+        """The outputs of cosign for signatures or statements of this key or, for KEYLESS, of trusted identities."""
         if self.key == KEYLESS:
             if self.trust is None:
                 return []
-            identities = replace(self.trust, signers=[who for who in self.trust.signers if who.identity])
+            identities = replace(self.trust, signers=[signer for signer in self.trust.signers if signer.identity])
             return [printed for _, printed in _verified(identities, repository, digest, command, *options)]
         with TemporaryDirectory() as folder, suppress(CosignError):
             public = Path(folder) / "key.pub"
@@ -142,9 +141,9 @@ class Signer:
         return [f"--key={self.key}", "--tlog-upload=false", *services]
 
 
-def _missing(repository: Repository, digest: str, what: str) -> SigningError:
+def _lost(repository: Repository, attached: str) -> SigningError:
     return SigningError(
-        f"{repository.name}: {what} {digest} is still missing after {ATTEMPTS} attempts",
+        f"{repository.name}: {attached} is still missing after {ATTEMPTS} attempts",
         hint="Another job may be signing images in this repository: run this again after it ends.",
     )
 
@@ -167,9 +166,13 @@ def _verified(
 ) -> Iterator[tuple[str, str]]:
     """Each trusted signer of a manifest or of its statements, with the output of cosign."""
     trust.check_keys()
-    for who in trust.signers:
+    for signer in trust.signers:
+        if signer.key:
+            expected = [f"--key={trust.root / signer.key}", _OFFLINE]
+        else:
+            expected = [f"--certificate-identity={signer.identity}", f"--certificate-oidc-issuer={signer.issuer}"]
         with suppress(CosignError):
-            yield who.name, _cosign_manifest(repository, digest, command, *options, *_identity(trust.root, who))
+            yield signer.name, _cosign_manifest(repository, digest, command, *options, *expected)
 
 
 def _signatures(output: str, annotations: Mapping[str, str]) -> list[Mapping[str, str]]:
@@ -180,7 +183,7 @@ def _signatures(output: str, annotations: Mapping[str, str]) -> list[Mapping[str
 
 
 def has_signature(repository: Repository, digest: str) -> bool:
-    """Whether a manifest has a signature of cosign 2 or 3, which is not checked. Raises RegistryError, VerifyError."""
+    """True if a manifest has a signature of cosign 2 or 3, which is not checked. Raises RegistryError, VerifyError."""
     return repository.digest_of(f"{digest.replace(':', '-')}.sig") is not None or bool(
         artifacts.attached(repository, digest, _BUNDLE_TYPE, {"dev.sigstore.bundle.predicateType": _SIGN_PREDICATE})
     )
@@ -196,12 +199,6 @@ def statements_of_image(repository: Repository, digest: str, kind: str, trust: T
 def _predicates(output: str) -> list[Any]:
     """The predicates of the statements that cosign prints."""
     return [json.loads(base64.b64decode(json.loads(line)["payload"]))["predicate"] for line in output.splitlines()]
-
-
-def _identity(root: Path, who: Trusted) -> list[str]:
-    if who.key:
-        return [f"--key={root / who.key}", _OFFLINE]
-    return [f"--certificate-identity={who.identity}", f"--certificate-oidc-issuer={who.issuer}"]
 
 
 def _cosign_manifest(repository: Repository, digest: str, command: str, *options: str) -> str:

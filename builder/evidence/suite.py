@@ -20,6 +20,9 @@ RUNNER = "builder/build/image_tests.py"
 PACKAGE = Path(__file__).parents[1]
 _MARK = "pytest.mark."
 THOROUGH, EMULATED = "thorough", "emulated"  # marks: see pyproject.toml
+# The outcome of a GPU test that has nothing to check on this GPU. Here, so that test processes need not import
+# `image_tests`, which takes 0.2 s.
+NOT_APPLICABLE = "not applicable"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +146,3 @@ def _parse(content: bytes) -> ast.Module:
         return ast.parse(content)
     except (SyntaxError, ValueError):  # ValueError: it has a null byte
         return ast.Module(body=[], type_ignores=[])
-
-
-# Outcomes of image tests that are neither a pass nor a failure. Here, so that test processes need not import
-# `image_tests`, which takes 0.2 s.
-NOT_APPLICABLE = "not applicable"  # of a GPU test that has nothing to check on this GPU

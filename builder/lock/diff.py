@@ -1,4 +1,4 @@
-"""What changed between two images, or between the locks of two revisions, by package and bytes.
+"""The changes between two images, or between the locks of two revisions, by package and bytes.
 
 Pure, except for `locked_contents`, which reads the locks.
 
@@ -249,7 +249,7 @@ def compare_all(
 
 
 def upgrades(old: Mapping[str, Lock | None], new: Iterable[Lock]) -> list[str]:
-    """What `new` changes in the locks of groups, as lines: `old version -> new version`, once for equal changes."""
+    """The changes of `new` to the locks of groups, as lines: `old version -> new version`, once for equal changes."""
     groups: dict[tuple[str, ...], list[str]] = {}
     lines = []
     for lock in new:

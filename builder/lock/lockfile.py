@@ -43,7 +43,7 @@ class LockedComponent:
 
 @model(frozen=True, kw_only=True, config=STRICT)
 class Basis:
-    """What the resolution of a group depends on, besides the requirements of its components and the index."""
+    """The inputs of the resolution of a group, besides the requirements of its components and the index."""
 
     cuda: str
     toolkit: str

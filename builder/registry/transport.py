@@ -16,7 +16,7 @@ from requests.utils import DEFAULT_CA_BUNDLE_PATH
 from urllib3.util import create_urllib3_context
 
 from builder.common.errors import RegistryError, of_file
-from builder.host import Host, Registries
+from builder.host import Host, RegistrySettings
 from builder.index import settings as index
 
 FOLDER = Path("/etc/docker/certs.d")
@@ -33,7 +33,7 @@ class Transport:
     """
 
     registry: str
-    registries: Registries
+    registries: RegistrySettings
     bundle: str = ""
     authorities: tuple[Path, ...] = ()
     client: tuple[Path, Path] | None = None

@@ -61,7 +61,7 @@ class _SbomComponent(BaseModel, frozen=True):
 
     @property
     def is_built(self) -> bool:
-        """Whether it is a wheel that was built from source. Its purl has the type `generic`, or `pypi` for an sdist."""
+        """True for a wheel that was built from source. Its purl has the type `generic`, or `pypi` for an sdist."""
         return sbom_and_provenance.SOURCE_PROPERTY in self.values
 
     @property
@@ -80,7 +80,7 @@ class _Provenance(BaseModel, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Attestations:
-    """What trusted signers state about an image in a registry; `reference` is the name that the user gave."""
+    """Signatures and statements of trusted signers about an image; `reference` is the name that the user gave."""
 
     source: RegistrySource
     reference: ImageRef
@@ -195,7 +195,7 @@ class Attestations:
 
 
 def _is_for(signature: Mapping[str, str], tag: str) -> bool:
-    """Whether a signature is for a tag; also for no tag, if the image is named by its digest."""
+    """True if a signature is for a tag; also for no tag, if the image is named by its digest."""
     if tags.is_stamp(tag.rpartition("-")[2]):
         return signature.get("release") == tag
     return not tag or tags.is_tag_of(tag, signature.get("tag", ""))

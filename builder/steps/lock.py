@@ -27,7 +27,7 @@ from builder.matrix.schema import AMD64
 
 @dataclass(frozen=True, kw_only=True)
 class Updated:
-    """What an update did: `written` are the changed paths.
+    """The result of locking: `written` are the changed paths.
 
     `done` and `failures` name Debian releases, releases of uv's Pythons, and groups.
     """

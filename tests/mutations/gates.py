@@ -41,7 +41,7 @@ GATES = (
     Gate("results of other tests", "evidence/results.py", "        if unknown := ", "        if False and "),
     Gate("what a report must be about", "evidence/reports.py", "            if reason := requirement.why_not_met(evidence):\n                raise VerifyError(reason)\n", ""),
     Gate("results here", "evidence/results.py", "        if reason := requirement.why_not_met(evidence):\n            refused.append(reason)\n        else:", "        if True:"),
-    Gate("who is trusted", "evidence/signing.py", "command, *options, *_identity(trust.root, who))", "command, *options)"),
+    Gate("who is trusted", "evidence/signing.py", "command, *options, *expected)", "command, *options)"),
     Gate("the signature of a list", "release/staging.py", "            if signer:\n                return\n", "            return\n"),
     Gate("results that nobody signed", "evidence/reports.py", "if report.signer)", ")"),
     Gate("what a statement must be about", "evidence/reports.py", "            if reason := requirement.why_not_met(evidence):\n                refused.append(reason)\n            else:", "            if True:"),

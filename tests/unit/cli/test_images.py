@@ -28,7 +28,7 @@ from builder.debian.archives import Archives, Kept, PackageLocations
 from builder.debian.os_lock import OsLock
 from builder.engine import setup
 from builder.engine.client import Engine
-from builder.host import Host, Registries
+from builder.host import Host, RegistrySettings
 from builder.layers.store import Store
 from builder.lock import lockfile
 from builder.lock.resolve import Resolver
@@ -355,9 +355,9 @@ def test_the_settings_for_registries_are_those_of_the_checkout(
     monkeypatch.setattr("builder.host.read_host", Host)
     settings = 'insecure: ["e.test:5000"]\ncreate_repository: [make-it, "{repository}"]'
     context = Context(root=edit("namespace: team", f"namespace: team\n{settings}").root)
-    assert context.host.registries == Registries(insecure=("e.test:5000",), create=("make-it", "{repository}"))
+    assert context.host.registries == RegistrySettings(insecure=("e.test:5000",), create=("make-it", "{repository}"))
     assert context.host is context.host, "read once"
-    assert Context(root=tmp_path).host.registries == Registries(), "outside a checkout"
+    assert Context(root=tmp_path).host.registries == RegistrySettings(), "outside a checkout"
 
 
 @pytest.mark.parametrize("text", ["", "-1", "40 GB"])

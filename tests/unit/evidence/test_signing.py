@@ -18,7 +18,7 @@ from builder.common.reference import ImageRef
 from builder.evidence import signing
 from builder.evidence.cosign import CosignError, warn_of_vulnerabilities
 from builder.evidence.signing import Signer, Trust
-from builder.host import Host, Registries
+from builder.host import Host, RegistrySettings
 from builder.index.settings import IndexSettings
 from builder.matrix.schema import Trusted
 from builder.registry import transport
@@ -137,7 +137,7 @@ AWAY = "registry.example.test:5000"
 
 
 def repository(registry: str = "127.0.0.1:5000", *, bundle: str = "", insecure: tuple[str, ...] = ()) -> Repository:
-    host = Host(index=IndexSettings(ca_bundle=bundle), registries=Registries(insecure=insecure))
+    host = Host(index=IndexSettings(ca_bundle=bundle), registries=RegistrySettings(insecure=insecure))
     return Repository(ImageRef(registry=registry, repository="a/b"), host=host, write=True)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from builder.common.errors import RegistryError
-from builder.host import Apt, AptSource, Host, Registries
+from builder.host import Apt, AptSource, Host, RegistrySettings
 from builder.registry import client, transfer
 from builder.registry.client import Manifest
 from tests.fakes.wire import HOST, Reply, Sent, Wire, connect, errors
@@ -19,7 +19,7 @@ from tests.unit.registry.fixtures import Lay
 IMAGE = Manifest.of(b"{}", "application/vnd.oci.image.manifest.v1+json")
 COMMAND = ("/usr/bin/aws", "create", "--name={repository}", "{registry}", "{other}", "$(id) {{repository}}")
 MACHINE = Host(
-    registries=Registries(create=COMMAND),
+    registries=RegistrySettings(create=COMMAND),
     read_apt=lambda: Apt(sources=(AptSource(kind="main", uri="http://mirror.example.test/debian"),)),
 )
 

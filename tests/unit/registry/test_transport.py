@@ -9,14 +9,14 @@ import pytest
 from requests.utils import DEFAULT_CA_BUNDLE_PATH
 
 from builder.common.errors import BuilderError, FileError, RegistryError
-from builder.host import Host, Registries
+from builder.host import Host, RegistrySettings
 from builder.index.settings import IndexSettings
 from builder.registry import transport
 from tests.fakes.wire import CONTENT, DIGEST, HOST, Reply, Sent, Wire, connect
 from tests.unit.registry.fixtures import Lay
 
 PLAIN, OTHER = "plain.example.test:5000", "other.example.test"
-PLAIN_HOST = Host(registries=Registries(insecure=("Plain.example.test:5000", OTHER)))
+PLAIN_HOST = Host(registries=RegistrySettings(insecure=("Plain.example.test:5000", OTHER)))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_invalid_certificates_are_named(folder: Path, names: list[str], message:
     assert f"{folder}/" in str(caught.value)
     assert message in str(caught.value)
     connect(registry=OTHER)
-    connect(host=Host(registries=Registries(insecure=(HOST,))))
+    connect(host=Host(registries=RegistrySettings(insecure=(HOST,))))
 
 
 def test_requests_use_the_certificates_of_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
