@@ -22,10 +22,9 @@ from builder.common.files import short_digest
 from builder.common.validation import message_of
 from builder.index.wheels import arch_of
 from builder.matrix.schema import Arch, IndexAddress, IndexName, Trusted
-from builder.release import image_sources, verify
-from builder.release.verify import Finding
-from builder.steps import verify as steps_verify
-from builder.steps.verify import Options
+from builder.release.image_sources import ALL
+from builder.release.verify import Finding, verdict
+from builder.steps.verify import Options, verify_named
 
 _INDEXES = TypeAdapter(dict[IndexName, IndexAddress])
 _STYLES = {"unknown": "yellow", "different": "bold red", "failed": "bold red"}  # others are green
@@ -58,7 +57,7 @@ def _parse_indexes(context: click.Context, option: click.Parameter, values: Sequ
 @click.option("--issuer", default="", help="The OpenID Connect issuer of --identity.")
 @click.option(
     "--arch",
-    type=click.Choice([*get_args(Arch), image_sources.ALL]),
+    type=click.Choice([*get_args(Arch), ALL]),
     default=lambda: arch_of(platform.machine()),
     show_default="that of this machine",
     help="If IMAGE names images for several architectures in a registry: the one to check.",
@@ -118,7 +117,7 @@ def verify_command(  # noqa: PLR0913  the options of the command
     findings: list[Finding] = []
     failures: list[BuilderError] = []
     with store.used(), view.live():
-        named = steps_verify.verify_named(reference, options, project, context.host, store, view)
+        named = verify_named(reference, options, project, context.host, store, view)
         for source, found in named:
             name = image
             if len(named) > 1:
@@ -133,7 +132,7 @@ def verify_command(  # noqa: PLR0913  the options of the command
                     detail = f"  ({finding.detail})" if finding.detail else ""
                     part = Text(f"{short_digest(finding.digest)}  {finding.layer}{detail}")
                     context.out.print(state, part, overflow="fold")
-            if failed := verify.verdict(name, findings[before:], allow_unknown=allow_unknown):
+            if failed := verdict(name, findings[before:], allow_unknown=allow_unknown):
                 failures.append(failed)
 
     failure = errors.join(failures, "images are not as expected") if failures else None

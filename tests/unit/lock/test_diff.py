@@ -305,6 +305,7 @@ class DiffCommand:
     def diff(self, *arguments: str) -> str:
         console = MemoryConsole()
         context = Context(root=self.root, store_root=self.root / "store", out=console)
+        context.host = Host()
         done = CliRunner().invoke(compare.diff_command, arguments, obj=context, standalone_mode=False)
         if done.exception:
             raise done.exception
@@ -328,7 +329,6 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiffCommand:
     (tmp_path / "matrix.yaml").write_text(MATRIX)
     monkeypatch.setattr("subprocess.run", Programs(desk.git))
     monkeypatch.setattr("builder.common.git.export", desk.export)
-    monkeypatch.setattr("builder.host.read_host", Host)
     newer = wheel("ember", "ember", "1.11.0", 950_000)
     desk.commit("old", group_lock(CUDA, EMBER), group_lock(PLAIN, group=OTHER))
     desk.commit("new", group_lock(CUDA, newer), group_lock(PLAIN, group=OTHER))
