@@ -20,7 +20,6 @@ from builder.common.files import write_atomically
 from builder.layers import stored_layers
 from builder.layers.estargz import without_versions
 from builder.layers.known_layers import KnownLayers
-from builder.layers.os_layer import stored_system
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan import plan
 from builder.plan.plan import PREFETCH, PlannedImage
@@ -112,11 +111,7 @@ def _by_component(context: Context, image: PlannedImage, opened: set[str]) -> di
     for layer in image.layers:
         if layer.kind == "files" and not layer.compiled:  # always prefetched
             continue
-        stored = (
-            stored_system(store, layer.inputs, None)
-            if layer.kind == "os"
-            else stored_layers.stored_layer(store, layer, known.get(layer))
-        )
+        stored = stored_layers.stored_layer(store, layer.inputs, known.get(layer.inputs))
         if stored is None:
             raise BuildError(f"{image.id}: the store does not have layer {layer.name}", hint="Build the image first.")
         wheels = [wheel for source in (layer, *map(by_inputs.get, layer.compiled)) if source for wheel in source.wheels]

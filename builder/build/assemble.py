@@ -34,7 +34,6 @@ from builder.layers import images as stored_images
 from builder.layers.images import UNTESTED
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
-from builder.layers.os_layer import OsLayer
 from builder.layers.splice import Entry
 from builder.layers.store import Store
 from builder.layers.wheel import FILE_MODE, InstallScheme, environment, new_folders
@@ -126,7 +125,7 @@ class Assembler:
 
         # Operating systems, in the order of the images: from the store, a registry, or mmdebstrap.
         for image in {image.os_inputs: image for image in images}.values():
-            if stored := lookup.system_in_store(image.os_inputs):
+            if stored := lookup.in_store(image.os_inputs):
                 self._layers[image.os_inputs] = _done(stored)
                 continue
             try:
@@ -135,7 +134,7 @@ class Assembler:
                 self._layers[image.os_inputs] = Future()
                 self._layers[image.os_inputs].set_exception(errors.of_file(error))
                 continue
-            in_registry = lookup.system_in_registry(image.os_inputs)
+            in_registry = lookup.in_registry(image.os_inputs)
             self._layers[image.os_inputs] = self._making_systems.submit(
                 self._systems.provide, image, inputs, in_registry
             )
@@ -145,7 +144,7 @@ class Assembler:
         missing = []
         layers = (layer for image in images for layer in image.layers)
         for layer in {layer.inputs: layer for layer in layers if layer.kind == "wheels"}.values():
-            if built := lookup.in_store(layer):
+            if built := lookup.in_store(layer.inputs):
                 self._layers[layer.inputs] = _done(built)
             else:
                 missing.append(layer)
@@ -204,7 +203,7 @@ class Assembler:
         store, known = self._store, self._lookup.known
         if error := self._unreadable.get(image.id):
             raise error
-        system = _system(self._layers[image.os_inputs])
+        system = self._layers[image.os_inputs].result()
         stack = []
         for layer in image.layers:
             if layer.kind == "files" and not layer.compiled:  # takes no time, so it is made here
@@ -215,9 +214,8 @@ class Assembler:
 
         # Every machine must make the same layers: the first build records them in locks/layers.json.
         for planned, built in zip(image.layers, stack, strict=True):
-            if planned.wheels or planned.compiled:
+            if planned.kind == "os" or planned.wheels or planned.compiled:
                 known.add(planned, built)
-        known.add_system(image.os_inputs, system)
         known.write()
 
         # The paths of bytecode follow from those of its modules.
@@ -237,7 +235,7 @@ class Assembler:
     def record_tagged(self, image: PlannedImage) -> None:
         """Names the image in the store by its full tag, after it passed its tests and has its tags."""
         stored = stored_images.find_stored_image(self._store, image, self._lookup.known)
-        system = self._lookup.system_in_store(image.os_inputs)
+        system = self._lookup.in_store(image.os_inputs)
         if stored and system:
             name = image.local_names[0]
             stored_images.put_name(self._store, image, system, stored.manifest, name, instead_of=name + UNTESTED)
@@ -274,12 +272,12 @@ class Assembler:
             while built is None:
                 try:
                     paths = [fetcher.path(wheel) for wheel in layer.wheels]
-                    known, warn = self._lookup.known.get(layer), self._run.view.say_once
+                    known, warn = self._lookup.known.get(layer.inputs), self._run.view.say_once
                     built = stored_layers.store_wheels(self._store, layer, paths, known, warn)
                 except FileNotFoundError:
                     # Another builder that shares the store may make the layer first, and then removes the wheels.
                     attempts -= 1
-                    built = self._lookup.in_store(layer)
+                    built = self._lookup.in_store(layer.inputs)
                     if built is None:
                         if not attempts:
                             raise
@@ -301,9 +299,9 @@ class Assembler:
         container compresses it with its own zlib. Raises BuildError, EngineError.
         """
         run, store, lookup = self._run, self._store, self._lookup
-        if built := lookup.in_store(layer):
+        if built := lookup.in_store(layer.inputs):
             return built
-        if downloaded := lookup.download_bytecode(layer):
+        if downloaded := lookup.download(layer.component, layer.inputs):
             return downloaded
 
         # All operating systems with the image's Python give the same bytecode, so the first that is ready is used.
@@ -311,11 +309,11 @@ class Assembler:
         systems = {**self._compilers.get(image.compiler_inputs, {}), image.os_inputs: image.cell.arch}
         own = run.engine.info().arch
         candidates = sorted(systems, key=lambda inputs: (systems[inputs] != own, inputs != image.os_inputs, inputs))
-        system = next(filter(None, map(lookup.system_in_store, candidates)), None)
+        system = next(filter(None, map(lookup.in_store, candidates)), None)
         if system is None:
             started = [self._layers[inputs] for inputs in candidates if inputs in self._layers]
             ready = (future for future in as_completed(started) if not future.exception())
-            system = _system(next(ready, self._layers[image.os_inputs]))
+            system = next(ready, self._layers[image.os_inputs]).result()
         wheel_layers = [self._layers[inputs].result() for inputs in layer.compiled]
         with self._loading_system:
             if system.digest not in self._os_images:
@@ -358,7 +356,7 @@ class Assembler:
                 )
             with zip_path.open("rb") as archive:
                 entries = splice.prefetched_first(_bytecode_entries(archive, place), layer.prefetch)
-                return stored_layers.store_layer(store, layer, entries, lookup.known.get(layer))
+                return stored_layers.store_layer(store, layer, entries, lookup.known.get(layer.inputs))
 
 
 def find_image(run: RunContext, store: Store, image: PlannedImage, known: KnownLayers) -> LoadedImage | None:
@@ -379,13 +377,6 @@ def _done(layer: Layer) -> Future[Layer]:
     future: Future[Layer] = Future()
     future.set_result(layer)
     return future
-
-
-def _system(future: Future[Layer]) -> OsLayer:
-    """Waits for the operating system and returns it. Raises the error of making it."""
-    system = future.result()
-    assert isinstance(system, OsLayer)
-    return system
 
 
 def _add(tar: tarfile.TarFile, path: str, content: bytes) -> None:

@@ -10,7 +10,7 @@ from builder.build.context import RunContext
 from builder.common.errors import FREE_DISK, DamagedError, DiskError
 from builder.common.text import counted, size
 from builder.layers import images as stored_image
-from builder.layers import os_layer, stored_layers
+from builder.layers import stored_layers
 from builder.layers.blobs import Descriptor
 from builder.layers.oci import CONTAINERD, Image
 from builder.layers.store import Store
@@ -39,9 +39,9 @@ def store_bytes(store: Store, images: Iterable[PlannedImage]) -> int:
     Counts the Debian packages, which the store keeps, but not the operating systems that are made of them.
     """
     incomplete = [image for image in images if _stored(store, image) is None]
-    missing = [layer for layer in _wheel_layers(incomplete) if not stored_layers.stored_layer(store, layer, None)]
+    missing = [layer for layer in _wheel_layers(incomplete) if not stored_layers.stored_layer(store, layer.inputs)]
     wheels = {wheel.sha256: wheel.size for layer in missing for wheel in layer.wheels}
-    systems = [image for image in incomplete if not os_layer.stored_system(store, image.os_inputs, None)]
+    systems = [image for image in incomplete if not stored_layers.stored_layer(store, image.os_inputs)]
     packages = {
         package.sha256: package.size
         for image in systems
@@ -127,7 +127,7 @@ def _unloaded(store: Store, images: Iterable[PlannedImage], diff_ids: Collection
     """Bytes of wheels in layers that an engine with the layers `diff_ids` lacks."""
     needed = 0
     for layer in _wheel_layers(images):
-        built = stored_layers.stored_layer(store, layer, None)
+        built = stored_layers.stored_layer(store, layer.inputs)
         if built is None or built.diff_id not in diff_ids:
             needed += layer.bytes
     return needed

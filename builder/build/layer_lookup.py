@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -19,14 +19,12 @@ from builder.common.reference import ImageRef, staged_repository
 from builder.common.tasks import RetryPolicy
 from builder.host import Host
 from builder.index.wheels import LockedWheel
-from builder.layers import images, os_layer, stored_layers
+from builder.layers import images, stored_layers
 from builder.layers.blobs import Descriptor, wheel_file
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
-from builder.layers.os_layer import OsLayer
 from builder.layers.store import Store
 from builder.matrix.project import Project
-from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
 from builder.registry import transfer
 from builder.registry.client import Repository
@@ -50,31 +48,21 @@ class LayerLookup:
     new_registry: Callable[..., Repository] = Repository
     _failed: threading.Event = field(default_factory=threading.Event, init=False)
 
-    def in_store(self, planned: PlannedLayer) -> Layer | None:
-        """A layer of wheels or of bytecode that the store has."""
-        return stored_layers.stored_layer(self.store, planned, self.known.get(planned))
+    def in_store(self, inputs: str) -> Layer | None:
+        """The layer that the store has; None if it differs from the known one."""
+        return stored_layers.stored_layer(self.store, inputs, self.known.get(inputs))
 
-    def system_in_store(self, inputs: str) -> OsLayer | None:
-        return os_layer.stored_system(self.store, inputs, self.known.system(inputs))
-
-    def system_in_registry(self, inputs: str) -> OsLayer | None:
-        """A known operating system that a registry has; it is not downloaded."""
-        known = self.known.system(inputs)
+    def in_registry(self, inputs: str) -> Layer | None:
+        """The known layer, if a registry has it; it is not downloaded."""
+        known = self.known.get(inputs)
         return known if known and self.find(known.digest) else None
 
-    def download_system(self, name: str, inputs: str, system: OsLayer) -> bool:
-        """Downloads and records a system that a registry has; `name` is its row in the view."""
-        if not self._download(name, system.descriptor):
-            return False
-        self.store.put_record(inputs, asdict(system))
-        return True
-
-    def download_bytecode(self, planned: PlannedLayer) -> Layer | None:
-        """A known layer of bytecode, if a registry has it."""
-        known = self.known.get(planned)
-        if known is None or not self._download(planned.component, known.descriptor):
+    def download(self, name: str, inputs: str) -> Layer | None:
+        """Downloads and records the known layer, if a registry has it; `name` is its row in the view."""
+        known = self.known.get(inputs)
+        if known is None or not self._download(name, known.descriptor):
             return None
-        self.store.put_record(planned.inputs, asdict(known))
+        self.store.put_record(inputs, known.as_record())
         return known
 
     def built_wheel(self, wheel: LockedWheel) -> Path:
@@ -162,7 +150,7 @@ class KnownImages:
             hint = f"Build and test it on this machine: builder images {image.id}"
             return BuildError(f"{image.id}: {reason}", hint=hint)
 
-        system = self.lookup.system_in_store(image.os_inputs) or self.lookup.system_in_registry(image.os_inputs)
+        system = self.lookup.in_store(image.os_inputs) or self.lookup.in_registry(image.os_inputs)
         if system is None:
             raise missing(f"no registry has its operating system, or it is not listed in {KNOWN_LAYERS}")
         stack: list[Layer] = []
@@ -176,7 +164,7 @@ class KnownImages:
                         self.store, layer, stored_layers.component_file_entries(read, system.folders)
                     )
                 )
-            elif (known := self.lookup.known.get(layer)) is None:
+            elif (known := self.lookup.known.get(layer.inputs)) is None:
                 raise missing(f"layer {layer.name} is not listed in {KNOWN_LAYERS}")
             elif self.lookup.find(known.digest) is None:
                 raise missing(f"no registry has layer {layer.name}")

@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote
@@ -45,7 +45,7 @@ from builder.host import FOLDER as HOST_FOLDER
 from builder.host import SYSTEM_BUNDLE, Host
 from builder.index.wheels import arch_of
 from builder.layers import known_layers, os_layer
-from builder.layers.os_layer import OsLayer
+from builder.layers.oci import Layer
 from builder.layers.store import BLOBS, PACKAGES, Store
 from builder.lock.python_builds import PythonBuilds, PythonFetcher, uv_program
 from builder.lock.python_lock import LockedPython
@@ -139,7 +139,7 @@ class SystemLayers:
     new_fetcher: Callable[..., DebianFetcher] = DebianFetcher
     new_python_fetcher: Callable[..., PythonFetcher] = PythonFetcher
 
-    def provide(self, image: PlannedImage, files: Mapping[str, bytes], in_registry: OsLayer | None) -> OsLayer:
+    def provide(self, image: PlannedImage, files: Mapping[str, bytes], in_registry: Layer | None) -> Layer:
         """Downloads the operating system that a registry has; otherwise, or if that fails, makes it from `files`.
 
         Waits while another builder that shares the store makes it. Raises BuildError as `Mmdebstrap.run`, and if the
@@ -148,7 +148,7 @@ class SystemLayers:
         view, name = self.run.view, row(image)
         if in_registry:
             view.begin(name, "downloading")
-            if self.lookup.download_system(name, image.os_inputs, in_registry):
+            if self.lookup.download(name, image.os_inputs):
                 view.end(name, "done", f"layer {short_digest(in_registry.digest)}, from the registry")
                 return in_registry
 
@@ -167,17 +167,17 @@ class SystemLayers:
                         view.begin(name, "waiting for another builder")
                     is_waiting = True
                     time.sleep(LOCK_S)
-            system = self.lookup.system_in_store(image.os_inputs)
+            system = self.lookup.in_store(image.os_inputs)
             by_another = ", made by another builder" if system else ""
             system = system or self._make(image, files)
             path.unlink(missing_ok=True)
         view.end(name, "done", f"layer {short_digest(system.digest)}{by_another}")
         return system
 
-    def _make(self, image: PlannedImage, files: Mapping[str, bytes]) -> OsLayer:
+    def _make(self, image: PlannedImage, files: Mapping[str, bytes]) -> Layer:
         """Makes an operating system of the locked packages and records it, with the packages that it is made of."""
         run, name, packages = self.run, row(image), image.os_lock.packages
-        known = self.lookup.known.system(image.os_inputs)
+        known = self.lookup.known.get(image.os_inputs)
         blobs = [f"sha256:{package.sha256}" for package in packages]
         arguments = [image.debian, str(layer_order.MTIME), image.interpreter, *([image.uv] if image.uv else [])]
 
@@ -217,7 +217,7 @@ class SystemLayers:
                 if known:
                     known_layers.check_layer(name, image.os_inputs, known, layer)
                 blob.digest = layer.digest
-        self.store.put_record(image.os_inputs, asdict(layer))
+        self.store.put_record(image.os_inputs, layer.as_record())
         # A record of its own: earlier builders that share the store refuse a record of a layer with more fields.
         record = {"digest": layer.digest, "size": layer.size, PACKAGES: blobs}
         self.store.put_record(f"{image.os_inputs}.{PACKAGES}", record)

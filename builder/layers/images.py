@@ -8,11 +8,10 @@ from fnmatch import fnmatchcase
 
 from builder.common.errors import DamagedError, VerifyError
 from builder.common.files import digest_of_data
-from builder.layers import oci, os_layer
+from builder.layers import oci, stored_layers
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, REPAIR, Descriptor
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
-from builder.layers.os_layer import OsLayer
 from builder.layers.store import IMAGE_NAME, Store
 from builder.matrix import cells
 from builder.plan.plan import PlannedImage
@@ -62,18 +61,18 @@ def find_stored_image(store: Store, planned: PlannedImage, known: KnownLayers | 
     With `known`, also None if a layer is not the known one. Raises DamagedError for a manifest or configuration that
     does not match its digest.
     """
-    system = os_layer.stored_system(store, planned.os_inputs, known.system(planned.os_inputs) if known else None)
+    system = stored_layers.stored_layer(store, planned.os_inputs, known.get(planned.os_inputs) if known else None)
     record = store.get_record(_key(planned, system)) if system else None
     if record is None or missing(store, record["digest"]):
         return None
     image = read_stored_image(store, record["digest"])
     for layer, stored in zip(planned.layers, image.layers, strict=False):
-        if known and (expected := known.get(layer)) and expected.digest != stored.digest:
+        if known and (expected := known.get(layer.inputs)) and expected.digest != stored.digest:
             return None
     return image
 
 
-def write_image(store: Store, planned: PlannedImage, system: OsLayer, layers: Sequence[Layer]) -> Image:
+def write_image(store: Store, planned: PlannedImage, system: Layer, layers: Sequence[Layer]) -> Image:
     """Writes the configuration and the manifest of an image of these layers, without a name."""
     labels = built_labels(planned.digest, system.created)
     history = tuple(map(oci.describe, planned.layers))
@@ -89,14 +88,14 @@ def write_image(store: Store, planned: PlannedImage, system: OsLayer, layers: Se
 
 
 def put_name(
-    store: Store, planned: PlannedImage, system: OsLayer, manifest: Descriptor, name: str, *, instead_of: str = ""
+    store: Store, planned: PlannedImage, system: Layer, manifest: Descriptor, name: str, *, instead_of: str = ""
 ) -> None:
     """Names an image in the store and records it, so that `find_stored_image` returns it."""
     store.name(name, manifest, instead_of=instead_of)
     store.put_record(_key(planned, system), asdict(manifest) | {IMAGE_NAME: name})
 
 
-def _key(planned: PlannedImage, system: OsLayer) -> str:
+def _key(planned: PlannedImage, system: Layer) -> str:
     return digest_of_data(["image", planned.digest, system.digest])
 
 

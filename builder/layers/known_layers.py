@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -16,12 +16,11 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass as model
 
 from builder.common import lock_text
-from builder.common.errors import BuildError
+from builder.common.errors import BuildError, LockError
 from builder.common.files import write_atomically
 from builder.common.lock_text import KNOWN_LAYERS as PATH
 from builder.index.wheels import STRICT
 from builder.layers.oci import Layer
-from builder.layers.os_layer import OsLayer
 from builder.plan.layer_order import PlannedLayer
 
 FORMAT: Literal[4] = 4
@@ -32,7 +31,7 @@ class _File:
     """`layers` are those of wheels and of bytecode, `systems` operating systems; each by its inputs."""
 
     layers: dict[str, Layer]
-    systems: dict[str, OsLayer]
+    systems: dict[str, Layer]
     format: Literal[4] = FORMAT
 
 
@@ -54,37 +53,23 @@ class KnownLayers:
         """Raises LockError if the file is damaged."""
         self._path = root / PATH
         self._lock = threading.Lock()
-        self._file = _read(root)
+        self._layers = _read(root)
 
-    def get(self, planned: PlannedLayer) -> Layer | None:
-        """The layer of wheels or of bytecode that a build must give; None if it is not known."""
-        return self._file.layers.get(planned.inputs)
-
-    def system(self, inputs: str) -> OsLayer | None:
-        """The operating system that a build must give; None if it is not known."""
-        return self._file.systems.get(inputs)
+    def get(self, inputs: str) -> Layer | None:
+        """The layer that a build must give; None if it is not known."""
+        return self._layers.get(inputs)
 
     def add(self, planned: PlannedLayer, layer: Layer) -> None:
-        """Adds a layer of wheels or of bytecode, or compares it with the known layer.
-
-        Raises BuildError if the same inputs gave other bytes.
-        """
+        """Adds a layer, or compares it with the known one. Raises BuildError if the same inputs gave other bytes."""
         with self._lock:
-            known = self._file.layers.setdefault(planned.inputs, layer)
+            known = self._layers.setdefault(planned.inputs, layer)
         check_layer(planned.name, planned.inputs, known, layer)
-
-    def add_system(self, inputs: str, system: OsLayer) -> None:
-        """Adds an operating system, or compares it with the known one. Raises BuildError as `add`."""
-        with self._lock:
-            known = self._file.systems.setdefault(inputs, system)
-        check_layer("os", inputs, known, system)
 
     def write(self) -> None:
         """Writes the file, if it differs."""
         with self._lock:
-            text = _dump(self._file)
-            is_empty = not (self._file.layers or self._file.systems)
-            if not is_empty and (not self._path.exists() or self._path.read_text(encoding="utf-8") != text):
+            text = _dump(self._layers)
+            if self._layers and (not self._path.exists() or self._path.read_text(encoding="utf-8") != text):
                 write_atomically(self._path, text)
 
 
@@ -105,19 +90,27 @@ def check_layer(name: str, inputs: str, known: Layer, layer: Layer) -> None:
             )
 
 
-def _read(root: Path) -> _File:
-    """The known layers of a checkout; none without the file. Raises LockError."""
+def _read(root: Path) -> dict[str, Layer]:
+    """The known layers of a checkout by their inputs; none without the file. Raises LockError."""
     text = lock_text.read_lock_text(root / PATH, _HINT)
     if text is None:
-        return _File(layers={}, systems={})
-    return lock_text.validate_lock(_FILE, text, PATH, FORMAT, _HINT)
+        return {}
+    file = lock_text.validate_lock(_FILE, text, PATH, FORMAT, _HINT)
+    layers = file.layers | file.systems
+    if json.loads(_dump(layers)) != json.loads(text):  # the type allows an operating system without its own fields
+        raise LockError(f"{PATH} is damaged: a layer lacks a field", hint=_HINT)
+    return layers
 
 
-def _dump(file: _File) -> str:
+def _dump(layers: Mapping[str, Layer]) -> str:
     """The file's text, with one line for each layer, sorted by its inputs."""
     blocks = []
-    for entries in (file.layers, file.systems):
-        lines = [f"{json.dumps(key)}: {json.dumps(vars(entry))}" for key, entry in sorted(entries.items())]
+    for is_system in (False, True):
+        lines = [
+            f"{json.dumps(inputs)}: {json.dumps(layer.as_record())}"
+            for inputs, layer in sorted(layers.items())
+            if bool(layer.created) is is_system
+        ]
         blocks.append(lock_text.json_block("{", lines, "}"))
     return f'{{\n "format": {FORMAT},\n "layers": {blocks[0]},\n "systems": {blocks[1]}\n}}\n'
 
@@ -125,10 +118,7 @@ def _dump(file: _File) -> str:
 def prune(root: Path, inputs: Collection[str], *, check: bool = False) -> bool:
     """Removes layers that no planned layer needs, unless `check`; returns whether there are any. Raises LockError."""
     before = _read(root)
-    after = _File(
-        layers={key: layer for key, layer in before.layers.items() if key in inputs},
-        systems={key: system for key, system in before.systems.items() if key in inputs},
-    )
+    after = {key: layer for key, layer in before.items() if key in inputs}
     if after != before and not check:
         write_atomically(root / PATH, _dump(after))
     return after != before

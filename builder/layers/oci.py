@@ -28,11 +28,13 @@ LAYOUT = '{"imageLayoutVersion":"1.0.0"}'
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 NAME = "org.opencontainers.image.ref.name"  # annotation by which skopeo finds an image: oci:<store>:<name>
 CONTAINERD = "containerd"
+_OF_SYSTEMS = ("created", "taken", "folders")
 _SECOND = 1_000_000_000  # Docker counts nanoseconds
 _WHEEL = re.compile(r"([A-Za-z0-9_.+!-]+\.whl)@sha256:([0-9a-f]{64})", re.ASCII)
 _HISTORY = re.compile(r"wheels format=([0-9]+) python=([0-9.]+|none): (.+)", re.ASCII)
 Digest = Annotated[str, Field(pattern=f"^sha256:{SHA256_HEX}$")]
 OptionalDigest = Annotated[str, Field(pattern=f"^(sha256:{SHA256_HEX})?$")]
+TIME = "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$"  # RFC 3339, in UTC and seconds
 
 
 def _printable(value: str) -> str:
@@ -49,8 +51,10 @@ Size = Annotated[int, Field(ge=0, strict=True)]
 class Layer:
     """A layer, in every room: `digest` and `size` in bytes of its blob, `diff_id` and `unpacked` of the tar in it.
 
-    `unpacked` is 0 if it is unknown. `toc` is the digest of its table of contents (eStargz), empty without one. The
-    fields are checked only where a layer is read, with a TypeAdapter.
+    `unpacked` is 0 if it is unknown. `toc` is the digest of its table of contents (eStargz), empty without one. Only an
+    operating system has the last three: `created` is the time of its newest package, `taken` are the paths below /opt
+    that are not folders, `folders` the folders that are not 0755 root:root. The fields are checked only where a layer
+    is read, with a TypeAdapter.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -60,6 +64,13 @@ class Layer:
     size: Size
     unpacked: Size = 0
     toc: OptionalDigest = ""
+    created: Annotated[str, Field(pattern=f"^$|{TIME}")] = ""
+    taken: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+
+    def as_record(self) -> dict[str, Any]:
+        """The fields that the store and locks/layers.json record: all of an operating system, else the first five."""
+        return {name: value for name, value in vars(self).items() if self.created or name not in _OF_SYSTEMS}
 
     @property
     def descriptor(self) -> Descriptor:
@@ -194,7 +205,6 @@ def _json(data: Mapping[str, Any]) -> bytes:
 # ---- reading
 
 _Model = TypeVar("_Model", bound=BaseModel)
-TIME = "^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$"  # RFC 3339, in UTC and seconds
 
 
 class _ManifestBlob(BaseModel, frozen=True):

@@ -6,48 +6,19 @@ to the next. Source: OCI image specification, "Image Layer Filesystem Changeset"
 
 from __future__ import annotations
 
-import json
 import tarfile
 import time
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, BinaryIO
-
-from pydantic import Field, TypeAdapter, ValidationError
+from typing import BinaryIO
 
 from builder.layers import estargz, splice
-from builder.layers.oci import TIME, Layer
+from builder.layers.oci import Layer
 from builder.layers.splice import Entry
-from builder.layers.store import Store
 
 
-@dataclass(frozen=True, kw_only=True)
-class OsLayer(Layer):
-    """An `os` layer. `created` is RFC 3339: the time of its newest package.
-
-    `taken` are the paths below /opt that are not folders, `folders` the folders that are not 0755 root:root.
-    """
-
-    created: Annotated[str, Field(pattern=TIME)]
-    taken: tuple[str, ...]
-    folders: tuple[str, ...]
-
-
-_OS_LAYER = TypeAdapter(OsLayer)
-
-
-def stored_system(store: Store, inputs: str, known: OsLayer | None) -> OsLayer | None:
-    """The operating system that was last made from these inputs, if it is in the store and has the known contents."""
-    record = store.get_record(inputs)
-    try:
-        stored = None if record is None else _OS_LAYER.validate_json(json.dumps(record))
-    except ValidationError:  # an older builder wrote it
-        return None
-    return stored if known in (None, stored) else None
-
-
-def write_system(path: Path, out: BinaryIO, prefetch: Collection[str] = ()) -> OsLayer:
+def write_system(path: Path, out: BinaryIO, prefetch: Collection[str] = ()) -> Layer:
     """Writes the file system of a tar as a layer; a pure function of its files. Raises tarfile.TarError, OSError.
 
     `prefetch` are the paths that come first, see `estargz.prefetch_order`.
@@ -79,8 +50,8 @@ def write_system(path: Path, out: BinaryIO, prefetch: Collection[str] = ()) -> O
 
         layer = splice.write_layer(entries(), out)
     folders = {name: (info.mode & 0o7777, info.uid, info.gid) for name, info in files.items() if info.isdir()}
-    return OsLayer(
-        **vars(layer),
+    return replace(
+        layer,
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(newest)),
         taken=tuple(sorted(name for name, info in files.items() if name.startswith("opt/") and not info.isdir())),
         folders=tuple(sorted(name for name, attributes in folders.items() if attributes != (0o755, 0, 0))),

@@ -27,14 +27,15 @@ _LAYER = TypeAdapter(Layer)
 _INCOMPATIBLE = "Two of their wheels are incompatible: pin other versions in matrix.yaml."
 
 
-def stored_layer(store: Store, planned: PlannedLayer, known: Layer | None) -> Layer | None:
-    """The layer, if the store has it with a valid record, and it is the known one."""
-    record = store.get_record(planned.inputs)
+def stored_layer(store: Store, inputs: str, known: Layer | None = None) -> Layer | None:
+    """The layer that the store has for these inputs; None if its record is invalid, or if it is not the `known` one."""
+    if (record := store.get_record(inputs)) is None:
+        return None
     try:
-        stored = None if record is None else _LAYER.validate_json(json.dumps(record))
+        stored = _LAYER.validate_json(json.dumps(record))
     except ValidationError:  # an older builder wrote it
         return None
-    return stored if known in (None, stored) else None
+    return stored if stored.as_record().keys() == record.keys() and known in (None, stored) else None
 
 
 def store_layer(store: Store, planned: PlannedLayer, entries: Iterable[Entry], known: Layer | None = None) -> Layer:
@@ -47,7 +48,7 @@ def store_layer(store: Store, planned: PlannedLayer, entries: Iterable[Entry], k
         if known:
             known_layers.check_layer(planned.name, planned.inputs, known, layer)
         blob.digest = layer.digest
-    store.put_record(planned.inputs, vars(layer))
+    store.put_record(planned.inputs, layer.as_record())
     return layer
 
 

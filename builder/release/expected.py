@@ -13,11 +13,10 @@ from typing import Any, Literal
 from builder.common.errors import VerifyError
 from builder.common.files import digest_of_bytes, short_digest
 from builder.common.lock_text import KNOWN_LAYERS
-from builder.layers import oci, os_layer, splice, stored_layers
+from builder.layers import oci, splice, stored_layers
 from builder.layers.blobs import CONFIG_TYPE, Descriptor
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
-from builder.layers.os_layer import OsLayer
 from builder.layers.store import Store
 from builder.matrix.tags import OCI, PLAN_LABEL
 from builder.plan.plan import PlannedImage
@@ -32,42 +31,27 @@ How = Literal["derived", "known", "built"]
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedDigests:
-    """`layers` are the known layers without wheels, by their number in the image, and how they are known.
-
-    `system` is the known operating system, or the one that this machine built last; None if there is neither.
-    """
+    """`layers` are the known layers without wheels, by their number in the image, and how they are known."""
 
     image: PlannedImage
     layers: Mapping[int, tuple[Layer, How]]
-    system: OsLayer | None = None
+
+    @property
+    def system(self) -> Layer | None:
+        return next((layer for layer, _ in self.layers.values() if layer.created), None)
 
 
-def of_plan(root: Path, store: Store, image: PlannedImage) -> PlannedDigests:
-    """An image of the plan, with its layers from the checkout at `root` and from records of the store.
-
-    Raises LockError.
-    """
-    known = of_known(root, KnownLayers(root), image)
-    layers, system = dict(known.layers), known.system
-    system = system or os_layer.stored_system(store, image.os_inputs, None)
-    for number, layer in enumerate(image.layers):
-        if layer.kind == "os" and system:
-            layers[number] = (system, "known" if system == known.system else "built")
-        elif layer.compiled and number not in layers and (built := stored_layers.stored_layer(store, layer, None)):
-            layers[number] = (built, "built")
-    return PlannedDigests(image=image, layers=layers, system=system)
-
-
-def of_known(root: Path, known: KnownLayers, image: PlannedImage) -> PlannedDigests:
-    """An image of the plan, with its layers from the checkout alone."""
+def of_plan(root: Path, known: KnownLayers, image: PlannedImage, store: Store | None = None) -> PlannedDigests:
+    """An image of the plan, with its layers from the checkout at `root`, and from the store's records of the others."""
     layers: dict[int, tuple[Layer, How]] = {}
-    system = known.system(image.os_inputs)
     for number, layer in enumerate(image.layers):
         if layer.kind == "files" and not layer.compiled:
             layers[number] = (_files(root, image), "derived")
-        elif recorded := system if layer.kind == "os" else known.get(layer):
+        elif recorded := known.get(layer.inputs):
             layers[number] = (recorded, "known")
-    return PlannedDigests(image=image, layers=layers, system=system)
+        elif store and not layer.wheels and (built := stored_layers.stored_layer(store, layer.inputs)):
+            layers[number] = (built, "built")
+    return PlannedDigests(image=image, layers=layers)
 
 
 def _files(root: Path, image: PlannedImage) -> Layer:

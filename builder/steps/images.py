@@ -179,7 +179,7 @@ def lock_stale_systems(
         requests = {
             image.os_request
             for image in {image.os_inputs: image for image in planned.images}.values()
-            if not (lookup.system_in_store(image.os_inputs) or lookup.system_in_registry(image.os_inputs))
+            if not (lookup.in_store(image.os_inputs) or lookup.in_registry(image.os_inputs))
         }
     new, failures = os_resolve.current_locks_of_stale(
         project,

@@ -166,7 +166,7 @@ class Releaser:
             raise errors.join(refusals, f"ends of support are over for {staged.cell}")
         image, manifest = staging.image_of(self.place, staged)
         repository = self.place.open(staged.repository)
-        expected_image = expected.of_known(self.project.root, self._known, planned)
+        expected_image = expected.of_plan(self.project.root, self._known, planned)
         # The report that is required below covers layers that are not known.
         config = repository.read_blob(image.config.digest)
         expected.check_image(expected_image, image, manifest.content, config, is_trusted=True)

@@ -97,7 +97,7 @@ def complete_tests(  # noqa: PLR0913  what a test of a release needs
         for line in reported.refused:
             view.say(f"{image.id}: {line}")
         config = repository.read_blob(stored.config.digest)
-        planned_digests = expected.of_known(project.root, known_layers, image)
+        planned_digests = expected.of_plan(project.root, known_layers, image)
         expected.check_image(planned_digests, stored, manifest.content, config, is_trusted=bool(reported.reports))
 
         # Its blobs go to the store, which may have some of them, and from there to the engine.
@@ -113,7 +113,7 @@ def complete_tests(  # noqa: PLR0913  what a test of a release needs
                 for layer, made in zip(image.layers, stored.layers, strict=True)
                 if layer.kind != "os" and not layer.compiled  # the paths of bytecode follow from those of its modules
             ]
-            system = known_layers.system(image.os_inputs)
+            system = known_layers.get(image.os_inputs)
             for warning in stored_layers.check_paths(image.id, layers, system.taken if system else ()):
                 view.say_once(warning)
         with loading:  # one at a time: two at once were not faster, and take more disk

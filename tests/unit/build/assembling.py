@@ -274,7 +274,7 @@ class AssemblyBench:
     def layer(self, name: str, cell: str) -> oci.Layer:
         """A layer of wheels of a cell's image, which the store must have."""
         [planned] = [layer for layer in self.images(cell)[0].layers if layer.name == name]
-        layer = stored_layers.stored_layer(self.store, planned, None)
+        layer = stored_layers.stored_layer(self.store, planned.inputs)
         assert layer is not None
         return layer
 

@@ -15,7 +15,7 @@ from builder.build.context import built_ids
 from builder.common.errors import BuildError
 from builder.common.files import digest_of_bytes
 from builder.common.lock_text import KNOWN_LAYERS
-from builder.layers import garbage, oci, os_layer, stored_layers
+from builder.layers import garbage, oci, stored_layers
 from builder.layers import images as stored_images
 from builder.lock import lockfile
 from builder.matrix.project import Project
@@ -138,7 +138,7 @@ def test_an_image_for_arm64_gets_its_bytecode_from_the_engines_own_architecture(
     bench.world.before_compile = lambda image: compiled_in.append(bench.engine.diff_ids[image])
     ids = bench.run(f"{group}-board-arm64")
     [image] = bench.images(group)
-    system = os_layer.stored_system(bench.store, image.os_inputs, None)
+    system = stored_layers.stored_layer(bench.store, image.os_inputs)
     assert system
     assert compiled_in == [(system.diff_id,)]
     assert bench.config(native[group])["architecture"] == "amd64"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from builder.common.errors import RegistryError
-from builder.layers import os_layer
+from builder.layers import stored_layers
 from tests.unit.build.assembling import EMBER, AssemblyBench
 
 
@@ -63,10 +63,10 @@ def test_an_operating_system_of_the_registry_is_not_made_again(benches: Callable
     first.run(EMBER)
     second = benches()
     [image] = first.images(EMBER)
-    system = os_layer.stored_system(first.store, image.os_inputs, None)
+    system = stored_layers.stored_layer(first.store, image.os_inputs)
     assert system
     second.world.registry[system.digest] = first.store.read(system.digest)
     second.run(EMBER)
     assert second.world.systems == []
-    assert os_layer.stored_system(second.store, image.os_inputs, None) == system
+    assert stored_layers.stored_layer(second.store, image.os_inputs) == system
     assert second.stored(EMBER) == first.stored(EMBER)

@@ -23,9 +23,9 @@ from builder.common.errors import BuildError, DiskError, FetchError
 from builder.common.files import digest_of_bytes
 from builder.debian.archives import Archives, DebianFetcher
 from builder.host import Apt, AptSource, Host
-from builder.layers import estargz, os_layer
+from builder.layers import estargz, stored_layers
 from builder.layers.known_layers import KnownLayers
-from builder.layers.os_layer import OsLayer
+from builder.layers.oci import Layer
 from builder.layers.store import PACKAGES, Store
 from builder.lock.python_builds import PythonFetcher
 from builder.lock.python_lock import LockedPython
@@ -68,7 +68,7 @@ class OneSystem:
             raise self.error
         return file_system()
 
-    def make(self) -> OsLayer:
+    def make(self) -> Layer:
         lookup = WithoutRegistry(self.run.project, self.run.host, self.run.view, self.store, self.known)
         self.fake = FakeMmdebstrap(self.run, self.mmdebstrap)
         files = operating_systems.read_inputs(self.run.project.root, self.image)
@@ -77,8 +77,8 @@ class OneSystem:
         return systems.provide(self.image, files, None)
 
     @property
-    def recorded(self) -> OsLayer | None:
-        return os_layer.stored_system(self.store, self.image.os_inputs, None)
+    def recorded(self) -> Layer | None:
+        return stored_layers.stored_layer(self.store, self.image.os_inputs)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def system(tiny: Project, tmp_path: Path) -> OneSystem:
 def test_a_layer_is_made_and_recorded(system: OneSystem) -> None:
     layer = system.make()
     blob = system.store.path(layer.digest).read_bytes()
-    assert layer == OsLayer(
+    assert layer == Layer(
         digest=digest_of_bytes(blob),
         diff_id=layer.diff_id,
         size=len(blob),
@@ -103,7 +103,7 @@ def test_a_layer_is_made_and_recorded(system: OneSystem) -> None:
     with tarfile.open(fileobj=io.BytesIO(blob)) as archive:
         assert "usr/bin/python3" in archive.getnames()
     assert system.recorded == layer
-    assert os_layer.stored_system(system.store, "sha256:other", None) is None
+    assert stored_layers.stored_layer(system.store, "sha256:other") is None
     assert list((system.run.project.state / "tmp").iterdir()) == []
     assert system.engine.calls == []
 
@@ -204,7 +204,7 @@ def test_a_full_store_leaves_no_record(system: OneSystem, monkeypatch: pytest.Mo
 )
 def test_a_layer_with_other_bytes_than_the_known_one_is_not_stored(system: OneSystem, field: str, title: str) -> None:
     change: dict[str, Any] = {field: digest_of_bytes(b"other")}
-    system.known.add_system(system.image.os_inputs, replace(system.make(), **change))
+    system.known.add(system.image.os_layer, replace(system.make(), **change))
     for blob in (system.store.root / "blobs/sha256").iterdir():
         blob.unlink()
     with pytest.raises(BuildError, match=f"^layer {operating_systems.row(system.image)} has the {title} sha256"):

@@ -299,7 +299,7 @@ def test_nothing_is_looked_up_for_an_operating_system_in_the_store(
     rest = {"created": "2026-11-22T00:00:00Z", "taken": (), "folders": ()}
     store.path(digests["digest"]).parent.mkdir(parents=True, exist_ok=True)
     store.path(digests["digest"]).write_bytes(blob)
-    store.put_record(image.os_inputs, {**digests, "size": len(blob), "unpacked": len(blob), **rest})
+    store.put_record(image.os_inputs, {**digests, "size": len(blob), "unpacked": len(blob), "toc": "", **rest})
     archive.versions["newbird"] = "2.0-1"
     assert run("images", "--locked", CELL).code == 0
     assert archive.looked_up == []

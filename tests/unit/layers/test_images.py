@@ -11,7 +11,6 @@ from builder.common.files import digest_of_bytes
 from builder.layers import images, oci
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE
 from builder.layers.oci import Image, Layer
-from builder.layers.os_layer import OsLayer
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan import plan
@@ -62,7 +61,7 @@ def test_an_image_is_found_by_its_plan_and_its_operating_system(store: Store, ti
     """Until one of its blobs is missing."""
     planned = plan.make_locked_plan(tiny, tiny.select(["qz-0.5-cu129-py311"])).images[0]
     image = put_image(store, b"os", b"wheels")
-    system = OsLayer(
+    system = Layer(
         digest=image.layers[0].digest, diff_id=image.layers[0].diff_id, size=2, unpacked=3,
         created="2026-01-01T00:00:00Z", taken=(), folders=(),
     )  # fmt: skip

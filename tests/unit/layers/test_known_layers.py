@@ -14,10 +14,9 @@ from builder.common.lock_text import KNOWN_LAYERS as PATH
 from builder.layers import known_layers
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Layer
-from builder.layers.os_layer import OsLayer
 from builder.plan.layer_order import LayerKind, PlannedLayer
 
-OS = digest_of_bytes(b"the inputs of an operating system")
+OS = PlannedLayer(kind="os", name="os", component="base", inputs=digest_of_bytes(b"the inputs of an operating system"))
 
 
 def planned(kind: LayerKind = "wheels", name: str = "torch") -> PlannedLayer:
@@ -30,18 +29,8 @@ def layer(content: str = "1", compressed: str = "") -> Layer:
     return Layer(digest=digest_of_bytes(blob), diff_id=diff_id, size=len(blob), unpacked=9, toc=toc)
 
 
-def system(content: str = "1", compressed: str = "") -> OsLayer:
-    written = layer(content, compressed)
-    return OsLayer(
-        digest=written.digest,
-        diff_id=written.diff_id,
-        size=written.size,
-        unpacked=9,
-        toc=written.toc,
-        created="2026-01-01T00:00:00Z",
-        taken=("opt/tool",),
-        folders=("tmp",),
-    )
+def system(content: str = "1", compressed: str = "") -> Layer:
+    return replace(layer(content, compressed), created="2026-01-01T00:00:00Z", taken=("opt/tool",), folders=("tmp",))
 
 
 @pytest.fixture
@@ -53,15 +42,15 @@ def root(tmp_path: Path) -> Path:
 def test_the_first_build_writes_what_later_ones_read(root: Path) -> None:
     known = KnownLayers(root)
     known.add(planned(), layer())
-    known.add_system(OS, system())
+    known.add(OS, system())
     known.write()
     text = (root / PATH).read_text()
     again = KnownLayers(root)
-    assert again.get(planned()) == layer()
-    assert again.system(OS) == system()
-    assert again.system("sha256:other") is None
+    assert again.get(planned().inputs) == layer()
+    assert again.get(OS.inputs) == system()
+    assert again.get("sha256:other") is None
     again.add(planned(), layer())
-    again.add_system(OS, system())
+    again.add(OS, system())
     again.write()
     assert (root / PATH).read_text() == text
 
@@ -82,36 +71,36 @@ def test_other_bytes_for_the_same_inputs_are_an_error(root: Path, kind: LayerKin
         known.add(planned(kind), other)
     with pytest.raises(BuildError):
         known.add(planned(kind), layer("1", "compressed otherwise"))
-    kept = known.get(planned(kind))
+    kept = known.get(planned(kind).inputs)
     assert kept
     assert kept.digest == first.digest
 
 
 def test_another_operating_system_for_the_same_inputs_is_an_error(root: Path) -> None:
     known = KnownLayers(root)
-    known.add_system(OS, system())
+    known.add(OS, system())
     message = f"^layer os has the digest {layer('2').digest}, but {PATH} records {layer().digest}$"
     with pytest.raises(BuildError, match=message):
-        known.add_system(OS, system("2"))
-    assert known.system(OS) == system()
+        known.add(OS, system("2"))
+    assert known.get(OS.inputs) == system()
 
 
 def test_an_operating_system_with_the_same_contents_in_other_bytes_is_an_error(root: Path) -> None:
     """Until format 4, its bytes depended on the zlib of the machine."""
     known = KnownLayers(root)
-    known.add_system(OS, system("1", "libdeflate"))
+    known.add(OS, system("1", "libdeflate"))
     with pytest.raises(BuildError, match=r"^layer os has the digest sha256"):
-        known.add_system(OS, system("1", "zlib-ng"))
-    assert known.system(OS) == system("1", "libdeflate")
+        known.add(OS, system("1", "zlib-ng"))
+    assert known.get(OS.inputs) == system("1", "libdeflate")
 
 
 @pytest.mark.parametrize("change", [{"created": "2026-01-02T00:00:00Z"}, {"folders": ()}, {"taken": ()}])
 def test_the_description_of_a_recorded_system_must_be_right(root: Path, change: dict[str, Any]) -> None:
     """Images are assembled from it where the operating system itself is not downloaded."""
     known = KnownLayers(root)
-    known.add_system(OS, replace(system(), **change))
+    known.add(OS, replace(system(), **change))
     with pytest.raises(BuildError, match=rf"^layer os has the value {next(iter(change))} = "):
-        known.add_system(OS, system())
+        known.add(OS, system())
 
 
 @pytest.mark.parametrize(
@@ -133,15 +122,15 @@ def test_layers_that_no_image_has_are_removed(root: Path) -> None:
     known = KnownLayers(root)
     for name in ("torch", "numpy"):
         known.add(planned(name=name), layer(name))
-    known.add_system(OS, system())
+    known.add(OS, system())
     known.write()
-    assert known_layers.prune(root, {planned().inputs, OS, "sha256:other"})
+    assert known_layers.prune(root, {planned().inputs, OS.inputs, "sha256:other"})
     rest = KnownLayers(root)
-    assert rest.get(planned())
-    assert rest.get(planned(name="numpy")) is None
-    assert rest.system(OS)
+    assert rest.get(planned().inputs)
+    assert rest.get(planned(name="numpy").inputs) is None
+    assert rest.get(OS.inputs)
     assert known_layers.prune(root, {planned().inputs})
-    assert KnownLayers(root).system(OS) is None
+    assert KnownLayers(root).get(OS.inputs) is None
     assert not known_layers.prune(root, {planned().inputs})
 
 
@@ -153,12 +142,15 @@ def test_layers_that_no_image_has_are_removed(root: Path) -> None:
         ('": "sha256:', '": "sha1:', "is damaged"),
         ('"digest"', '<<<<<<< HEAD\n"digest"', "is damaged"),
         ("2026-01-01T", "yesterday ", "is damaged"),
+        ("2026-01-01T00:00:00Z", "", "is damaged"),
+        (', "folders": ["tmp"]', "", "is damaged"),
+        ('"toc"', '"created": "2026-01-01T00:00:00Z", "toc"', "is damaged"),
     ],
 )
 def test_a_damaged_file_is_an_error(root: Path, old: str, new: str, message: str) -> None:
     known = KnownLayers(root)
     known.add(planned(), layer())
-    known.add_system(OS, system())
+    known.add(OS, system())
     known.write()
     text = (root / PATH).read_text()
     assert old in text

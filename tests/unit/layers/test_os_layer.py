@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builder.layers import estargz, os_layer, splice
-from builder.layers.os_layer import OsLayer
+from builder.layers.oci import Layer
 
 CAPABILITY = {"SCHILY.xattr.security.capability": "\x01\x00\x00\x02\x00 \x00\x00"}
 
@@ -56,7 +56,7 @@ def tar_of(items: Items) -> bytes:
 class Flat:
     """The layer, and the files read back from it, by path."""
 
-    def __init__(self, layer: OsLayer, blob: bytes) -> None:
+    def __init__(self, layer: Layer, blob: bytes) -> None:
         self.layer = layer
         self.blob = blob
         plain = gzip.decompress(blob)

@@ -80,7 +80,7 @@ def test_layers_conflict_if_a_path_has_two_files_or_is_a_file_and_a_folder(
 
 def contents(store: Store, *layers: PlannedLayer) -> list[tuple[PlannedLayer, tuple[TocEntry, ...]]]:
     """Each layer and its files, as the store has them."""
-    stored = [(layer, stored_layers.stored_layer(store, layer, None)) for layer in layers]
+    stored = [(layer, stored_layers.stored_layer(store, layer.inputs)) for layer in layers]
     return [(layer, stored_layers.read_toc(store, each)) for layer, each in stored if each]
 
 
@@ -165,7 +165,7 @@ def test_two_wheels_with_one_path_in_one_layer(
 
 @pytest.mark.parametrize("damage", ["missing", "without its end"])
 def test_a_damaged_layer_of_the_store_is_named(store: Store, make: Make, damage: str) -> None:
-    layer = stored_layers.stored_layer(store, make("one", {"a": "1"}), None)
+    layer = stored_layers.stored_layer(store, make("one", {"a": "1"}).inputs)
     assert layer
     path = store.path(layer.digest)
     if damage == "missing":
@@ -216,9 +216,9 @@ def test_a_conflict_names_both_layers_and_the_path(
 )
 def test_a_layer_with_a_damaged_record_is_made_again(make: Make, store: Store, change: dict[str, object]) -> None:
     layer = make("a", {"a/x": "1"})
-    assert stored_layers.stored_layer(store, layer, None)
+    assert stored_layers.stored_layer(store, layer.inputs)
     store.put_record(layer.inputs, (store.get_record(layer.inputs) or {}) | change)
-    assert stored_layers.stored_layer(store, layer, None) is None
+    assert stored_layers.stored_layer(store, layer.inputs) is None
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_an_invalid_wheel_is_named_and_nothing_is_stored(store: Store, tmp_path:
     )
     with pytest.raises(FetchError, match=f"^{NAME}: "):
         stored_layers.store_wheels(store, layer, [path])
-    assert stored_layers.stored_layer(store, layer, None) is None
+    assert stored_layers.stored_layer(store, layer.inputs) is None
     assert list((store.root / "tmp").iterdir()) == []
 
 

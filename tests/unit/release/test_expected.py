@@ -12,11 +12,10 @@ import pytest
 
 from builder.common.errors import VerifyError
 from builder.common.files import digest_of_bytes, digest_of_data
-from builder.layers import estargz, oci, os_layer
+from builder.layers import estargz, oci, stored_layers
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, Descriptor
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Layer
-from builder.layers.os_layer import OsLayer
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan import plan, settings
@@ -114,11 +113,11 @@ def test_the_same_values_in_other_bytes(image: PlannedImage) -> None:
 def test_known_layers(tiny: Project, image: PlannedImage, store: Store) -> None:
     """The layer of files comes from the checkout, those of Debian and bytecode from records of the store."""
     kinds = {number: layer for number, layer in enumerate(image.layers) if layer.kind != "wheels"}
-    bare = expected.of_plan(tiny.root, store, image).layers
+    bare = expected.of_plan(tiny.root, KnownLayers(tiny.root), image, store).layers
     assert [(kinds[number].name, how) for number, (_, how) in bare.items()] == [("files", "derived")]
 
     blob = store.put(b"debian", LAYER_TYPE)
-    system = OsLayer(
+    system = Layer(
         digest=blob.digest,
         diff_id=blob.digest,
         size=blob.size,
@@ -128,13 +127,13 @@ def test_known_layers(tiny: Project, image: PlannedImage, store: Store) -> None:
         folders=(),
     )
     store.put_record(image.os_inputs, system.__dict__)
-    assert os_layer.stored_system(store, image.os_inputs, None) == system
+    assert stored_layers.stored_layer(store, image.os_inputs) == system
     compiled = {number: layer for number, layer in kinds.items() if layer.compiled}
     for layer in compiled.values():
         code = store.put(layer.name.encode(), LAYER_TYPE)
         record = {"digest": code.digest, "size": code.size, "diff_id": digest_of_bytes(b"x"), "unpacked": 1}
         store.put_record(layer.inputs, record)
-    known = expected.of_plan(tiny.root, store, image).layers
+    known = expected.of_plan(tiny.root, KnownLayers(tiny.root), image, store).layers
     assert set(known) == set(kinds)
     [number] = [number for number, layer in kinds.items() if layer.kind == "os"]
     assert known[number] == (system, "built")
@@ -142,13 +141,13 @@ def test_known_layers(tiny: Project, image: PlannedImage, store: Store) -> None:
 
     (tiny.root / "templates/base/files/etc/new").write_text("x")
     [number] = [number for number, (_, how) in bare.items() if how == "derived"]
-    assert expected.of_plan(tiny.root, store, image).layers[number] != bare[number]
+    assert expected.of_plan(tiny.root, KnownLayers(tiny.root), image, store).layers[number] != bare[number]
 
 
 def test_the_committed_digests_are_known_in_a_fresh_clone(tiny: Project, image: PlannedImage, store: Store) -> None:
     """Without a signer, a new machine could not check the layers of Debian packages and of bytecode."""
     known = KnownLayers(tiny.root)
-    system = OsLayer(
+    system = Layer(
         digest=digest_of_bytes(b"debian"),
         diff_id=digest_of_bytes(b"inflated"),
         size=6,
@@ -157,13 +156,13 @@ def test_the_committed_digests_are_known_in_a_fresh_clone(tiny: Project, image: 
         taken=(),
         folders=(),
     )
-    known.add_system(image.os_inputs, system)
+    known.add(image.os_layer, system)
     compiled = [layer for layer in image.layers if layer.compiled]
     for layer in compiled:
         content = digest_of_bytes(layer.name.encode())
         known.add(layer, Layer(digest=content, diff_id=content, size=1, unpacked=1))
     known.write()
-    plan_of_checkout = expected.of_plan(tiny.root, store, image)
+    plan_of_checkout = expected.of_plan(tiny.root, KnownLayers(tiny.root), image, store)
     hows = [plan_of_checkout.layers[number][1] for number, layer in enumerate(image.layers) if layer.kind != "wheels"]
     assert sorted(hows) == sorted(["derived", *["known"] * (1 + len(compiled))])
     assert plan_of_checkout.system == system
@@ -173,7 +172,7 @@ def test_the_committed_digests_are_known_in_a_fresh_clone(tiny: Project, image: 
     built = replace(system, digest=blob.digest, size=blob.size)
     store.put_record(image.os_inputs, built.__dict__)
     [number] = [number for number, layer in enumerate(image.layers) if layer.kind == "os"]
-    assert expected.of_plan(tiny.root, store, image).layers[number] == (system, "known")
+    assert expected.of_plan(tiny.root, KnownLayers(tiny.root), image, store).layers[number] == (system, "known")
 
 
 def test_the_annotations_of_a_layer_are_those_of_the_expected_one(image: PlannedImage) -> None:
@@ -219,7 +218,7 @@ def test_the_creation_time_is_that_of_the_known_system(tiny: Project, image: Pla
     manifest, config = documents(image)
     [number] = [number for number, layer in enumerate(image.layers) if layer.kind == "os"]
     known = KnownLayers(tiny.root)
-    system = OsLayer(
+    system = Layer(
         digest=digest_of_bytes(b"compressed by another zlib"),
         diff_id=config["rootfs"]["diff_ids"][number],
         size=1,
@@ -228,8 +227,8 @@ def test_the_creation_time_is_that_of_the_known_system(tiny: Project, image: Pla
         taken=(),
         folders=(),
     )
-    known.add_system(image.os_inputs, system)
-    plan_of_checkout = expected.of_known(tiny.root, known, image)
+    known.add(image.os_layer, system)
+    plan_of_checkout = expected.of_plan(tiny.root, known, image)
     content = json.dumps(config, separators=(",", ":")).encode()
     lines = expected.differences(plan_of_checkout, json.dumps(manifest).encode(), content)
     assert [line for line in lines if line.startswith("created: ")] == (
