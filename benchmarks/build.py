@@ -37,7 +37,7 @@ from builder.index.download import Fetcher
 from builder.layers import images as stored_images
 from builder.layers import splice, wheel
 from builder.layers.blobs import CHUNK, MANIFEST_TYPE
-from builder.layers.oci import Layer
+from builder.layers.oci import Layer, Manifest
 from builder.layers.splice import Entry
 from builder.layers.store import Store
 from builder.matrix.project import Project
@@ -45,7 +45,7 @@ from builder.matrix.tags import CELL_LABEL
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from builder.registry import transfer
-from builder.registry.client import Manifest, Repository
+from builder.registry.client import Repository
 
 PLAIN, JUPYTER, OTHER_PYTHON = "pt-2.9-cu128-py311", "pt-2.9-cu128-py311-jupyter", "pt-2.9-cu128-py313"
 REPOSITORY = f"{NAMESPACE}/pt-cuda"

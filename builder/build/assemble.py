@@ -229,7 +229,7 @@ class Assembler:
         sizes = [(planned.name, built.size, built.unpacked) for planned, built in zip(image.layers, stack, strict=True)]
         budget.check_built(self._run.project.matrix, image.cell, sizes)
         assembled = stored_images.write_image(store, image, system, stack)
-        stored_images.put_name(store, image, system, assembled.manifest, image.local_names[0] + UNTESTED)
+        stored_images.put_name(store, image, system, assembled, image.local_names[0] + UNTESTED)
         return assembled
 
     def record_tagged(self, image: PlannedImage) -> None:
@@ -238,7 +238,7 @@ class Assembler:
         system = self._lookup.in_store(image.os_inputs)
         if stored and system:
             name = image.local_names[0]
-            stored_images.put_name(self._store, image, system, stored.manifest, name, instead_of=name + UNTESTED)
+            stored_images.put_name(self._store, image, system, stored, name, instead_of=name + UNTESTED)
 
     def close(self) -> None:
         """Stops downloads and removes the images that containers ran in, after those containers ended.

@@ -52,10 +52,8 @@ class Loader:
 
         It is for the engine's architecture, whatever the layer is for.
         """
-        content = oci.bare_config([layer], {RUN_LABEL: self._checkout}, self._engine.info().arch)
-        config = self._store.put(content, CONFIG_TYPE)
-        manifest = self._store.put(oci.manifest(config, [layer]), MANIFEST_TYPE)
-        return self.load(Image(config=config, manifest=manifest, layers=(layer,)))
+        config = oci.bare_config([layer], {RUN_LABEL: self._checkout}, self._engine.info().arch)
+        return self.load(images.put_image(self._store, config, [layer]))
 
     def load(self, image: Image, progress: Progress = lambda _: None) -> str:
         """Loads the image untagged, unless the engine has it; returns its id.
@@ -154,14 +152,14 @@ def archive(
 
     It has both formats that engines read: `manifest.json` (overlay2) and an OCI layout (containerd).
     """
-    index = {"schemaVersion": 2, "mediaType": oci.INDEX_TYPE, "manifests": [image.manifest.as_data()]}
+    index = {"schemaVersion": 2, "mediaType": oci.INDEX_TYPE, "manifests": [image.manifest.descriptor.as_data()]}
     digests = [image.config.digest, *(layer.digest for layer in image.layers)]
     config, *layers = ("blobs/" + blob.replace(":", "/") for blob in digests)
     docker = [{"Config": config, "RepoTags": None, "Layers": layers}]  # no tags: an image gets them after its tests
     documents = {"oci-layout": oci.LAYOUT, "index.json": json.dumps(index), "manifest.json": json.dumps(docker)}
     for name, text in documents.items():
         yield _header(name, len(text)) + text.encode() + bytes(-len(text) % tarfile.BLOCKSIZE)
-    blobs = [image.manifest, image.config, *(layer.descriptor for layer in image.layers if has_layers)]
+    blobs = [image.manifest.descriptor, image.config, *(layer.descriptor for layer in image.layers if has_layers)]
     for blob in dict.fromkeys(blobs):  # two layers may be the same blob
         yield _header("blobs/" + blob.digest.replace(":", "/"), blob.size)
         for chunk in store.chunks(blob.digest):

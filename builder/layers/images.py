@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from builder.common.errors import DamagedError, VerifyError
 from builder.common.files import digest_of_data
 from builder.layers import oci, stored_layers
-from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, REPAIR, Descriptor
+from builder.layers.blobs import CONFIG_TYPE, REPAIR
 from builder.layers.known_layers import KnownLayers
-from builder.layers.oci import Image, Layer
+from builder.layers.oci import Image, Layer, Manifest
 from builder.layers.store import IMAGE_NAME, Store
 from builder.matrix import cells
 from builder.plan.plan import PlannedImage
@@ -76,21 +76,25 @@ def write_image(store: Store, planned: PlannedImage, system: Layer, layers: Sequ
     """Writes the configuration and the manifest of an image of these layers, without a name."""
     labels = built_labels(planned.digest, system.created)
     history = tuple(map(oci.describe, planned.layers))
-    content = oci.config(planned.settings, layers, history, created=system.created, labels=labels)
-    config = store.put(content, CONFIG_TYPE)
-    return Image(
-        config=config,
-        manifest=store.put(oci.manifest(config, layers), MANIFEST_TYPE),
-        layers=tuple(layers),
-        history=history,
-        labels={**planned.settings.labels, **labels},
-    )
+    config = oci.config(planned.settings, layers, history, created=system.created, labels=labels)
+    return put_image(store, config, layers, history=history, labels={**planned.settings.labels, **labels})
+
+
+def put_image(
+    store: Store, config: bytes, layers: Sequence[Layer], *, history: Sequence[str] = (), labels: Mapping[str, str] = {}
+) -> Image:
+    """Stores the configuration and the manifest of an image of these layers, without a name."""
+    config_blob = store.put(config, CONFIG_TYPE)
+    manifest = Manifest.of(oci.manifest(config_blob, layers))
+    store.put(manifest.content, manifest.media_type)
+    return Image(config=config_blob, manifest=manifest, layers=tuple(layers), history=tuple(history), labels=labels)
 
 
 def put_name(
-    store: Store, planned: PlannedImage, system: Layer, manifest: Descriptor, name: str, *, instead_of: str = ""
+    store: Store, planned: PlannedImage, system: Layer, image: Image, name: str, *, instead_of: str = ""
 ) -> None:
     """Names an image in the store and records it, so that `find_stored_image` returns it."""
+    manifest = image.manifest.descriptor
     store.name(name, manifest, instead_of=instead_of)
     store.put_record(_key(planned, system), asdict(manifest) | {IMAGE_NAME: name})
 

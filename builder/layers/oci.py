@@ -85,18 +85,35 @@ class Layer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """A manifest or an index as it is stored, with its digest."""
+
+    digest: str
+    media_type: str
+    content: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, content: bytes, media_type: str = MANIFEST_TYPE) -> Manifest:
+        return cls(digest=digest_of_bytes(content), media_type=media_type, content=content)
+
+    @property
+    def descriptor(self) -> Descriptor:
+        return Descriptor(media_type=self.media_type, digest=self.digest, size=len(self.content))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Image:
     """An image for one platform; layers lowest first. `history` has a line for each layer, written by `describe`."""
 
     config: Descriptor
-    manifest: Descriptor
+    manifest: Manifest
     layers: tuple[Layer, ...]
     history: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def image_id(self, kind: str) -> str:
         """The id that an engine with this kind of store gives the image."""
-        return (self.manifest if kind == CONTAINERD else self.config).digest
+        return self.manifest.digest if kind == CONTAINERD else self.config.digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +302,7 @@ def read_image(content: bytes, read_blob: Callable[[str], bytes]) -> Image:
         )
     return Image(
         config=Descriptor(media_type=CONFIG_TYPE, digest=blobs.config.digest, size=blobs.config.size),
-        manifest=Descriptor(media_type=MANIFEST_TYPE, digest=digest_of_bytes(content), size=len(content)),
+        manifest=Manifest.of(content),
         layers=tuple(
             Layer(
                 digest=blob.digest,

@@ -23,9 +23,9 @@ from builder.common.errors import RegistryError, VerifyError
 from builder.common.files import digest_of_bytes
 from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
-from builder.layers.oci import EMPTY, EMPTY_TYPE, INDEX_TYPE, Digest, Size
+from builder.layers.oci import EMPTY, EMPTY_TYPE, INDEX_TYPE, Digest, Manifest, Size
 from builder.registry import transfer
-from builder.registry.client import REFUSALS, Manifest, Repository, fallback_tag
+from builder.registry.client import REFUSALS, Repository, fallback_tag
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, TransientError
 
 CREATED = "org.opencontainers.image.created"  # the annotation with the time of an artifact

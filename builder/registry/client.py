@@ -13,7 +13,6 @@ import subprocess
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
@@ -32,6 +31,7 @@ from builder.common.text import one_line
 from builder.host import Host
 from builder.index.wheels import arch_of
 from builder.layers import oci
+from builder.layers.oci import Manifest
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, StoppedError, TransientError
 from builder.registry.http import DEFAULT_POLICY, Answer, Connection, Request
 from builder.registry.transport import Transport
@@ -65,19 +65,6 @@ _ACCEPT = {"Accept": ", ".join(MANIFESTS)}
 def fallback_tag(digest: str) -> str:
     """The tag of the index that lists the artifacts of an image in a registry without the referrers API."""
     return digest.replace(":", "-")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """A manifest as it is stored, with its digest."""
-
-    digest: str
-    media_type: str
-    content: bytes = field(repr=False)
-
-    @classmethod
-    def of(cls, content: bytes, media_type: str) -> Manifest:
-        return cls(digest=digest_of_bytes(content), media_type=media_type, content=content)
 
 
 class Repository:

@@ -12,8 +12,9 @@ from typing import Literal
 
 from builder.common.errors import DamagedError, RegistryError, of_file
 from builder.layers.blobs import REPAIR, Descriptor
+from builder.layers.oci import Manifest
 from builder.layers.store import Store
-from builder.registry.client import Manifest, Repository
+from builder.registry.client import Repository
 from builder.registry.failures import RejectedError
 from builder.registry.parallel import TRANSFERS, transfer
 

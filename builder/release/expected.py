@@ -60,12 +60,12 @@ def _files(root: Path, image: PlannedImage) -> Layer:
         return splice.write_layer(entries, discarded)
 
 
-def check_image(expected: PlannedDigests, image: Image, manifest: bytes, config: bytes, *, is_trusted: bool) -> None:
+def check_image(expected: PlannedDigests, image: Image, config: bytes, *, is_trusted: bool) -> None:
     """Raises VerifyError unless an image has the configuration of the plan and the expected layers.
 
     Without a trusted report or signature, every layer must be expected.
     """
-    lines = differences(expected, manifest, config)
+    lines = differences(expected, image, config)
     created = image.labels.get(f"{OCI}.created", "")
     if not re.fullmatch(oci.TIME, created, re.ASCII):
         lines.append(f"invalid creation time {created[:40]!a}")
@@ -83,20 +83,20 @@ def check_image(expected: PlannedDigests, image: Image, manifest: bytes, config:
         raise VerifyError(f"{expected.image.id}: the staged image differs from the plan: {'; '.join(_first(lines))}")
 
 
-def differences(expected: PlannedDigests, manifest: bytes, config: bytes) -> list[str]:
-    """How an image's manifest and configuration differ from those of the plan, one line each; the first ten.
+def differences(expected: PlannedDigests, image: Image, config: bytes) -> list[str]:
+    """How the manifest and the configuration of an image differ from those of the plan, one line each; the first ten.
 
-    Digests of layers are not compared here. Both documents must be valid for `oci.read_image`.
+    Digests of layers are not compared here. `config` is the configuration of the image.
     """
-    image = expected.image
-    actual, actual_manifest = json.loads(config), json.loads(manifest)
+    planned = expected.image
+    actual, actual_manifest = json.loads(config), json.loads(image.manifest.content)
     inner = actual.get("config")
     labels = inner.get("Labels") if isinstance(inner, dict) else None
     labels = labels if isinstance(labels, dict) else {}
     plan = labels.get(PLAN_LABEL)
-    if plan != image.digest:
+    if plan != planned.digest:
         return [
-            f"built from plan {short_digest(str(plan))}, but this checkout's plan is {short_digest(image.digest)}: "
+            f"built from plan {short_digest(str(plan))}, but this checkout's plan is {short_digest(planned.digest)}: "
             "check out the revision that it was built from"
         ]
     layers, diff_ids = actual_manifest["layers"], actual["rootfs"]["diff_ids"]
@@ -104,20 +104,18 @@ def differences(expected: PlannedDigests, manifest: bytes, config: bytes) -> lis
     created = str(actual.get("created", ""))
     if (system := expected.system) and system.diff_id in diff_ids:
         created = system.created
-    built = built_labels(image.digest, created)
-    if len(layers) != len(image.layers):
-        planned = json.loads(oci.config(image.settings, [], [], created=created, labels=built))["config"]
-        more = _compare("config", planned, inner)
-        return _first([f"{len(layers)} layers, expected {len(image.layers)}", *more])
+    built = built_labels(planned.digest, created)
+    if len(layers) != len(planned.layers):
+        inner_of_plan = json.loads(oci.config(planned.settings, [], [], created=created, labels=built))["config"]
+        more = _compare("config", inner_of_plan, inner)
+        return _first([f"{len(layers)} layers, expected {len(planned.layers)}", *more])
     stack = [
         replace(layer, unpacked=known.unpacked, toc=known.toc) if known and known.digest == layer.digest else layer
-        for layer, (known, _) in (
-            (layer, expected.layers.get(number, (None, "")))
-            for number, layer in enumerate(oci.read_image(manifest, lambda _: config).layers)
-        )
+        for number, layer in enumerate(image.layers)
+        for known, _ in [expected.layers.get(number, (None, ""))]
     ]
-    history = [oci.describe(planned) for planned in image.layers]
-    expected_config = oci.config(image.settings, stack, history, created=created, labels=built)
+    history = [oci.describe(layer) for layer in planned.layers]
+    expected_config = oci.config(planned.settings, stack, history, created=created, labels=built)
     descriptor = Descriptor(media_type=CONFIG_TYPE, digest=digest_of_bytes(config), size=len(config))
     lines = [*_compare("", json.loads(expected_config), actual)]
     lines += _compare("manifest", json.loads(oci.manifest(descriptor, stack)), actual_manifest)

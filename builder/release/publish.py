@@ -25,14 +25,14 @@ from builder.evidence.suite import Suite
 from builder.host import Host
 from builder.layers import images as stored_images
 from builder.layers import oci
-from builder.layers.blobs import MANIFEST_TYPE, Descriptor
-from builder.layers.oci import Image
+from builder.layers.blobs import Descriptor
+from builder.layers.oci import Image, Manifest
 from builder.layers.store import Store
 from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry import transfer
-from builder.registry.client import INDEXES, Manifest, Repository
+from builder.registry.client import INDEXES, Repository
 from builder.registry.failures import RejectedError
 from builder.registry.parallel import pipeline
 from builder.registry.transfer import Pushed
@@ -56,7 +56,6 @@ class PublishableImage:
     arch: str
     cells: Mapping[str, str]
     stored: Image
-    manifest: Manifest
     coverage: Coverage
     references: tuple[ImageRef, ...]
     source: str = ""
@@ -64,7 +63,7 @@ class PublishableImage:
 
     @property
     def digest(self) -> str:
-        return self.manifest.digest
+        return self.stored.manifest.digest
 
 
 class NotBuiltError(ImageTestError):
@@ -123,13 +122,11 @@ def _target(project: Project, store: Store, image: PlannedImage, suite: Suite, r
     coverage = results.local_coverage(project.state, requirement)
     if coverage.failure:
         raise ImageTestError(coverage.failure)
-    manifest = Manifest.of(store.read(stored.manifest.digest), MANIFEST_TYPE)
     return PublishableImage(
         cell=image.id,
         arch=image.cell.arch,
         cells=cells_by_arch(project, image),
         stored=stored,
-        manifest=manifest,
         coverage=coverage,
         references=references(image, registry),
     )
@@ -155,8 +152,9 @@ def tagged_manifest(images: Sequence[PublishableImage]) -> Manifest:
     does not run there.
     """
     if len(images[0].cells) == 1:
-        return images[0].manifest
-    return Manifest.of(oci.platform_index({image.arch: image.stored.manifest for image in images}), oci.INDEX_TYPE)
+        return images[0].stored.manifest
+    manifests = {image.arch: image.stored.manifest.descriptor for image in images}
+    return Manifest.of(oci.platform_index(manifests), oci.INDEX_TYPE)
 
 
 def references(image: PlannedImage, registry: str = "") -> tuple[ImageRef, ...]:
@@ -318,7 +316,7 @@ class Publisher:
             blobs = blobs_of(self.store, target.stored)
             pushed = transfer.push_image(
                 publication_of[target.cell].registry,
-                target.manifest,
+                target.stored.manifest,
                 blobs,
                 fetch=target.fetch,
                 mount_from=sorted(sources, key=lambda name: (name != target.source, name)),

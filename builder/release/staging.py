@@ -24,12 +24,12 @@ from builder.evidence import signing
 from builder.evidence.signing import Signer, Trust
 from builder.host import Host
 from builder.layers import oci
-from builder.layers.oci import Digest, Image
+from builder.layers.oci import Digest, Image, Manifest
 from builder.matrix import tags
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.registry import artifacts
-from builder.registry.client import Manifest, Repository
+from builder.registry.client import Repository
 from builder.release import scan
 
 TYPE = "application/vnd.gpu-images.release.v1+json"
@@ -289,10 +289,10 @@ def plan_tag(plan: str) -> str:
     return f"plan-{plan.removeprefix('sha256:')}"
 
 
-def image_of(place: StagingArea, staged: StagedImage) -> tuple[Image, Manifest]:
-    """A staged image and its manifest. Raises RegistryError, VerifyError."""
+def image_of(place: StagingArea, staged: StagedImage) -> Image:
+    """A staged image. Raises RegistryError, VerifyError."""
     repository = place.open(staged.repository)
     manifest = repository.manifest(staged.digest)
     if manifest is None:
         raise RegistryError(f"{staged.cell}: {repository.name} has no {staged.digest}", hint=_HINT)
-    return oci.read_image(manifest.content, repository.read_blob), manifest
+    return oci.read_image(manifest.content, repository.read_blob)

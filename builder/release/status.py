@@ -133,7 +133,7 @@ class StatusReader:
     def _tests_in_registry(self, planned: PlannedImage, staged: StagedImage) -> _Tests:
         assert self.place is not None
         try:
-            image, _ = staging.image_of(self.place, staged)
+            image = staging.image_of(self.place, staged)
             requirement = Requirement.of(planned, image.manifest.digest, self._suite)
             repository = self.place.open(staged.repository)
             coverage = reports.registry_coverage(repository, requirement, self._trust, state=self.project.state)

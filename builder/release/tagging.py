@@ -16,8 +16,9 @@ from packaging.version import InvalidVersion, Version
 from builder.common.errors import RegistryError, VerifyError
 from builder.common.files import digest_of_bytes
 from builder.layers import oci
+from builder.layers.oci import Manifest
 from builder.matrix.tags import OCI
-from builder.registry.client import INDEXES, Manifest, Repository
+from builder.registry.client import INDEXES, Repository
 
 State = Literal["set", "moved", "unchanged"]
 AHEAD = timedelta(hours=1)  # how far a machine's clock may be ahead of the registry's

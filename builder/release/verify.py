@@ -82,7 +82,7 @@ def check_configuration(source: ImageSource, planned: PlannedDigests | None, *, 
         state: State = "signed" if is_signed else "unknown"
         detail = "" if is_signed else "this checkout has no plan for it"
     else:
-        lines = expected.differences(planned, source.manifest, config)
+        lines = expected.differences(planned, source.image, config)
         state, detail = "different" if lines else "same", _plain("; ".join(lines))
     return Finding(layer=CONFIGURATION, digest=digest_of_bytes(config), state=state, detail=detail)
 

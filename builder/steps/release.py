@@ -164,12 +164,12 @@ class Releaser:
             raise self.release.stale(staged.cell)
         if self.skip_incomplete and (refusals := support.refusals(self.project.matrix, [planned.cell], self.today)):
             raise errors.join(refusals, f"ends of support are over for {staged.cell}")
-        image, manifest = staging.image_of(self.place, staged)
+        image = staging.image_of(self.place, staged)
         repository = self.place.open(staged.repository)
         expected_image = expected.of_plan(self.project.root, self._known, planned)
         # The report that is required below covers layers that are not known.
         config = repository.read_blob(image.config.digest)
-        expected.check_image(expected_image, image, manifest.content, config, is_trusted=True)
+        expected.check_image(expected_image, image, config, is_trusted=True)
         requirement = Requirement.of(planned, image.manifest.digest, self._suite)
         coverage = reports.registry_coverage(
             repository, requirement, self._trust, state=self.project.state, allow_unsigned=self.allow_unsigned
@@ -200,7 +200,6 @@ class Releaser:
             arch=planned.cell.arch,
             cells=publish.cells_by_arch(self.project, planned),
             stored=image,
-            manifest=manifest,
             coverage=coverage,
             references=publish.references(planned, self.registry),
         )
@@ -280,7 +279,7 @@ class Releaser:
         """Attaches the reports that count, the SBOM and the scan; then, signed, the statements; then the signature."""
         candidate, planned, signer = self._candidates[image.cell], self.planned[image.cell], self.signer
         source = self.place.open(staging.name_of(image.references[0]))
-        with artifacts.attaching(repository, image.stored.manifest) as attachments:
+        with artifacts.attaching(repository, image.stored.manifest.descriptor) as attachments:
             if source.name != repository.name:
                 for report in image.coverage.reports:
                     attachments.copy(source, report.artifact)

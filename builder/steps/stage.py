@@ -22,7 +22,7 @@ from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry import artifacts, transfer
-from builder.registry.client import Manifest, Repository
+from builder.registry.client import Repository
 from builder.registry.parallel import pipeline
 from builder.release import publish
 from builder.release.publish import NotBuiltError
@@ -123,9 +123,8 @@ def stage_images(  # noqa: PLR0913  the options of the command
     # One image after another; what is attached to one goes up while the next one is pushed.
     repositories = {image.staged.repository: place.repository(image.staged.repository) for image in images}
 
-    def push_image(image: _ImageToStage) -> tuple[_ImageToStage, Repository, Manifest, int]:
+    def push_image(image: _ImageToStage) -> tuple[_ImageToStage, Repository, int]:
         repository = place.open(image.staged.repository, write=True)
-        manifest = Manifest.of(store.read(image.staged.digest), image.stored.manifest.media_type)
         # Blobs may be mounted from other repositories of the same registry.
         own, others = repositories[image.staged.repository], list(repositories.values())
         if assembler and image.coverage is None:
@@ -135,18 +134,21 @@ def stage_images(  # noqa: PLR0913  the options of the command
         meter = Meter(view, image.staged.cell, "checked or sent", sum(blob.size for blob in blobs))
         mounts = [name for name in names if name != own.repository]
         fetch = assembler.fetch if assembler else None
-        pushed = transfer.push_image(repository, manifest, blobs, fetch=fetch, mount_from=mounts, progress=meter.add)
-        return image, repository, manifest, pushed.sent
+        pushed = transfer.push_image(
+            repository, image.stored.manifest, blobs, fetch=fetch, mount_from=mounts, progress=meter.add
+        )
+        return image, repository, pushed.sent
 
-    def finish_image(pushed: tuple[_ImageToStage, Repository, Manifest, int], stop: threading.Event) -> int:
-        image, repository, manifest, sent = pushed
+    def finish_image(pushed: tuple[_ImageToStage, Repository, int], stop: threading.Event) -> int:
+        image, repository, sent = pushed
+        manifest = image.stored.manifest
         repository = repository.stoppable(stop)
         if image.coverage:
             view.begin(image.staged.cell, "attaching test results")
             results = [report.evidence for report in image.coverage.reports]
-            reports.attach_evidence(repository, image.stored.manifest, results, signer)
+            reports.attach_evidence(repository, manifest.descriptor, results, signer)
         built = [wheel for wheel in by_cell[image.staged.cell].wheels if wheel.source]
-        with artifacts.attaching(repository, image.stored.manifest) as attachments:
+        with artifacts.attaching(repository, manifest.descriptor) as attachments:
             for wheel in built:
                 file = wheel_file(wheel)
                 path = store.path(file.digest) if store.has(file.digest, file.size) else None
@@ -165,9 +167,9 @@ def stage_images(  # noqa: PLR0913  the options of the command
         requirement = Requirement.of(by_cell[staged.cell], staged.digest, suite)
         if own := results.local_coverage(project.state, requirement).reports:
             view.begin(staged.cell, "attaching test results")
-            image, _ = image_of(place, staged)
+            image = image_of(place, staged)
             repository = place.open(staged.repository, write=True)
-            reports.attach_evidence(repository, image.manifest, [report.evidence for report in own], signer)
+            reports.attach_evidence(repository, image.manifest.descriptor, [report.evidence for report in own], signer)
             view.end(staged.cell, "staged", "by another machine; test results attached")
 
     with view.live():

@@ -91,20 +91,20 @@ def complete_tests(  # noqa: PLR0913  what a test of a release needs
         view.begin(image.id, "downloading")
         staged = by_cell[image.id]
         repository = area.open(staged.repository)
-        stored, manifest = staging.image_of(area, staged)
+        stored = staging.image_of(area, staged)
         requirement = Requirement.of(image, stored.manifest.digest, suite)
         reported = reports.registry_coverage(repository, requirement, trust, state=project.state)
         for line in reported.refused:
             view.say(f"{image.id}: {line}")
         config = repository.read_blob(stored.config.digest)
         planned_digests = expected.of_plan(project.root, known_layers, image)
-        expected.check_image(planned_digests, stored, manifest.content, config, is_trusted=bool(reported.reports))
+        expected.check_image(planned_digests, stored, config, is_trusted=bool(reported.reports))
 
         # Its blobs go to the store, which may have some of them, and from there to the engine.
         blobs = [stored.config, *(layer.descriptor for layer in stored.layers)]
         disk.check_download(run, store, blobs)
         transfer.fetch_blobs(repository, store, blobs, Meter(view, image.id, "downloaded", 0).add)
-        store.put(manifest.content, stored.manifest.media_type)
+        store.put(stored.manifest.content, stored.manifest.media_type)
         if reported.failure:
             # `stage --untested` had neither the wheels nor the layers to compare the files that they share.
             view.begin(image.id, "comparing the files of layers")
@@ -136,7 +136,9 @@ def complete_tests(  # noqa: PLR0913  what a test of a release needs
         if attach:
             try:
                 ran = [report.evidence for report in results.local_coverage(project.state, requirement).reports]
-                reports.attach_evidence(area.open(staged.repository, write=True), stored.manifest, ran, signer)
+                reports.attach_evidence(
+                    area.open(staged.repository, write=True), stored.manifest.descriptor, ran, signer
+                )
             except BuilderError as error:
                 if failed is None:
                     raise

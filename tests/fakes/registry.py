@@ -12,7 +12,8 @@ from typing import Any, BinaryIO
 from builder.common.files import digest_of_bytes, is_digest
 from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
-from builder.registry.client import Manifest, Repository
+from builder.layers.oci import Manifest
+from builder.registry.client import Repository
 from builder.registry.failures import RejectedError
 
 

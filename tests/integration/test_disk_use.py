@@ -21,8 +21,8 @@ from builder import host
 from builder.build import disk
 from builder.engine.client import Engine
 from builder.engine.load import Loader
-from builder.layers import oci
-from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE
+from builder.layers import images, oci
+from builder.layers.blobs import LAYER_TYPE
 from builder.layers.oci import CONTAINERD, Image, Layer
 from builder.layers.store import Store
 from tests.integration import newer_docker
@@ -43,9 +43,7 @@ def loadable(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Image]:
     store = Store(tmp_path_factory.mktemp("store") / "store")
     store.prepare()
     layers = [_layer(store, number) for number in range(LAYERS)]
-    config = store.put(oci.bare_config(layers, {"number": "1"}), CONFIG_TYPE)
-    manifest = store.put(oci.manifest(config, layers), MANIFEST_TYPE)
-    return store, Image(config=config, manifest=manifest, layers=tuple(layers))
+    return store, images.put_image(store, oci.bare_config(layers, {"number": "1"}), layers)
 
 
 def _layer(store: Store, number: int) -> Layer:

@@ -13,8 +13,9 @@ from builder.common.tasks import RetryPolicy
 from builder.evidence import signing
 from builder.evidence.signing import Signer
 from builder.host import Host
+from builder.layers.oci import Manifest
 from builder.registry import transfer, transport
-from builder.registry.client import Manifest, Repository
+from builder.registry.client import Repository
 from tests.integration import registry as registries
 from tests.integration.checkout import Checkout, docker
 from tests.integration.registry import IMAGE, Server, image

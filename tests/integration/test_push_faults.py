@@ -21,8 +21,9 @@ from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
 from builder.host import Host
 from builder.index.settings import IndexSettings
+from builder.layers.oci import Manifest
 from builder.registry import transfer, upload
-from builder.registry.client import Manifest, Repository
+from builder.registry.client import Repository
 from builder.registry.transfer import Pushed
 from tests.integration import registry as registries
 from tests.integration.registry import IMAGE, PASSWORD, USER, Fault, Image, Proxy, Server, Tokens, Trouble, image

@@ -55,7 +55,7 @@ GATES = (
     Gate("the plan of a staged image", "steps/release.py", "if planned is None or planned.digest != staged.plan:", "if planned is None:"),
     Gate("the exit status of a scanner", "release/scan.py", "        if status:\n            raise RefusedError(", "        if False:\n            raise RefusedError("),
     Gate("a scanner that crashes", "release/scan.py", "if status is None or status < 0:", "if status is None:"),
-    Gate("labels and configuration", "release/expected.py", "    lines = differences(expected, manifest, config)\n", "    lines: list[str] = []\n"),
+    Gate("labels and configuration", "release/expected.py", "    lines = differences(expected, image, config)\n", "    lines: list[str] = []\n"),
     Gate("files and known layers", "release/expected.py", "elif expected_layer and (layer.digest, layer.diff_id) != (", "elif False and (layer.digest, layer.diff_id) != ("),
     Gate("a newer release", "steps/release.py", "            self._check_newest(candidates)\n", "            pass\n"),
     Gate("tags never move back", "release/publish.py", "if backward and not self.roll_back:", "if False:"),

@@ -17,13 +17,14 @@ from builder.common.console import View
 from builder.evidence.signing import Signer
 from builder.host import Host
 from builder.layers import oci
-from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE
+from builder.layers.blobs import CONFIG_TYPE
+from builder.layers.oci import Manifest
 from builder.layers.store import Store
 from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.matrix.tags import CELL_LABEL
 from builder.plan import plan
-from builder.registry.client import Manifest, Repository
+from builder.registry.client import Repository
 from builder.release import publish
 from builder.release.publish import PublishableImage, Publisher
 from tests.integration import programs
@@ -63,10 +64,11 @@ def images_of_both(checkout: Checkout, registry: str) -> list[PublishableImage]:
     config["architecture"] = "arm64"
     config["config"]["Labels"][CELL_LABEL] = TWIN
     blob = store.put(json.dumps(config).encode(), CONFIG_TYPE)
-    content = oci.manifest(blob, amd64.stored.layers)
-    stored = replace(amd64.stored, config=blob, manifest=store.put(content, MANIFEST_TYPE))
+    manifest = Manifest.of(oci.manifest(blob, amd64.stored.layers))
+    store.put(manifest.content, manifest.media_type)
+    stored = replace(amd64.stored, config=blob, manifest=manifest)
     cells = {"amd64": PLAIN, "arm64": TWIN}
-    arm64 = replace(amd64, cell=TWIN, arch="arm64", stored=stored, manifest=Manifest.of(content, MANIFEST_TYPE))
+    arm64 = replace(amd64, cell=TWIN, arch="arm64", stored=stored)
     return [replace(image, cells=cells) for image in (amd64, arm64)]
 
 
@@ -126,7 +128,7 @@ def test_a_tag_of_several_architectures(ours: Checkout, proxy: Proxy, keys: Path
     assert [each["unreleased"] for each in data] == [[f"{full}-{today()}.1"]], "no release recorded the second one"
 
     # An index that lost an image, and was not signed: an engine for it gets a clear error.
-    registry.put_manifest(full, oci.platform_index({"amd64": both[0].stored.manifest}), oci.INDEX_TYPE)
+    registry.put_manifest(full, oci.platform_index({"amd64": both[0].stored.manifest.descriptor}), oci.INDEX_TYPE)
     output = ours.builder("verify", name, "--fast", "--key", str(keys / "ours.pub"), code=15)
     assert "no trusted signer signed it as ty-cuda" in output
     pulled = subprocess.run(

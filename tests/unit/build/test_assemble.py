@@ -329,7 +329,7 @@ def test_a_refresh_changes_only_the_system(bench: AssemblyBench) -> None:
     for name in ("org.opencontainers.image.created", PLAN_LABEL):
         assert new["config"]["Labels"].pop(name) != old["config"]["Labels"].pop(name)
     assert {**old, "created": 0, "rootfs": 0, "history": 0} == {**new, "created": 0, "rootfs": 0, "history": 0}
-    assert bench.store.images() == {f"{image.references[0]}.untested": after.manifest}
+    assert bench.store.images() == {f"{image.references[0]}.untested": after.manifest.descriptor}
 
 
 def test_the_lock_before_a_refresh_gives_the_system_before_it(bench: AssemblyBench) -> None:

@@ -18,8 +18,8 @@ from builder.engine import load
 from builder.engine.client import RUN_LABEL
 from builder.engine.endpoint import Content, Endpoint
 from builder.engine.load import Loader, PullProgress
-from builder.layers import oci
-from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE
+from builder.layers import images, oci
+from builder.layers.blobs import LAYER_TYPE, MANIFEST_TYPE
 from builder.layers.oci import Image, Layer
 from builder.layers.store import Store
 from builder.plan.settings import Settings
@@ -45,9 +45,8 @@ def put_image(store: Store, *contents: bytes) -> Image:
         )
     settings = Settings(env={}, ports=(), command=("x",), labels={"a": "1"})
     history = tuple(f"layer {number}" for number in range(len(layers)))
-    config = store.put(oci.config(settings, layers, history, created="2026-01-01T00:00:00Z", labels={}), CONFIG_TYPE)
-    manifest = store.put(oci.manifest(config, layers), MANIFEST_TYPE)
-    return Image(config=config, manifest=manifest, layers=tuple(layers), history=history, labels={"a": "1"})
+    config = oci.config(settings, layers, history, created="2026-01-01T00:00:00Z", labels={})
+    return images.put_image(store, config, layers, history=history, labels={"a": "1"})
 
 
 def engine_of(kind: str, *, is_remote: bool = False) -> FakeEngine:
@@ -87,7 +86,7 @@ def test_an_archive_has_both_formats(store: Store) -> None:
     assert json.loads(files["index.json"]) == {
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.index.v1+json",
-        "manifests": [image.manifest.as_data()],
+        "manifests": [image.manifest.descriptor.as_data()],
     }
     assert json.loads(files["manifest.json"]) == [
         {
@@ -352,7 +351,7 @@ def test_an_engine_that_cannot_reach_this_machine_gets_archives(store: Store, mo
     assert len(tries) == 1
     for image, names in zip(images, engine.loaded, strict=True):
         assert {path(layer.digest) for layer in image.layers} < set(names)
-    blobs = [blob for image in images for blob in (image.manifest, image.config)]
+    blobs = [blob for image in images for blob in (image.manifest.descriptor, image.config)]
     blobs += [layer.descriptor for image in images for layer in image.layers]
     assert sum(counts) == sum(blob.size for blob in blobs)
 

@@ -12,7 +12,7 @@ from packageurl import PackageURL
 from builder.debian.os_lock import DebianPackage, OsLock
 from builder.evidence import sbom_and_provenance
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, Descriptor
-from builder.layers.oci import Image
+from builder.layers.oci import Image, Manifest
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
@@ -20,7 +20,7 @@ from tests.fakes.locks import python_lock_of
 
 NAME = "registry.example.test/team/quartz-cuda"
 CELL = "qz-0.5-cu129-py311-board"
-MANIFEST = Descriptor(media_type=MANIFEST_TYPE, digest="sha256:" + "a" * 64, size=1)
+MANIFEST = Manifest(media_type=MANIFEST_TYPE, digest="sha256:" + "a" * 64, content=b"{}")
 IMAGE = Image(
     config=Descriptor(media_type=CONFIG_TYPE, digest="sha256:" + "b" * 64, size=1),
     manifest=MANIFEST,

@@ -9,7 +9,7 @@ import pytest
 from builder.common.errors import DamagedError, FileError
 from builder.common.files import digest_of_bytes
 from builder.layers import images, oci
-from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE
+from builder.layers.blobs import LAYER_TYPE, MANIFEST_TYPE
 from builder.layers.oci import Image, Layer
 from builder.layers.store import Store
 from builder.matrix.project import Project
@@ -34,10 +34,10 @@ def put_image(store: Store, *contents: bytes, name: str = "") -> Image:
         layers.append(Layer(digest=blob.digest, diff_id=diff_id, size=blob.size))
     settings = Settings(env={}, ports=(), command=("x",), labels={"a": "1"})
     history = tuple(f"layer {number}" for number in range(len(layers)))
-    config = store.put(oci.config(settings, layers, history, created="2026-01-01T00:00:00Z", labels={}), CONFIG_TYPE)
-    manifest = store.put(oci.manifest(config, layers), MANIFEST_TYPE)
-    store.name(name or repr(contents), manifest)
-    return Image(config=config, manifest=manifest, layers=tuple(layers), history=history, labels={"a": "1"})
+    config = oci.config(settings, layers, history, created="2026-01-01T00:00:00Z", labels={})
+    image = images.put_image(store, config, layers, history=history, labels={"a": "1"})
+    store.name(name or repr(contents), image.manifest.descriptor)
+    return image
 
 
 def test_an_image_is_read_as_it_was_stored(store: Store) -> None:
@@ -65,7 +65,7 @@ def test_an_image_is_found_by_its_plan_and_its_operating_system(store: Store, ti
         digest=image.layers[0].digest, diff_id=image.layers[0].diff_id, size=2, unpacked=3,
         created="2026-01-01T00:00:00Z", taken=(), folders=(),
     )  # fmt: skip
-    images.put_name(store, planned, system, image.manifest, "x")
+    images.put_name(store, planned, system, image, "x")
     assert images.find_stored_image(store, planned) is None, "without its operating system"
     other = replace(system, digest=image.layers[1].digest, size=image.layers[1].size)
     for made, expected in ((other, None), (system, image)):

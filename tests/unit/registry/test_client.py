@@ -24,8 +24,9 @@ from builder.common.files import digest_of_bytes
 from builder.common.tasks import RetryPolicy
 from builder.host import Host
 from builder.index.settings import IndexSettings
+from builder.layers.oci import Manifest
 from builder.registry import http
-from builder.registry.client import REFUSALS, Manifest
+from builder.registry.client import REFUSALS
 from builder.registry.failures import RejectedError, StoppedError, TransientError, retry_after
 from tests.fakes.wire import CONTENT, DIGEST, HOST, QUICK, Reply, Sent, broken, connect, errors, untrusted
 from tests.unit.registry.fixtures import Lay

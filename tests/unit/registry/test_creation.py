@@ -11,8 +11,8 @@ import pytest
 
 from builder.common.errors import RegistryError
 from builder.host import Apt, AptSource, Host, RegistrySettings
+from builder.layers.oci import Manifest
 from builder.registry import client, transfer
-from builder.registry.client import Manifest
 from tests.fakes.wire import HOST, Reply, Sent, Wire, connect, errors
 from tests.unit.registry.fixtures import Lay
 

@@ -15,8 +15,9 @@ import pytest
 from builder.common.errors import FileError, RegistryError
 from builder.common.files import digest_of_bytes
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, Descriptor
+from builder.layers.oci import Manifest
 from builder.registry import transfer
-from builder.registry.client import Manifest, Repository
+from builder.registry.client import Repository
 from builder.registry.failures import RejectedError, StoppedError
 from builder.registry.transfer import Pushed
 from tests.fakes.registry import MemoryRegistry

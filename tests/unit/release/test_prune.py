@@ -20,8 +20,8 @@ from builder.evidence.reports import TYPE
 from builder.evidence.results import Evidence
 from builder.host import Host
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
+from builder.layers.oci import Manifest
 from builder.registry import artifacts
-from builder.registry.client import Manifest
 from builder.release import prune, staging
 from builder.release.prune import Item, RegistryContents, RepositoryContents
 from builder.release.staging import StagedImage, StagedRelease, StagingArea, plan_tag

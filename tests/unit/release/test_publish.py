@@ -21,14 +21,14 @@ from builder.evidence.suite import GPU_TESTS
 from builder.host import Host
 from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
-from builder.layers.oci import Image, Layer
+from builder.layers.oci import Image, Layer, Manifest
 from builder.layers.store import Store
 from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry import transfer
-from builder.registry.client import Manifest, Repository
+from builder.registry.client import Repository
 from builder.registry.failures import StoppedError
 from builder.registry.transfer import Pushed
 from builder.release import publish
@@ -95,7 +95,7 @@ class PublishBench:
         layer = Layer(digest=blob.digest, diff_id="", size=blob.size)
         config = self.store.put(json.dumps({"architecture": image.cell.arch, "author": image.id}).encode(), CONFIG_TYPE)
         manifest = json.dumps({"config": config.as_data(), "layers": []}).encode()
-        return Image(config=config, manifest=self.store.put(manifest, MANIFEST_TYPE), layers=(layer, layer))
+        return Image(config=config, manifest=Manifest.of(manifest), layers=(layer, layer))
 
     def prove(self, image: PlannedImage, **changes: Any) -> None:
         """Writes evidence of a pass, with changes."""
@@ -298,7 +298,7 @@ def test_a_released_image_gets_no_other_stamp(bench: PublishBench, monkeypatch: 
 def test_a_new_image_of_one_cell_stamps_that_cell_alone(bench: PublishBench) -> None:
     bench.publish()
     stored = bench.stored[EMBER]
-    bench.stored[EMBER] = replace(stored, manifest=bench.store.put(b"a new manifest", MANIFEST_TYPE))
+    bench.stored[EMBER] = replace(stored, manifest=Manifest.of(b"a new manifest"))
     bench._ids[bench.stored[EMBER].manifest.digest] = EMBER
     bench.prove(bench.image(EMBER))
     changed = [change.tag for change in bench.publish().changed]
@@ -581,7 +581,7 @@ def test_a_tag_of_several_architectures_is_an_index_that_is_signed_before_it(ben
         {
             "mediaType": MANIFEST_TYPE,
             "digest": image.digest,
-            "size": len(image.manifest.content),
+            "size": len(image.stored.manifest.content),
             "platform": {"architecture": image.arch, "os": "linux"},
         }
         for image in pair

@@ -10,7 +10,8 @@ import pytest
 
 from builder.common.errors import RegistryError, VerifyError
 from builder.common.files import digest_of_bytes
-from builder.registry.client import Manifest, Repository
+from builder.layers.oci import Manifest
+from builder.registry.client import Repository
 from builder.registry.failures import RejectedError
 from builder.release import tagging
 from builder.release.tagging import TagChange

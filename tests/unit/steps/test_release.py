@@ -22,7 +22,7 @@ from builder.host import Host
 from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, WHEEL_TYPE, Descriptor, wheel_file
 from builder.layers.known_layers import KnownLayers
-from builder.layers.oci import Image, Layer
+from builder.layers.oci import Image, Layer, Manifest
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.matrix.schema import Trusted
@@ -89,11 +89,11 @@ class ReleaseDesk:
         blob = Descriptor(media_type=CONFIG_TYPE, digest=digest_of_bytes(config), size=len(config))
         manifest = oci.manifest(blob, layers)
         self.registry.contents[blob.digest] = config
-        digest = self.registry.put_manifest("staged", manifest, MANIFEST_TYPE)
+        self.registry.put_manifest("staged", manifest, MANIFEST_TYPE)
         assert LAYER_TYPE.encode() in manifest
         return Image(
             config=blob,
-            manifest=Descriptor(media_type=MANIFEST_TYPE, digest=digest, size=len(manifest)),
+            manifest=Manifest.of(manifest),
             layers=tuple(layers),
         )
 
@@ -112,7 +112,7 @@ class ReleaseDesk:
         for each in ({}, on_gpu) if gpu else ({},):
             proof = Evidence(**{**values, **each, **changes})
             results.write_evidence(self.project.state, proof)
-            reports.attach_evidence(self.registry, self.image.manifest, [proof], None)
+            reports.attach_evidence(self.registry, self.image.manifest.descriptor, [proof], None)
 
     def report_without_gpu(self, **changes: Any) -> None:
         """In place of all reports: this machine's results of the image tests."""
@@ -434,8 +434,8 @@ def test_other_files_than_those_of_the_checkout(desk: ReleaseDesk) -> None:
     manifest = json.loads(desk.registry.contents[desk.image.manifest.digest])
     manifest["layers"][number]["digest"] = "sha256:" + "d" * 64
     content = json.dumps(manifest).encode()
-    digest = desk.registry.put_manifest("other", content, MANIFEST_TYPE)
-    desk.image = replace(desk.image, manifest=Descriptor(media_type=MANIFEST_TYPE, digest=digest, size=len(content)))
+    desk.registry.put_manifest("other", content, MANIFEST_TYPE)
+    desk.image = replace(desk.image, manifest=Manifest.of(content))
     desk.report()
     assert "layer files is dddddddddddd, expected" in desk.refused(VerifyError)
 
@@ -557,7 +557,7 @@ def test_an_image_that_the_scanner_refuses_is_not_released_even_with_a_scan_that
         time="2999-01-31T00:00:00Z",
         output=desk.image.manifest.digest,
     )
-    with artifacts.attaching(cast("Repository", desk.registry), desk.image.manifest) as attachments:
+    with artifacts.attaching(cast("Repository", desk.registry), desk.image.manifest.descriptor) as attachments:
         ImageScan(record=record, output=b"").add_to(attachments)
     desk.project = with_scanner(desk.project, "print('CVE-1 in libtls'); raise SystemExit(1)")
     message = desk.refused(RefusedError)

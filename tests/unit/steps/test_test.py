@@ -117,7 +117,7 @@ class GpuMachine:
         return Evidence(**{**values, **changes})
 
     def attach(self, proof: Evidence, signer: str) -> None:
-        reports.attach_evidence(self.registry, self.image.manifest, [proof], NamedSigner(key=signer))
+        reports.attach_evidence(self.registry, self.image.manifest.descriptor, [proof], NamedSigner(key=signer))
 
     def complete(
         self, signer: Signer | None = None, *, attach: bool = True, ran: Sequence[Evidence] = (),
@@ -229,7 +229,7 @@ def test_what_a_machine_ran_itself_is_signed_later_too(
     machine.assemble()
     machine.bench.engine.settings = replace(INFO, store=store)
     results.write_evidence(machine.bench.project.state, machine.proof())
-    reports.attach_evidence(machine.registry, machine.image.manifest, [machine.proof()], None)
+    reports.attach_evidence(machine.registry, machine.image.manifest.descriptor, [machine.proof()], None)
     machine.complete(NamedSigner(key="gpu"))
     assert "gpu" in machine.signers()
 
