@@ -224,23 +224,45 @@ def _json(data: Mapping[str, Any]) -> bytes:
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-class _ManifestBlob(BaseModel, frozen=True):
+class Listed(BaseModel, frozen=True):
+    """The configuration in a manifest, or a manifest in an index."""
+
+    media_type: str = Field("", alias="mediaType", max_length=200)
     digest: Digest
     size: Size
+    artifact_type: str = Field("", alias="artifactType")
+    annotations: dict[str, str] | None = None
+    os: Printable = Field("", validation_alias=AliasPath("platform", "os"))
+    architecture: Printable = Field("", validation_alias=AliasPath("platform", "architecture"))
 
 
-class _LayerAnnotations(BaseModel, frozen=True):
-    toc: OptionalDigest = Field("", alias=estargz.TOC_ANNOTATION)
-    unpacked: Annotated[int, Field(ge=0)] = Field(0, alias=estargz.SIZE_ANNOTATION)
+class ListedLayer(Listed, frozen=True):
+    """A layer of an image, or a file of an artifact. `toc` and `unpacked` are as in `Layer`."""
+
+    annotations: dict[str, str] = {}
+    toc: OptionalDigest = Field("", validation_alias=AliasPath("annotations", estargz.TOC_ANNOTATION))
+    unpacked: Annotated[int, Field(ge=0)] = Field(0, validation_alias=AliasPath("annotations", estargz.SIZE_ANNOTATION))
 
 
-class _ManifestLayer(_ManifestBlob, frozen=True):
-    annotations: _LayerAnnotations = _LayerAnnotations.model_construct(toc="", unpacked=0)
+class ManifestDocument(BaseModel, frozen=True):
+    """The manifest of an image or of an artifact; `subject` is the image that an artifact is attached to."""
+
+    config: Listed
+    layers: tuple[ListedLayer, ...]
+    artifact_type: str = Field("", alias="artifactType")
+    annotations: dict[str, str] | None = None
+    subject: Listed | None = None
 
 
-class _ImageManifest(BaseModel, frozen=True):
-    config: _ManifestBlob
-    layers: tuple[_ManifestLayer, ...]
+class IndexDocument(BaseModel, frozen=True):
+    """The index of a store, of an image for several architectures, or of what is attached to an image."""
+
+    manifests: tuple[Listed, ...]
+
+
+class _LabelsOfConfig(BaseModel, frozen=True):
+    architecture: Printable
+    labels: dict[str, Any] | None = Field(None, validation_alias=AliasPath("config", "Labels"))
 
 
 class _Line(BaseModel, frozen=True):
@@ -248,42 +270,10 @@ class _Line(BaseModel, frozen=True):
     empty_layer: bool = False
 
 
-class _Config(BaseModel, frozen=True):
+class _ConfigDocument(BaseModel, frozen=True):
     diff_ids: tuple[Digest, ...] = Field(validation_alias=AliasPath("rootfs", "diff_ids"))
     history: tuple[_Line, ...] = ()
     labels: dict[str, str] | None = Field(None, validation_alias=AliasPath("config", "Labels"))
-
-
-class _Reference(BaseModel, frozen=True):
-    digest: Digest
-
-
-class _ConfigOnly(BaseModel, frozen=True):
-    config: _Reference
-
-
-class _Labelled(BaseModel, frozen=True):
-    architecture: Printable
-    labels: dict[str, Any] | None = Field(None, validation_alias=AliasPath("config", "Labels"))
-
-
-class _Platform(BaseModel, frozen=True):
-    digest: Digest
-    os: Printable = Field("", validation_alias=AliasPath("platform", "os"))
-    architecture: Printable = Field("", validation_alias=AliasPath("platform", "architecture"))
-
-
-class _Platforms(BaseModel, frozen=True):
-    manifests: tuple[_Platform, ...]
-
-
-class _IndexEntry(_ManifestBlob, frozen=True):
-    media_type: str = Field(alias="mediaType", min_length=1)
-    name: str = Field(validation_alias=AliasPath("annotations", NAME))
-
-
-class _StoreIndex(BaseModel, frozen=True):
-    manifests: tuple[_IndexEntry, ...]
 
 
 def read_image(content: bytes, read_blob: Callable[[str], bytes]) -> Image:
@@ -292,8 +282,8 @@ def read_image(content: bytes, read_blob: Callable[[str], bytes]) -> Image:
     Raises VerifyError for a manifest or configuration that is not one of an image for one platform, or if the two do
     not match; and what `read_blob` raises.
     """
-    blobs = parse_document(_ImageManifest, content, "manifest")
-    config = parse_document(_Config, read_blob(blobs.config.digest), "configuration")
+    blobs = parse_document(ManifestDocument, content, "manifest")
+    config = parse_document(_ConfigDocument, read_blob(blobs.config.digest), "configuration")
     diff_ids, lines = config.diff_ids, [line.created_by for line in config.history if not line.empty_layer]
     if not len(blobs.layers) == len(diff_ids) == len(lines):
         raise VerifyError(
@@ -308,8 +298,8 @@ def read_image(content: bytes, read_blob: Callable[[str], bytes]) -> Image:
                 digest=blob.digest,
                 size=blob.size,
                 diff_id=diff_id,
-                unpacked=blob.annotations.unpacked,
-                toc=blob.annotations.toc,
+                unpacked=blob.unpacked,
+                toc=blob.toc,
             )
             for blob, diff_id in zip(blobs.layers, diff_ids, strict=True)
         ),
@@ -319,12 +309,12 @@ def read_image(content: bytes, read_blob: Callable[[str], bytes]) -> Image:
 
 
 def read_labels(content: bytes, read_blob: Callable[[str], bytes]) -> tuple[str, dict[str, str]]:
-    """The architecture and the labels of the image of a manifest, even if other parts of it are invalid.
+    """The architecture and the labels of the image of a manifest, even if the rest of its configuration is invalid.
 
     Raises as `read_image`.
     """
-    config = read_blob(parse_document(_ConfigOnly, content, "manifest").config.digest)
-    values = parse_document(_Labelled, config, "configuration")
+    config = read_blob(parse_document(ManifestDocument, content, "manifest").config.digest)
+    values = parse_document(_LabelsOfConfig, config, "configuration")
     labels = {name: value for name, value in (values.labels or {}).items() if isinstance(value, str)}
     return values.architecture, labels
 
@@ -334,7 +324,7 @@ def read_platforms(content: bytes) -> dict[str, str]:
 
     Empty for an index of something else, such as attachments. Of two for one architecture, the first counts.
     """
-    manifests = parse_document(_Platforms, content, "index").manifests
+    manifests = parse_document(IndexDocument, content, "index").manifests
     return {entry.architecture: entry.digest for entry in reversed(manifests) if entry.os == "linux"}
 
 
@@ -363,16 +353,19 @@ def artifact(
 
 def read_blobs(content: bytes) -> dict[str, int]:
     """Digest -> size of the configuration and the layers of a manifest, the configuration first. Raises VerifyError."""
-    blobs = parse_document(_ImageManifest, content, "manifest")
+    blobs = parse_document(ManifestDocument, content, "manifest")
     return {blob.digest: blob.size for blob in (blobs.config, *blobs.layers)}
 
 
 def read_index(content: bytes) -> dict[str, Descriptor]:
     """Name -> manifest of each image in the index of a store. Raises VerifyError."""
-    return {
-        entry.name: Descriptor(media_type=entry.media_type, digest=entry.digest, size=entry.size)
-        for entry in parse_document(_StoreIndex, content, "index").manifests
-    }
+    images = {}
+    for entry in parse_document(IndexDocument, content, "index").manifests:
+        name = (entry.annotations or {}).get(NAME)
+        if name is None or not entry.media_type:
+            raise VerifyError(f"invalid index: {entry.digest} has no name or no media type", hint=_HINT)
+        images[name] = Descriptor(media_type=entry.media_type, digest=entry.digest, size=entry.size)
+    return images
 
 
 _HINT = "Use an image for one platform that this builder made."

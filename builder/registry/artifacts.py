@@ -17,13 +17,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pydantic import BaseModel, Field
-
 from builder.common.errors import RegistryError, VerifyError
 from builder.common.files import digest_of_bytes
 from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
-from builder.layers.oci import EMPTY, EMPTY_TYPE, INDEX_TYPE, Digest, Manifest, Size
+from builder.layers.oci import EMPTY, EMPTY_TYPE, INDEX_TYPE, IndexDocument, Listed, Manifest, ManifestDocument
 from builder.registry import transfer
 from builder.registry.client import REFUSALS, Repository, fallback_tag
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, TransientError
@@ -34,30 +32,6 @@ MOST_FILES = 16  # of an artifact
 ATTEMPTS = 30  # to list artifacts while other writers replace the index; each takes `confirm_s` of the registry
 # Never "delete it": a registry may answer with the image itself, and deleting a manifest deletes all its tags.
 _HINT = "Look for other tags of this manifest before you delete it: all its tags are deleted with it."
-
-
-class _ArtifactBlob(BaseModel, frozen=True):
-    media_type: str = Field(alias="mediaType", max_length=200)
-    digest: Digest
-    size: Size
-
-
-class _Typed(BaseModel, frozen=True):
-    artifact_type: str = Field("", alias="artifactType")
-    annotations: dict[str, str] | None = None
-
-
-class _ListedArtifact(_Typed, _ArtifactBlob, frozen=True):
-    """An artifact in a list."""
-
-
-class _ArtifactList(BaseModel, frozen=True):
-    manifests: tuple[_ListedArtifact, ...]
-
-
-class _Artifact(_Typed, frozen=True):
-    layers: tuple[_ArtifactBlob, ...] = Field(max_length=MOST_FILES)
-    subject: _ArtifactBlob | None = None
 
 
 def manifest(
@@ -120,7 +94,7 @@ class Attachments:
                 f"{source.name}: artifact {artifact} is missing",
                 hint="Run this again when no other job writes to this registry.",
             )
-        blobs = oci.parse_document(_Artifact, stored.content, f"artifact {source.name}@{artifact}", hint=_HINT).layers
+        blobs = _parse(stored, f"{source.name}@{artifact}").layers
         put_artifact(self.registry, stored, [source.read_blob(blob.digest) for blob in blobs])
         self._stored.append(stored)
 
@@ -165,14 +139,14 @@ def attached(
         entry.digest: entry
         for page in pages
         for entry in oci.parse_document(
-            _ArtifactList, page, f"list of artifacts in {repository.name}", hint=_HINT
+            IndexDocument, page, f"list of artifacts in {repository.name}", hint=_HINT
         ).manifests
     }
     if not artifact_type:
         return list(entries)
     matching = []
     for entry in entries.values():
-        listed: _Typed | None = entry
+        listed: Listed | ManifestDocument | None = entry
         # Some registries and clients list the configuration's type instead of the artifact's, or list no annotations.
         if entry.artifact_type in ("", EMPTY_TYPE) or (annotations and not entry.annotations):
             listed = None
@@ -189,7 +163,7 @@ def attached(
 
 def entries(index: bytes, name: str) -> list[str]:
     """The digests that an index lists; `name` is for messages. Raises VerifyError."""
-    return [entry.digest for entry in oci.parse_document(_ArtifactList, index, f"index {name}", hint=_HINT).manifests]
+    return [entry.digest for entry in oci.parse_document(IndexDocument, index, f"index {name}", hint=_HINT).manifests]
 
 
 def read_artifact(
@@ -224,13 +198,17 @@ def documents(repository: Repository, subject: str, artifact_type: str) -> Itera
             yield read_artifact(repository, artifact, artifact_type, subject) or {}
 
 
-def _manifest(repository: Repository, reference: str) -> _Artifact | None:
+def _manifest(repository: Repository, reference: str) -> ManifestDocument | None:
     stored = repository.manifest(reference)
-    return (
-        oci.parse_document(_Artifact, stored.content, f"artifact {repository.name}:{reference}", hint=_HINT)
-        if stored
-        else None
-    )
+    return _parse(stored, f"{repository.name}:{reference}") if stored else None
+
+
+def _parse(artifact: Manifest, name: str) -> ManifestDocument:
+    """`name` is for messages. Raises VerifyError."""
+    document = oci.parse_document(ManifestDocument, artifact.content, f"artifact {name}", hint=_HINT)
+    if len(document.layers) > MOST_FILES:
+        raise VerifyError(f"invalid artifact {name}: more than {MOST_FILES} files", hint=_HINT)
+    return document
 
 
 def _descriptor(content: bytes, media_type: str) -> Descriptor:
@@ -243,13 +221,13 @@ def _listed_by_tag(repository: Repository, subject: str) -> list[dict[str, Any]]
     # GitLab takes `sha256-<hex>` for the digest, and answers with the image: see oras-project/oras-go#1396.
     if stored is None or stored.digest == subject:
         return []
-    oci.parse_document(_ArtifactList, stored.content, f"index {repository.name}:{fallback_tag(subject)}", hint=_HINT)
+    oci.parse_document(IndexDocument, stored.content, f"index {repository.name}:{fallback_tag(subject)}", hint=_HINT)
     return list(json.loads(stored.content)["manifests"])
 
 
 def _entry(artifact: Manifest) -> dict[str, Any]:
     """An artifact as an index lists it."""
-    data = oci.parse_document(_Artifact, artifact.content, f"artifact {artifact.digest}", hint=_HINT)
+    data = _parse(artifact, artifact.digest)
     typed = {"artifactType": data.artifact_type, "annotations": data.annotations or {}}
     return _descriptor(artifact.content, MANIFEST_TYPE).as_data() | typed
 

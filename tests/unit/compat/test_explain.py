@@ -845,9 +845,13 @@ MANIFEST, CONFIG = described({"gpu-images.cuda": "12.8", "gpu-images.driver": "5
 LISTED = json.dumps(
     {
         "manifests": [
-            {"digest": "sha256:" + "7" * 64, "platform": {"architecture": "arm64", "os": "linux"}},
-            {"digest": "sha256:" + "8" * 64, "platform": {"architecture": "amd64", "os": "windows"}},
-            {"digest": digest_of_bytes(MANIFEST), "platform": {"architecture": "amd64", "os": "linux"}},
+            {"digest": "sha256:" + "7" * 64, "size": 1, "platform": {"architecture": "arm64", "os": "linux"}},
+            {"digest": "sha256:" + "8" * 64, "size": 1, "platform": {"architecture": "amd64", "os": "windows"}},
+            {
+                "digest": digest_of_bytes(MANIFEST),
+                "size": len(MANIFEST),
+                "platform": {"architecture": "amd64", "os": "linux"},
+            },
         ]
     }
 ).encode()

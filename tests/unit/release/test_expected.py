@@ -86,7 +86,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
     ),
     "address": (lambda manifest, _: manifest["layers"][0].update(urls=["https://x"]), "manifest.layers[0].urls: "),
     "annotation": (lambda manifest, _: manifest.update(annotations={"a": "b"}), "manifest.annotations: "),
-    "subject": (lambda manifest, _: manifest.update(subject={}), "manifest.subject: "),
+    "subject": (lambda manifest, _: manifest.update(subject=manifest["config"]), "manifest.subject: "),
     "added layer": (add_layer, " layers, expected "),
     "left out": (
         lambda manifest, config: (
@@ -134,13 +134,13 @@ def test_known_layers(tiny: Project, image: PlannedImage, store: Store) -> None:
         taken=(),
         folders=(),
     )
-    store.put_record(image.os_inputs, system.__dict__)
+    store.put_record(image.os_inputs, system.as_record())
     assert stored_layers.stored_layer(store, image.os_inputs) == system
     compiled = {number: layer for number, layer in kinds.items() if layer.compiled}
     for layer in compiled.values():
         code = store.put(layer.name.encode(), LAYER_TYPE)
-        record = {"digest": code.digest, "size": code.size, "diff_id": digest_of_bytes(b"x"), "unpacked": 1}
-        store.put_record(layer.inputs, record)
+        made = Layer(digest=code.digest, size=code.size, diff_id=digest_of_bytes(b"x"), unpacked=1)
+        store.put_record(layer.inputs, made.as_record())
     known = expected.of_plan(tiny.root, KnownLayers(tiny.root), image, store).layers
     assert set(known) == set(kinds)
     [number] = [number for number, layer in kinds.items() if layer.kind == "os"]
