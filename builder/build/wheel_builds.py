@@ -39,7 +39,7 @@ from builder.engine.client import Engine
 from builder.host import Host
 from builder.index.download import Fetcher
 from builder.index.releases import parse_metadata
-from builder.index.wheels import LONGEST, PLATFORMS, BuiltWheel, LockedWheel, Wheel, tag_ranks
+from builder.index.wheels import LONGEST, PLATFORMS, BuiltWheel, LockedWheel, Sdist, tag_ranks
 from builder.layers import wheel_zip
 from builder.layers.blobs import wheel_file
 from builder.layers.known_layers import KnownLayers
@@ -132,7 +132,7 @@ class SourceBuilder:
             fetcher = self._new_fetcher(run.host.index, store.downloads, built=self._lookup.built_wheel)
             shutil.copyfile(archive, inputs)
             with tarfile.open(inputs, "a") as tar:
-                for wheel in (Wheel(component="", **vars(each)) for each in wheels):
+                for wheel in wheels:
                     tar.add(fetcher.fetch(wheel), f"{_INPUTS}/wheels/{wheel.file}")
                     fetcher.drop(wheel)
                 tar.add(root / _PROGRAM, f"{_INPUTS}/build_wheel.py")
@@ -266,7 +266,7 @@ class SourceBuilder:
 
     def _add_sdist(self, build: WheelBuild, tar: tarfile.TarFile) -> None:
         file, _, sha256 = build.source.partition("#sha256=")
-        sdist = Wheel(component="", name=build.name, version="", file=file, size=0, sha256=sha256, index=build.index)
+        sdist = Sdist(name=build.name, file=file, sha256=sha256, index=build.index)
         self._store.prepare()
         fetcher = self._new_fetcher(self._host.index, self._store.downloads)
         path = fetcher.fetch(sdist)

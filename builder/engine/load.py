@@ -83,7 +83,7 @@ class Loader:
         # The random label gives the temporary image an id of its own: another run may load the same layers meanwhile.
         labels = {RUN_LABEL: self._checkout, f"{LABEL}.loading": secrets.token_hex(8)}
         config = oci.bare_config(image.layers, labels, self._engine.info().arch)
-        config_blob = Descriptor(media_type=CONFIG_TYPE, digest=digest_of_bytes(config), size=len(config))
+        config_blob = Descriptor.of(config, CONFIG_TYPE)
         manifest = oci.manifest(config_blob, image.layers, is_plain=is_plain)
         contents = {
             config_blob.digest: Content.of(config, CONFIG_TYPE),

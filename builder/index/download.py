@@ -26,7 +26,7 @@ from builder.common.http import PIECE, TRANSIENT, Download, failure_of, read_pie
 from builder.common.tasks import Retries, RetryPolicy
 from builder.index.session import DOCTOR, IndexSession, describe
 from builder.index.settings import IndexSettings, origin_of
-from builder.index.wheels import Wheel
+from builder.index.wheels import LockedWheel, Sdist
 
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
@@ -230,8 +230,8 @@ class FileFetcher(ABC, Generic[_File]):
             yield piece
 
 
-class Fetcher(FileFetcher[Wheel]):
-    """Downloads wheels, or other files that an index lists, into one folder.
+class Fetcher(FileFetcher[LockedWheel | Sdist]):
+    """Downloads wheels and sdists that an index lists, into one folder.
 
     `warn` is called with a line about a yanked wheel at each attempt to download it. `built` gives the path of a wheel
     that was built from source.
@@ -244,7 +244,7 @@ class Fetcher(FileFetcher[Wheel]):
         *,
         progress: Callable[[int], None] = lambda _: None,
         warn: Callable[[str], None] = lambda _: None,
-        built: Callable[[Wheel], Path] | None = None,
+        built: Callable[[LockedWheel], Path] | None = None,
         policy: RetryPolicy = DEFAULT_POLICY,
     ) -> None:
         super().__init__(folder, progress=progress, policy=policy)
@@ -259,70 +259,71 @@ class Fetcher(FileFetcher[Wheel]):
         """True if this machine has the address of the named index."""
         return name in self._settings.named
 
-    def path(self, wheel: Wheel) -> Path:
-        return self._folder / f"{wheel.sha256}.whl"
+    def path(self, locked: LockedWheel | Sdist) -> Path:
+        return self._folder / f"{locked.sha256}.whl"
 
-    def drop(self, wheel: Wheel) -> None:
-        """Removes a wheel that is no longer needed."""
-        self.path(wheel).unlink(missing_ok=True)
+    def drop(self, locked: LockedWheel | Sdist) -> None:
+        """Removes a file that is no longer needed."""
+        self.path(locked).unlink(missing_ok=True)
 
-    def _session(self, wheel: Wheel) -> IndexSession:
-        """Requests to the index of a wheel, and to no other one. Raises FetchError, UsageError."""
+    def _session(self, locked: LockedWheel | Sdist) -> IndexSession:
+        """Requests to the index of a file, and to no other one. Raises FetchError, UsageError."""
         with self._lock:
-            if wheel.index not in self._sessions:
+            if locked.index not in self._sessions:
                 try:
-                    settings = self._settings.of(wheel.index)
+                    settings = self._settings.of(locked.index)
                 except LookupError as error:
                     raise FetchError(
-                        f"{wheel.file}: matrix.yaml has no index {wheel.index!r}, from which it was locked",
+                        f"{locked.file}: matrix.yaml has no index {locked.index!r}, from which it was locked",
                         hint="Add it under indexes:, or lock again: builder lock && builder render",
                     ) from error
                 timeout = (self._policy.connect_s, self._policy.read_s)
-                self._sessions[wheel.index] = IndexSession(settings, timeout=timeout)
-            return self._sessions[wheel.index]
+                self._sessions[locked.index] = IndexSession(settings, timeout=timeout)
+            return self._sessions[locked.index]
 
-    def _package(self, wheel: Wheel) -> str:
-        return wheel.name
+    def _package(self, locked: LockedWheel | Sdist) -> str:
+        return locked.name
 
-    def _get(self, wheel: Wheel, file: BufferedRandom) -> None:
-        if wheel.source and self._built:
+    def _get(self, locked: LockedWheel | Sdist, file: BufferedRandom) -> None:
+        if isinstance(locked, LockedWheel) and locked.source and self._built:
             part = Download(file, self._progress)
-            with self._built(wheel).open("rb") as content:  # as a whole: an earlier run may have ended while it copied
+            with self._built(locked).open("rb") as content:  # as a whole: an earlier run may have ended while it copied
                 part.receive(requests.codes.ok, iter(lambda: content.read(PIECE), b""), LARGEST_UNKNOWN)
-            if (sha256 := part.sha256) != wheel.sha256:
+            if (sha256 := part.sha256) != locked.sha256:
                 part.clear()
                 part.report(0)
                 raise FetchError(
-                    f"{wheel.file}: SHA-256 mismatch: the lock has {wheel.sha256[:12]}..., the wheel {sha256[:12]}...",
-                    hint=f"Build it again: builder lock --build {wheel.name}",
+                    f"{locked.file}: SHA-256 mismatch: the lock has {locked.sha256[:12]}..., "
+                    f"the wheel {sha256[:12]}...",
+                    hint=f"Build it again: builder lock --build {locked.name}",
                 )
             return
-        self._download(wheel, file, lambda: self._find(wheel))
+        self._download(locked, file, lambda: self._find(locked))
 
-    def _find(self, wheel: Wheel) -> str:
-        """The address of a wheel. Raises FetchError if the index lists no such file, or another one."""
-        session, project = self._session(wheel), canonicalize_name(wheel.name)
-        page, label = (wheel.index, project), session.settings.label
+    def _find(self, locked: LockedWheel | Sdist) -> str:
+        """The address of a file. Raises FetchError if the index lists no such file, or another one."""
+        session, project = self._session(locked), canonicalize_name(locked.name)
+        page, label = (locked.index, project), session.settings.label
         with self._lock:
             lock = self._page_locks.setdefault(page, threading.Lock())
         with lock:
             if page not in self._pages:
                 self._pages[page] = {file.filename: file for file in session.files(project)}
-        if (file := self._pages[page].get(wheel.file)) is None:
+        if (file := self._pages[page].get(locked.file)) is None:
             raise FetchError(
-                f"{wheel.file}: not listed by {label}",
+                f"{locked.file}: not listed by {label}",
                 hint="The file was withdrawn, or the locks were made with another index.",
-                package=wheel.name,
+                package=locked.name,
             )
-        if (sha256 := file.digests.get("sha256")) and sha256 != wheel.sha256:
+        if (sha256 := file.digests.get("sha256")) and sha256 != locked.sha256:
             raise FetchError(
-                f"{wheel.file}: SHA-256 mismatch: {sha256[:12]}... is listed by {label}, "
-                f"{wheel.sha256[:12]}... is locked",
+                f"{locked.file}: SHA-256 mismatch: {sha256[:12]}... is listed by {label}, "
+                f"{locked.sha256[:12]}... is locked",
                 hint=f"The file was replaced, or the locks were made with another index. {_DISTRUST}",
             )
         if file.is_yanked:  # installers take a yanked file if the version is pinned, as it is here
             reason = "".join(filter(str.isprintable, file.yanked_reason or ""))[:LONGEST_REASON]
-            self._warn(f"{wheel.file} is yanked on {label}{f': {reason}' if reason else ', without a reason'}")
+            self._warn(f"{locked.file} is yanked on {label}{f': {reason}' if reason else ', without a reason'}")
         return file.url
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from pydantic import ConfigDict, Field
@@ -51,6 +51,17 @@ class LockedWheel:
     def is_of_index(self) -> bool:
         """Whether the index has this version, as a wheel or as the sdist that it was built from."""
         return not self.source.startswith(("git+", "./"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sdist:
+    """An sdist of an index, as the lock names it: without its size. `index` is as in `LockedWheel`."""
+
+    name: str
+    file: str
+    sha256: str
+    index: str
+    size: ClassVar[int] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,6 +48,10 @@ class Descriptor:
     digest: str
     size: int
 
+    @classmethod
+    def of(cls, content: bytes, media_type: str) -> Descriptor:
+        return cls(media_type=media_type, digest=digest_of_bytes(content), size=len(content))
+
     def as_data(self) -> dict[str, Any]:
         return {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
 
@@ -139,7 +143,7 @@ class Blobs:
 
     def put(self, data: bytes, media_type: str) -> Descriptor:
         """Stores a small blob."""
-        descriptor = Descriptor(media_type=media_type, digest=digest_of_bytes(data), size=len(data))
+        descriptor = Descriptor.of(data, media_type)
         if not self.has(descriptor.digest, descriptor.size):
             with self.new_blob() as blob:
                 blob.file.write(data)

@@ -342,7 +342,7 @@ def artifact(
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
         "artifactType": kind,
-        "config": Descriptor(media_type=EMPTY_TYPE, digest=digest_of_bytes(EMPTY), size=len(EMPTY)).as_data(),
+        "config": Descriptor.of(EMPTY, EMPTY_TYPE).as_data(),
         "layers": [file.as_data() for file in files],
         "annotations": dict(notes),
     }

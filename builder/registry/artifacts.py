@@ -18,7 +18,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from builder.common.errors import RegistryError, VerifyError
-from builder.common.files import digest_of_bytes
 from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.layers.oci import EMPTY, EMPTY_TYPE, INDEX_TYPE, IndexDocument, Listed, Manifest, ManifestDocument
@@ -38,8 +37,8 @@ def manifest(
     kind: str, documents: Mapping[str, bytes], notes: Mapping[str, str] = {}, subject: Descriptor | None = None
 ) -> Manifest:
     """The manifest of an artifact of the type `kind`: documents by media type, and annotations."""
-    files = [_descriptor(content, media_type) for media_type, content in documents.items()]
-    return Manifest.of(oci.artifact(kind, files, notes, subject), MANIFEST_TYPE)
+    files = [Descriptor.of(content, media_type) for media_type, content in documents.items()]
+    return Manifest.of(oci.artifact(kind, files, notes, subject))
 
 
 def put_artifact(repository: Repository, artifact: Manifest, contents: Iterable[bytes]) -> None:
@@ -49,7 +48,7 @@ def put_artifact(repository: Repository, artifact: Manifest, contents: Iterable[
         for content in dict.fromkeys([EMPTY, *contents]):
             path = Path(folder) / str(len(files))
             path.write_bytes(content)
-            files[_descriptor(content, "application/octet-stream")] = path  # the manifest has their real types
+            files[Descriptor.of(content, "application/octet-stream")] = path  # the manifest has their real types
         transfer.push_image(repository, artifact, files)
 
 
@@ -78,11 +77,11 @@ class Attachments:
         mount_from: Sequence[str] = (),
     ) -> None:
         """Adds an artifact with one file of any size; `path`, `fetch` and `mount_from` are as in `push_image`."""
-        artifact = Manifest.of(oci.artifact(file.media_type, [file], notes, self.subject), MANIFEST_TYPE)
+        artifact = Manifest.of(oci.artifact(file.media_type, [file], notes, self.subject))
         with TemporaryDirectory() as folder:
             empty = Path(folder) / "empty"
             empty.write_bytes(EMPTY)
-            files: dict[Descriptor, Path | None] = {_descriptor(EMPTY, EMPTY_TYPE): empty, file: path}
+            files: dict[Descriptor, Path | None] = {Descriptor.of(EMPTY, EMPTY_TYPE): empty, file: path}
             transfer.push_image(self.registry, artifact, files, fetch=fetch, mount_from=mount_from)
         self._stored.append(artifact)
 
@@ -211,10 +210,6 @@ def _parse(artifact: Manifest, name: str) -> ManifestDocument:
     return document
 
 
-def _descriptor(content: bytes, media_type: str) -> Descriptor:
-    return Descriptor(media_type=media_type, digest=digest_of_bytes(content), size=len(content))
-
-
 def _listed_by_tag(repository: Repository, subject: str) -> list[dict[str, Any]]:
     """The entries of the index under the image's tag, as they are: other programs' fields are kept."""
     stored = repository.manifest(fallback_tag(subject))
@@ -229,7 +224,7 @@ def _entry(artifact: Manifest) -> dict[str, Any]:
     """An artifact as an index lists it."""
     data = _parse(artifact, artifact.digest)
     typed = {"artifactType": data.artifact_type, "annotations": data.annotations or {}}
-    return _descriptor(artifact.content, MANIFEST_TYPE).as_data() | typed
+    return Descriptor.of(artifact.content, MANIFEST_TYPE).as_data() | typed
 
 
 def _index(entries: Sequence[Mapping[str, Any]]) -> bytes:

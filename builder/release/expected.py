@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from builder.common.errors import VerifyError
-from builder.common.files import digest_of_bytes, short_digest
+from builder.common.files import short_digest
 from builder.common.lock_text import KNOWN_LAYERS
 from builder.layers import oci, splice, stored_layers
 from builder.layers.blobs import CONFIG_TYPE, Descriptor
@@ -116,9 +116,9 @@ def differences(expected: PlannedDigests, image: Image, config: bytes) -> list[s
     ]
     history = [oci.describe(layer) for layer in planned.layers]
     expected_config = oci.config(planned.settings, stack, history, created=created, labels=built)
-    descriptor = Descriptor(media_type=CONFIG_TYPE, digest=digest_of_bytes(config), size=len(config))
+    expected_manifest = oci.manifest(Descriptor.of(config, CONFIG_TYPE), stack)
     lines = [*_compare("", json.loads(expected_config), actual)]
-    lines += _compare("manifest", json.loads(oci.manifest(descriptor, stack)), actual_manifest)
+    lines += _compare("manifest", json.loads(expected_manifest), actual_manifest)
     if not lines and expected_config != config:
         lines.append("the configuration has the same values but different bytes")
     return _first(lines)

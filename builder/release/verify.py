@@ -23,7 +23,7 @@ from builder.common.files import digest_of_bytes, short_digest
 from builder.common.lock_text import KNOWN_LAYERS
 from builder.common.text import listed
 from builder.index.download import CONNECTIONS, Fetcher
-from builder.index.wheels import LONGEST, LockedWheel, Wheel
+from builder.index.wheels import LONGEST, LockedWheel
 from builder.layers import estargz, oci, splice, stored_layers
 from builder.layers.installed import Installed
 from builder.layers.oci import Image, Layer, LayerWheels
@@ -56,7 +56,9 @@ class Finding:
     detail: str = ""
 
 
-def wheels_with_index(image: Image, planned: PlannedDigests | None, indexes: Mapping[str, str]) -> dict[str, Wheel]:
+def wheels_with_index(
+    image: Image, planned: PlannedDigests | None, indexes: Mapping[str, str]
+) -> dict[str, LockedWheel]:
     """The wheels of an image, by SHA-256, whose index is in the plan or in a signed SBOM (`indexes`, by SHA-256).
 
     The others are not looked up: anyone can publish a package on the default index with the name of a private one.
@@ -67,7 +69,7 @@ def wheels_with_index(image: Image, planned: PlannedDigests | None, indexes: Map
     except ValueError as error:
         raise VerifyError(f"its history cannot be read: {error}") from error
     of_plan = {wheel.sha256: wheel for wheel in planned.image.wheels} if planned else {}
-    wheels: dict[str, Wheel] = {}
+    wheels: dict[str, LockedWheel] = {}
     for file, sha256 in (wheel for layer_wheels in contents if layer_wheels for wheel in layer_wheels.wheels):
         checked = _wheel(file, sha256, indexes.get(sha256, ""))
         if sha256 in of_plan or sha256 in indexes:
@@ -90,7 +92,7 @@ def check_configuration(source: ImageSource, planned: PlannedDigests | None, *, 
 def check_layers(
     source: ImageSource,
     planned: PlannedDigests | None,
-    wheels: Mapping[str, Wheel],
+    wheels: Mapping[str, LockedWheel],
     fetcher: Fetcher,
     installed: Installed | None,
     *,
@@ -167,7 +169,7 @@ def _plain(text: str) -> str:
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
-def _obstacle(layer_wheels: LayerWheels, wheels: Mapping[str, Wheel], fetcher: Fetcher) -> str:
+def _obstacle(layer_wheels: LayerWheels, wheels: Mapping[str, LockedWheel], fetcher: Fetcher) -> str:
     """The reason why a layer's wheels cannot be fetched on this machine; empty if they can."""
     if unlisted := [file for file, sha256 in layer_wheels.wheels if sha256 not in wheels]:
         return f"not rebuilt: neither the plan nor a signed SBOM names the index of {listed(unlisted, SHOWN)}"
@@ -178,13 +180,12 @@ def _obstacle(layer_wheels: LayerWheels, wheels: Mapping[str, Wheel], fetcher: F
     return ""
 
 
-def _wheel(file: str, sha256: str, index: str) -> Wheel:
+def _wheel(file: str, sha256: str, index: str) -> LockedWheel:
     try:
         if len(file) > LONGEST:
             raise InvalidWheelFilename(f"{len(file)} characters")
         name, version, _, _ = parse_wheel_filename(file)
-        checked = LockedWheel(name=name, version=str(version), file=file, size=0, sha256=sha256, index=index)
-        return Wheel(component="none", **checked.__dict__)
+        return LockedWheel(name=name, version=str(version), file=file, size=0, sha256=sha256, index=index)
     except (InvalidWheelFilename, ValueError) as error:
         raise VerifyError(f"invalid wheel name in its history: {file[:100]!r}") from error
 

@@ -24,7 +24,7 @@ from builder.common.tasks import RetryPolicy
 from builder.host import Host
 from builder.index.download import Fetcher
 from builder.index.settings import IndexSettings
-from builder.index.wheels import Wheel
+from builder.index.wheels import LockedWheel, Sdist, Wheel
 from builder.layers import images as stored_images
 from builder.layers import oci, stored_layers
 from builder.layers.known_layers import KnownLayers
@@ -194,7 +194,8 @@ class WorldFetcher(Fetcher):
         super().__init__(settings, folder, progress=progress)
         self.world = world
 
-    def fetch(self, wheel: Wheel) -> Path:
+    def fetch(self, wheel: LockedWheel | Sdist) -> Path:
+        assert isinstance(wheel, Wheel)
         self.world.before_fetch(wheel.name)
         self.world.fetched.append(wheel.name)
         if wheel.name in self.world.broken:

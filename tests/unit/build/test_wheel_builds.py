@@ -20,7 +20,7 @@ from builder.common.errors import BuildError, StaleError
 from builder.engine.client import Engine
 from builder.host import Host
 from builder.index.download import Fetcher
-from builder.index.wheels import LockedWheel, Wheel
+from builder.index.wheels import LockedWheel, Sdist
 from builder.layers import garbage
 from builder.layers.store import Store
 from builder.lock import lockfile
@@ -121,8 +121,8 @@ class SdistFetcher(Fetcher):
 
     content = b""
 
-    def fetch(self, wheel: Wheel) -> Path:
-        if wheel.source:
+    def fetch(self, wheel: LockedWheel | Sdist) -> Path:
+        if isinstance(wheel, LockedWheel) and wheel.source:
             return super().fetch(wheel)
         self.path(wheel).write_bytes(self.content)
         return self.path(wheel)

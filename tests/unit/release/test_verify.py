@@ -19,7 +19,7 @@ import pytest
 from builder.common.errors import DiskError, FetchError, VerifyError
 from builder.common.files import digest_of_bytes, short_digest
 from builder.index.download import Fetcher
-from builder.index.wheels import Wheel
+from builder.index.wheels import LockedWheel, Sdist, Wheel
 from builder.layers import estargz, oci, splice, wheel
 from builder.layers.blobs import MANIFEST_TYPE
 from builder.layers.installed import Installed
@@ -161,7 +161,7 @@ class MemoryFetcher(Fetcher):
         self.named: set[str] = set()
         self._lock = threading.Lock()
 
-    def fetch(self, wheel: Wheel) -> Path:
+    def fetch(self, wheel: LockedWheel | Sdist) -> Path:
         self.indexes[wheel.file] = wheel.index
         if wheel.sha256 in self.broken:
             raise self.broken[wheel.sha256]
