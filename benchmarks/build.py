@@ -32,7 +32,7 @@ from builder.common.console import View
 from builder.common.reference import ImageRef
 from builder.common.text import duration, size
 from builder.engine.client import Engine
-from builder.engine.load import Loader, archive
+from builder.engine.load import Loader, docker_archive
 from builder.index.download import Fetcher
 from builder.layers import images as stored_images
 from builder.layers import splice, wheel
@@ -210,7 +210,7 @@ class Bench:
         assert image is not None
         path = self._scratch / "archive.tar"
         with path.open("wb") as out:
-            out.writelines(archive(store, image))
+            out.writelines(docker_archive(store, image))
         for _ in range(min(repeat, 3)):
             self.remove_images()
             with self._results.timed(LOADS[0]):

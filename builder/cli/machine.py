@@ -95,7 +95,7 @@ def gc_command(context: Context, dry_run: bool, patterns: Sequence[str], check: 
     freed = (
         garbage.find_garbage(store, without=names)
         if dry_run
-        else garbage.collect(store, without=names, wait=context.wait)
+        else garbage.remove_garbage(store, without=names, wait=context.wait)
     )
     would = "would be " if dry_run else ""
     for name in names:

@@ -68,7 +68,7 @@ class Loader:
         try:
             if not (self._can_pull and self._pull(image, kind, progress)):
                 self._can_pull = False
-                self._engine.load(archive(self._store, image, progress))
+                self._engine.load(docker_archive(self._store, image, progress))
         except EngineError:
             self._engine.check()
             self._check_blobs(image)
@@ -114,7 +114,7 @@ class Loader:
                 return False
         # The engine has the layers now, and keeps them as long as one of the two images has them.
         try:
-            self._engine.load(archive(self._store, image, has_layers=False))
+            self._engine.load(docker_archive(self._store, image, has_layers=False))
         finally:
             self._engine.remove_image(reference)
         return True
@@ -145,7 +145,7 @@ class Loader:
                     )
 
 
-def archive(
+def docker_archive(
     store: Store, image: Image, progress: Progress = lambda _: None, *, has_layers: bool = True
 ) -> Iterator[bytes]:
     """The archive for `docker load`; without layers for an engine that has all of them.

@@ -41,7 +41,7 @@ class ListedRelease:
 
     @property
     def is_stable(self) -> bool:
-        """Whether installers select it by default."""
+        """True if installers select it by default."""
         return not self.is_yanked and not self.version.is_prerelease
 
 
@@ -223,12 +223,12 @@ def _metadata_in_wheel(session: IndexSession, url: str, *, whole: bool) -> bytes
 
 
 def _is_printable(text: str | None) -> TypeGuard[str]:
-    """Whether a text may be printed: an index can send anything, even escape sequences of a terminal."""
+    """True if a text may be printed: an index can send anything, even escape sequences of a terminal."""
     return text is not None and 0 < len(text) <= LONGEST and text.isprintable()
 
 
 def _is_build_of(version: Version, release: Version) -> bool:
-    """Whether `==release` admits a version: one without a local version admits all."""
+    """True if `==release` admits a version: one without a local version admits all."""
     return version == release or (not release.local and Version(version.public) == release)
 
 

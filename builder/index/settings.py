@@ -96,12 +96,12 @@ def origin_of(url: str) -> str:
 
 
 def has_credentials(url: str) -> bool:
-    """Whether an address contains a user name, a password or a token."""
+    """True if an address contains a user name, a password or a token."""
     return "@" in split(url).netloc
 
 
 def is_loopback(url: str) -> bool:
-    """Whether an address (also `host:port`) is on this machine's loopback."""
+    """True if an address (also `host:port`) is on this machine's loopback."""
     host = split(url).hostname or ""
     return host in ("localhost", "::1") or bool(re.fullmatch(r"127(\.[0-9]{1,3}){3}", host, re.ASCII))
 

@@ -49,7 +49,7 @@ class LockedWheel:
 
     @property
     def is_of_index(self) -> bool:
-        """Whether the index has this version, as a wheel or as the sdist that it was built from."""
+        """True if the index has this version, as a wheel or as the sdist that it was built from."""
         return not self.source.startswith(("git+", "./"))
 
 
@@ -83,13 +83,13 @@ class Wheel(LockedWheel):
 
     @property
     def is_cuda(self) -> bool:
-        """Whether it is installed for all Pythons."""
+        """True if it is installed for all Pythons."""
         return is_cuda_wheel(self.file)
 
 
 @cache
 def is_cuda_wheel(file: str) -> bool:
-    """Whether a wheel contains CUDA libraries: from NVIDIA, for any Python, for one platform.
+    """True if a wheel contains CUDA libraries: from NVIDIA, for any Python, for one platform.
 
     nvidia-ml-py is from NVIDIA too, but it is plain Python (py3-none-any).
     """

@@ -113,7 +113,7 @@ class Blobs:
             raise DamagedError(f"{self.path(blob)} is not valid gzip: {error}", hint=REPAIR, blob=blob) from error
 
     def matches(self, blob: str, read: Callable[[int], None] = lambda _: None) -> bool:
-        """Whether the blob exists and matches its digest. `read` is called with the number of bytes of each chunk."""
+        """True if the blob exists and matches its digest. `read` is called with the number of bytes of each chunk."""
         file_hash = hashlib.sha256()
         try:
             for chunk in self.chunks(blob):

@@ -130,7 +130,7 @@ def find_garbage(stored: Store, *, without: Collection[str] = ()) -> Garbage:
     return Garbage(blobs=blobs, leftovers=store.sizes(files), packages=packages)
 
 
-def collect(stored: Store, *, without: Collection[str] = (), wait: bool = False) -> Garbage:
+def remove_garbage(stored: Store, *, without: Collection[str] = (), wait: bool = False) -> Garbage:
     """Removes the names `without` and frees the garbage; returns it.
 
     Raises BusyError if another process uses the store, or DamagedError, before anything is changed.
@@ -155,7 +155,7 @@ def make_room(stored: Store, need: Callable[[], int], *, wait: bool = False) -> 
     if _shortage(stored, needed) <= 0:
         return
     if _shortage(stored, needed) <= find_garbage(stored).bytes:
-        collect(stored, wait=wait)
+        remove_garbage(stored, wait=wait)
         needed = need()
     if _shortage(stored, needed) > 0:
         limit = f", its limit is {size(stored.limit)}" if stored.limit else ""

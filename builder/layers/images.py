@@ -75,7 +75,7 @@ def find_stored_image(store: Store, planned: PlannedImage, known: KnownLayers | 
 def write_image(store: Store, planned: PlannedImage, system: Layer, layers: Sequence[Layer]) -> Image:
     """Writes the configuration and the manifest of an image of these layers, without a name."""
     labels = built_labels(planned.digest, system.created)
-    history = tuple(map(oci.describe, planned.layers))
+    history = tuple(map(oci.history_line, planned.layers))
     config = oci.config(planned.settings, layers, history, created=system.created, labels=labels)
     return put_image(store, config, layers, history=history, labels={**planned.settings.labels, **labels})
 

@@ -103,7 +103,7 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """An image for one platform; layers lowest first. `history` has a line for each layer, written by `describe`."""
+    """An image for one platform; layers lowest first. `history` has a `history_line` for each layer."""
 
     config: Descriptor
     manifest: Manifest
@@ -207,7 +207,7 @@ def platform_index(images: Mapping[str, Descriptor]) -> bytes:
     return _json({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": entries})
 
 
-def describe(layer: PlannedLayer) -> str:
+def history_line(layer: PlannedLayer) -> str:
     """A layer's line in the history. For wheels it has each with its SHA-256, so that anyone can rebuild the layer."""
     if layer.kind != "wheels":
         return layer.name if layer.kind == layer.name else f"{layer.kind}: {layer.name}"
@@ -377,13 +377,13 @@ def parse_document(model: type[_Model], content: bytes, what: str, hint: str = _
         return model.model_validate_json(content)
     except ValidationError as error:  # its input may hold anything: not shown
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ascii(".".join(map(str, first["loc"]))[:100])[1:-1]
+        path = ascii(".".join(map(str, first["loc"]))[:100])[1:-1]
         fault = message_of(first).lower()
-        raise VerifyError(f"invalid {what}: {place + ': ' if place else ''}{fault}", hint=hint) from error
+        raise VerifyError(f"invalid {what}: {path + ': ' if path else ''}{fault}", hint=hint) from error
 
 
 def parse_history(line: str) -> LayerWheels | None:
-    """The wheels in a line by `describe`; None if its layer is not of wheels. Raises ValueError for an invalid line."""
+    """The wheels in a `history_line`; None if its layer is not of wheels. Raises ValueError for an invalid line."""
     if not line.startswith("wheels "):
         return None
     match = _HISTORY.fullmatch(line)

@@ -57,7 +57,7 @@ class Store(Blobs):
             raise FileError(f"no store in {self.root}", hint="Check --store, or build an image: it creates the store.")
 
     def _exists(self) -> bool:
-        """Whether there is a store. Its layout file is constant: `prepare` writes a deleted one again."""
+        """True if there is a store. Its layout file is constant: `prepare` writes a deleted one again."""
         parts = (self.index, self.root / "layers", self.root / "blobs/sha256")
         return (self.root / "oci-layout").exists() or all(path.exists() for path in parts)
 

@@ -77,7 +77,7 @@ def environment(python: str) -> InstallScheme:
 
 
 def layer_entries(
-    wheels: Iterable[tuple[str, BinaryIO]], place: InstallScheme, warn: Callable[[str], object] | None = None
+    wheels: Iterable[tuple[str, BinaryIO]], venv: InstallScheme, warn: Callable[[str], object] | None = None
 ) -> list[Entry]:
     """Entries of a layer of several wheels (file name, file), each folder before its contents.
 
@@ -91,7 +91,7 @@ def layer_entries(
     overlaps: dict[tuple[str, str], list[str]] = {}
     folders: set[str] = set()
     for name, file in wheels:
-        for entry in install(name, file, place):
+        for entry in install(name, file, venv):
             path = entry.path
             if path in folders:
                 kind = WheelError if folder_owners.get(path) == name else OverlapError
@@ -139,10 +139,10 @@ def new_folders(path: str, folders: set[str]) -> Iterator[Entry]:
         yield Entry(path=name, mode=mode)
 
 
-def install(name: str, file: BinaryIO, place: InstallScheme) -> Iterator[Entry]:
+def install(name: str, file: BinaryIO, venv: InstallScheme) -> Iterator[Entry]:
     """Entries of one wheel in the order of its zip, then those that an installer adds. Raises WheelError."""
     try:
-        wheel = _WheelInstaller(name, file, place)
+        wheel = _WheelInstaller(name, file, venv)
         written: set[str] = set()
         for entry in wheel.entries():
             if entry.path in written:  # which of the two files is installed would depend on the installer
@@ -161,10 +161,10 @@ def install(name: str, file: BinaryIO, place: InstallScheme) -> Iterator[Entry]:
 class _WheelInstaller:
     """Installs one wheel; `info` is the name of its .dist-info folder."""
 
-    def __init__(self, name: str, file: BinaryIO, place: InstallScheme) -> None:
+    def __init__(self, name: str, file: BinaryIO, venv: InstallScheme) -> None:
         self._name = name
         self._file = file
-        self._place = place
+        self._venv = venv
         try:
             self._project, self._version, _, _ = parse_wheel_filename(name)
         except InvalidWheelFilename as error:
@@ -208,7 +208,7 @@ class _WheelInstaller:
             if is_script and item.file_size <= MAX_METADATA:  # a larger file is a binary
                 script = splice.read_zipped(shipped)
                 if script.startswith(b"#!python"):  # a placeholder for the interpreter of the image
-                    content = b"#!" + self._place.python.encode() + b"\n" + script.partition(b"\n")[2]
+                    content = b"#!" + self._venv.python.encode() + b"\n" + script.partition(b"\n")[2]
                     row = _row(content)
             rows[self._relative(target)] = row
             # Another content than the wheel's is small, and hashed when it is written.
@@ -219,7 +219,7 @@ class _WheelInstaller:
             if path not in self._items and path not in replaced:
                 rows.setdefault(path, row)
 
-        info = f"{self._place.site}/{self.info}"
+        info = f"{self._venv.site}/{self.info}"
         added = [Entry(path=f"{info}/{part}", mode=FILE_MODE, content=data) for part, data in _ADDED.items()]
         added += [Entry(path=path, mode=PROGRAM_MODE, content=data) for path, data in programs.items()]
         for entry in added:
@@ -252,33 +252,33 @@ class _WheelInstaller:
 
     def _target(self, path: str) -> tuple[str, bool]:
         """The installed path of a file, and whether the file is a script."""
-        place = self._place
+        venv = self._venv
         first, _, rest = path.partition("/")
-        scheme, inside, folder = "", path, place.site
+        scheme, inside, folder = "", path, venv.site
         if first.endswith(".data"):
             scheme, _, inside = rest.partition("/")
             if canonicalize_name(first.split("-")[0]) != self._project or not inside:
                 raise WheelError(f"{self._name}: {path} is in no scheme")
             folders = {
-                "purelib": place.site,
-                "platlib": place.site,
-                "headers": f"{place.headers}/{self._project}",
-                "scripts": f"{place.prefix}/bin",
-                "data": place.prefix,
+                "purelib": venv.site,
+                "platlib": venv.site,
+                "headers": f"{venv.headers}/{self._project}",
+                "scripts": f"{venv.prefix}/bin",
+                "data": venv.prefix,
             }
             if scheme not in folders:
                 raise WheelError(f"{self._name}: {path} has unknown scheme {scheme!r}")
             folder = folders[scheme]
         target = f"{folder}/{inside}"
-        linked = f"{place.prefix}/lib/python{place.version}/"
+        linked = f"{venv.prefix}/lib/python{venv.version}/"
         if target.startswith(linked):
-            target = f"{place.prefix}/lib/python/{target[len(linked) :]}"
+            target = f"{venv.prefix}/lib/python/{target[len(linked) :]}"
         return target, scheme == "scripts"
 
     def _relative(self, target: str) -> str:
         """A path as in RECORD: relative to the parent folder of .dist-info."""
-        inside = self._place.site + "/"
-        return target[len(inside) :] if target.startswith(inside) else os.path.relpath(target, self._place.site)
+        inside = self._venv.site + "/"
+        return target[len(inside) :] if target.startswith(inside) else os.path.relpath(target, self._venv.site)
 
     def _programs(self) -> Iterator[tuple[str, bytes]]:
         """Path and text of every console and GUI script."""
@@ -298,11 +298,11 @@ class _WheelInstaller:
             if not attribute or not all(part.isidentifier() for part in f"{module}.{attribute}".split(".")):
                 raise WheelError(f"{self._name}: script {point.name} has an invalid function: {point.value!r}")
             text = _SCRIPT.format(
-                python=self._place.python, module=module, name=attribute.split(".")[0], function=attribute
+                python=self._venv.python, module=module, name=attribute.split(".")[0], function=attribute
             ).encode()
-            yield f"{self._place.prefix}/bin/{point.name}", text
-            if self._project == "pip" and point.name == "pip" and self._place.version:
-                yield f"{self._place.prefix}/bin/pip{self._place.version}", text  # as ensurepip and uv do
+            yield f"{self._venv.prefix}/bin/{point.name}", text
+            if self._project == "pip" and point.name == "pip" and self._venv.version:
+                yield f"{self._venv.prefix}/bin/pip{self._venv.version}", text  # as ensurepip and uv do
 
 
 # Suffixes of scripts that setuptools generates for entry points; pip and uv skip them too.

@@ -59,7 +59,7 @@ def read_items(wheel: str, file: BinaryIO) -> dict[str, zipfile.ZipInfo]:
 
 
 def _has_other_name(item: zipfile.ZipInfo) -> bool:
-    """Whether an extra field gives the entry a second name, which some readers use (APPNOTE.TXT, 4.6.9)."""
+    """True if an extra field gives the entry a second name, which some readers use (APPNOTE.TXT, 4.6.9)."""
     extra = item.extra
     while len(extra) >= 4:
         kind, length = struct.unpack("<HH", extra[:4])

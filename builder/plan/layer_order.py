@@ -72,7 +72,7 @@ class PlannedLayer:
         return sum(wheel.size for wheel in self.wheels) + self.debian
 
 
-def foundation(
+def lowest_layers(
     cell: Cell,
     components: Collection[str],
     wheels: Sequence[Wheel],
@@ -99,10 +99,10 @@ def stack(
     compiler: str,
     prefetch: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> tuple[PlannedLayer, ...]:
-    """The layers of an image, lowest first: `lowest` are those of `foundation`, `wheels` all wheels of the image.
+    """The layers of an image, lowest first: `lowest` are `lowest_layers`, `wheels` all wheels of the image.
 
-    `files` and `compiler` are digests of inputs, `prefetch` is as for `foundation`. Raises MatrixError for more layers
-    than Docker allows.
+    `files` and `compiler` are digests of inputs, `prefetch` is as for `lowest_layers`. Raises MatrixError for more
+    layers than Docker allows.
     """
     below = {wheel.component for layer in lowest for wheel in layer.wheels}
     above = [wheel for wheel in wheels if wheel.component not in below]

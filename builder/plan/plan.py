@@ -465,7 +465,7 @@ class _Planner:
             constraints=_constraints(self._matrix, cell, locked),
             cuda=tuple(_by_index(cuda)),
             lists=lists,
-            layers=layer_order.foundation(cell, foundation, locked.wheels, compiler, self._prefetch),
+            layers=layer_order.lowest_layers(cell, foundation, locked.wheels, compiler, self._prefetch),
         )
 
 

@@ -114,7 +114,7 @@ def differences(expected: PlannedDigests, image: Image, config: bytes) -> list[s
         for number, layer in enumerate(image.layers)
         for known, _ in [expected.layers.get(number, (None, ""))]
     ]
-    history = [oci.describe(layer) for layer in planned.layers]
+    history = [oci.history_line(layer) for layer in planned.layers]
     expected_config = oci.config(planned.settings, stack, history, created=created, labels=built)
     expected_manifest = oci.manifest(Descriptor.of(config, CONFIG_TYPE), stack)
     lines = [*_compare("", json.loads(expected_config), actual)]

@@ -152,10 +152,10 @@ def test_the_layers_are_in_the_planned_order(bench: AssemblyBench) -> None:
     [image_id] = bench.run(JUPYTER).values()
     [image] = bench.images(JUPYTER)
     config = bench.config(image_id)
-    assert [entry["created_by"] for entry in config["history"]] == [oci.describe(layer) for layer in image.layers]
+    assert [entry["created_by"] for entry in config["history"]] == [oci.history_line(layer) for layer in image.layers]
     stored = bench.stored(JUPYTER)
     assert [layer.diff_id for layer in stored.layers] == config["rootfs"]["diff_ids"]
-    assert list(stored.history) == [oci.describe(layer) for layer in image.layers]
+    assert list(stored.history) == [oci.history_line(layer) for layer in image.layers]
     for layer in stored.layers:
         assert digest_of_bytes(bench.store.path(layer.digest).read_bytes()) == layer.digest
 
@@ -297,7 +297,7 @@ def test_an_image_that_the_store_lost_is_not_found(bench: AssemblyBench) -> None
 
 def test_an_image_is_found_after_gc_and_is_only_loaded_when_the_engine_lost_it(bench: AssemblyBench) -> None:
     ids = bench.run(EMBER)
-    garbage.collect(bench.store)
+    garbage.remove_garbage(bench.store)
     assert (bench.find(EMBER), bench.find(JUPYTER)) == (ids[EMBER], "")
     bench.world.did()
     bench.engine.known.clear()

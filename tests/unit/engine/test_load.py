@@ -63,7 +63,7 @@ def path(of: str) -> str:
 
 def archived(store: Store, image: Image, *, has_layers: bool = True) -> dict[str, bytes]:
     """Name -> content of the archive."""
-    data = b"".join(load.archive(store, image, has_layers=has_layers))
+    data = b"".join(load.docker_archive(store, image, has_layers=has_layers))
     assert len(data) % tarfile.BLOCKSIZE == 0
     assert data.endswith(bytes(2 * tarfile.BLOCKSIZE))
     files: dict[str, bytes] = {}

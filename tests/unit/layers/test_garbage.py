@@ -77,7 +77,7 @@ def test_the_packages_of_a_kept_operating_system_are_kept(crowded: Store) -> Non
 def test_gc_frees_it_and_leaves_a_whole_store(crowded: Store) -> None:
     before, size = files(crowded), crowded.size()
     expected = garbage.find_garbage(crowded)
-    freed = garbage.collect(crowded)
+    freed = garbage.remove_garbage(crowded)
     assert freed == expected
     gone = {path.relative_to(crowded.root).as_posix() for path in (*freed.blobs, *freed.leftovers)}
     assert files(crowded) == (before - gone) | {"lock"}
@@ -86,7 +86,7 @@ def test_gc_frees_it_and_leaves_a_whole_store(crowded: Store) -> None:
     assert all(crowded.has(blob["digest"], blob["size"]) for blob in (manifest["config"], *manifest["layers"]))
     assert crowded.get_record("1" * 64)
     assert not crowded.get_record("2" * 64)
-    again = garbage.collect(crowded)
+    again = garbage.remove_garbage(crowded)
     assert (again.blobs, again.leftovers) == ({}, {})
 
 
@@ -95,17 +95,17 @@ def test_a_store_in_use_is_not_freed(crowded: Store) -> None:
     before = files(crowded)
     with Store(crowded.root).used():
         with pytest.raises(BusyError, match="is in use by another builder") as caught:
-            garbage.collect(crowded)
+            garbage.remove_garbage(crowded)
         assert files(crowded) == before | {"lock"}
     assert "--wait" in caught.value.hint
-    assert garbage.collect(crowded).blobs
+    assert garbage.remove_garbage(crowded).blobs
 
 
 def test_gc_waits_on_request(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     operations: list[int] = []
     monkeypatch.setattr(fcntl, "flock", lambda _, operation: operations.append(operation))
-    garbage.collect(store, wait=True)
-    garbage.collect(store)
+    garbage.remove_garbage(store, wait=True)
+    garbage.remove_garbage(store)
     assert operations == [fcntl.LOCK_EX, fcntl.LOCK_EX | fcntl.LOCK_NB]
 
 
@@ -186,7 +186,7 @@ def make_room_of_one_byte(store: Store) -> None:
 
 @pytest.mark.parametrize("what", ["manifest", "layer", "index"])
 @pytest.mark.parametrize(
-    "free_it", [garbage.find_garbage, garbage.collect, make_room_of_one_byte], ids=["find", "collect", "room"]
+    "free_it", [garbage.find_garbage, garbage.remove_garbage, make_room_of_one_byte], ids=["find", "collect", "room"]
 )
 def test_nothing_is_freed_while_a_named_image_is_incomplete(
     crowded: Store, what: str, free_it: Callable[[Store], object]
@@ -213,7 +213,7 @@ def test_a_damaged_image_can_be_removed(crowded: Store) -> None:
     image(crowded, "y", b"of y")
     damage(crowded, crowded.images()["y"].digest)
     assert list(garbage.incomplete(crowded)) == ["y"]
-    garbage.collect(crowded, without=["y"])
+    garbage.remove_garbage(crowded, without=["y"])
     assert list(crowded.images()) == ["x"]
     assert not crowded.path(digest_of(b"of y")).exists()
 

@@ -38,7 +38,7 @@ def built(number: int) -> Layer:
 
 ONE, TWO = wheel("python", "one"), wheel("python", "two")
 LAYERS = [built(1), built(2)]
-HISTORY = [oci.describe(planned("wheels", "python", ONE, TWO)), oci.describe(planned("os", "os"))]
+HISTORY = [oci.history_line(planned("wheels", "python", ONE, TWO)), oci.history_line(planned("os", "os"))]
 
 
 def test_a_configuration_byte_for_byte() -> None:
@@ -118,7 +118,7 @@ def test_the_configuration_of_a_temporary_image() -> None:
     ],
 )
 def test_each_kind_of_layer_has_its_line_of_history(layer: PlannedLayer, line: str) -> None:
-    assert oci.describe(layer) == line
+    assert oci.history_line(layer) == line
 
 
 @pytest.mark.parametrize("line", ["os", "files", "files: ember bytecode", "", "RUN wheels", "wheels"])
@@ -141,7 +141,7 @@ wheels = st.builds(
 
 @given(st.lists(wheels, min_size=1, max_size=4), st.sampled_from(["", "3.9", "3.13"]))
 def test_history_names_the_wheels_of_a_layer(some: list[Wheel], python: str) -> None:
-    line = oci.describe(planned("wheels", "x", *some, python=python))
+    line = oci.history_line(planned("wheels", "x", *some, python=python))
     assert oci.parse_history(line) == LayerWheels(
         format=layer_order.LAYER_FORMAT, python=python, wheels=tuple((wheel.file, wheel.sha256) for wheel in some)
     )

@@ -82,7 +82,7 @@ def layer(*wheels: Wheel, python: str = "3.11", kind: str = "wheels") -> str:
     planned = PlannedLayer(
         kind="wheels" if wheels else "os", name=kind, component="x", inputs="", wheels=wheels, python=python
     )
-    return oci.describe(planned)
+    return oci.history_line(planned)
 
 
 def blobs(*layers: tuple[str, int]) -> tuple[bytes, bytes]:

@@ -214,7 +214,7 @@ def stacks(
         for cell in members:
             locked = lockfile.of_cell(matrix, cell, lock).wheels
             wheels = random.sample(locked, len(locked))  # in any order
-            lowest = layer_order.foundation(cell, cells.foundation(matrix, cell), wheels, "sha256:compiler")
+            lowest = layer_order.lowest_layers(cell, cells.foundation(matrix, cell), wheels, "sha256:compiler")
             os = PlannedLayer(kind="os", name="os", component="base", inputs="sha256:os", python=cell.python, debian=7)
             files = f"sha256:files {cell.id}"
             layers = layer_order.stack(cell, lowest, wheels, os=os, files=files, compiler="sha256:compiler")

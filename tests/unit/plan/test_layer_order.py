@@ -59,7 +59,7 @@ CELL = Cell(framework="ember", short="em", line="1.9", release="1.9.1", cuda="12
 
 def stack(image: Parts, prefetch: Mapping[str, Sequence[str]] = {}) -> tuple[PlannedLayer, ...]:
     cell = replace(CELL, python=image.python)
-    lowest = layer_order.foundation(cell, FOUNDATION, image.wheels, image.compiler, prefetch)
+    lowest = layer_order.lowest_layers(cell, FOUNDATION, image.wheels, image.compiler, prefetch)
     files = "sha256:files"
     os = PlannedLayer(kind="os", name="os", component="base", inputs=image.system, python=cell.python, debian=7)
     return layer_order.stack(cell, lowest, image.wheels, os=os, files=files, compiler=image.compiler, prefetch=prefetch)

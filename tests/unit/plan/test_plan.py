@@ -364,13 +364,13 @@ def dockerfile(project: Project) -> str:
 def test_what_images_of_a_group_share_is_computed_once(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was computed again for each of ten thousand cells."""
     groups: list[str] = []
-    original = layer_order.foundation
+    original = layer_order.lowest_layers
 
-    def foundation(cell: Cell, *arguments: Any) -> tuple[layer_order.PlannedLayer, ...]:
+    def lowest_layers(cell: Cell, *arguments: Any) -> tuple[layer_order.PlannedLayer, ...]:
         groups.append(cell.python)
         return original(cell, *arguments)
 
-    monkeypatch.setattr(layer_order, "foundation", foundation)
+    monkeypatch.setattr(layer_order, "lowest_layers", lowest_layers)
     images = plan.make_plan(tiny, tiny.cells).images
     assert len(groups) == len({image.cell.group for image in images}) < len(images)
 

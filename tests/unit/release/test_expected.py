@@ -38,7 +38,7 @@ def documents(image: PlannedImage) -> tuple[dict[str, Any], dict[str, Any]]:
         Layer(digest=digest_of_data(number), diff_id=digest_of_data([number]), size=number)
         for number in range(len(image.layers))
     ]
-    history = [oci.describe(layer) for layer in image.layers]
+    history = [oci.history_line(layer) for layer in image.layers]
     created = "2026-11-01T00:00:00Z"
     labels = settings.built_labels(image.digest, created)
     config = oci.config(image.settings, stack, history, created=created, labels=labels)

@@ -76,7 +76,7 @@ def of_wheels(*packed: test_wheel.Wheel, python: str = "3.11", prefetch: Sequenc
     )
     planned = PlannedLayer(kind="wheels", name="x", component="x", inputs="", wheels=wheels, python=python)
     return Layer(
-        line=oci.describe(planned),
+        line=oci.history_line(planned),
         digest=written.digest,
         diff_id=written.diff_id,
         toc=written.toc,

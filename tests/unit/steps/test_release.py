@@ -83,7 +83,7 @@ class ReleaseDesk:
         for number in range(len(planned.layers)):
             promised, _ = root.layers.get(number, (None, ""))
             layers.append(promised or Layer(digest=f"sha256:{number:064x}", diff_id=f"sha256:{number:064x}", size=1))
-        history = [oci.describe(layer) for layer in planned.layers]
+        history = [oci.history_line(layer) for layer in planned.layers]
         built = {**built_labels(planned.digest, "2026-11-01T00:00:00Z"), **labels}
         config = oci.config(planned.settings, layers, history, created="2026-11-01T00:00:00Z", labels=built)
         blob = Descriptor(media_type=CONFIG_TYPE, digest=digest_of_bytes(config), size=len(config))
