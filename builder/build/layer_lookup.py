@@ -114,8 +114,7 @@ class LayerLookup:
 
     @cached_property
     def _repositories(self) -> list[Repository]:
-        references = self.references()
-        return [self.new_registry(each, host=self.host, write=False, policy=POLICY) for each in references]
+        return [self.new_registry(each, host=self.host, write=False, policy=POLICY) for each in self.references()]
 
     def references(self) -> Iterator[ImageRef]:
         """The repositories to search for layers, staging first."""
@@ -127,30 +126,18 @@ class LayerLookup:
             for name in matrix.image_names:
                 yield ImageRef(registry=matrix.registry, repository=f"{matrix.namespace}/{name}")
 
+    def assemble_known(self, image: PlannedImage) -> Image:
+        """An image whose layers are in the store or in a registry, without an engine, wheels and tests.
 
-@dataclass(frozen=True, kw_only=True)
-class KnownImages:
-    """Assembles images in the store, except for the layers that `lookup` finds in a registry.
-
-    Without an engine, wheels and tests: only the layer of plain files is made. Whether two layers have different files
-    for one path is checked by `staged_tests`, which downloads the layers.
-    """
-
-    project: Project
-    store: Store
-    lookup: LayerLookup
-
-    def assemble(self, image: PlannedImage) -> Image:
-        """The image, whose blobs are in the store or in the registry.
-
-        Raises BuildError for a layer that is not known, or that no registry has.
+        Makes only the layer of plain files. Does not compare the files of its layers: `builder.steps.test` does, which
+        downloads them. Raises BuildError for a layer that is not known, or that no registry has.
         """
 
         def missing(reason: str) -> BuildError:
             hint = f"Build and test it on this machine: builder images {image.id}"
             return BuildError(f"{image.id}: {reason}", hint=hint)
 
-        system = self.lookup.in_store(image.os_inputs) or self.lookup.in_registry(image.os_inputs)
+        system = self.in_store(image.os_inputs) or self.in_registry(image.os_inputs)
         if system is None:
             raise missing(f"no registry has its operating system, or it is not listed in {KNOWN_LAYERS}")
         stack: list[Layer] = []
@@ -158,27 +145,20 @@ class KnownImages:
             if layer.kind == "os":
                 stack.append(system)
             elif layer.kind == "files" and not layer.compiled:
-                read = stored_layers.read_component_files(self.project.root, image)
-                stack.append(
-                    stored_layers.store_layer(
-                        self.store, layer, stored_layers.component_file_entries(read, system.folders)
-                    )
-                )
-            elif (known := self.lookup.known.get(layer.inputs)) is None:
+                files = stored_layers.read_component_files(self.project.root, image)
+                entries = stored_layers.component_file_entries(files, system.folders)
+                stack.append(stored_layers.store_layer(self.store, layer, entries))
+            elif self.known.get(layer.inputs) is None:
                 raise missing(f"layer {layer.name} is not listed in {KNOWN_LAYERS}")
-            elif self.lookup.find(known.digest) is None:
-                raise missing(f"no registry has layer {layer.name}")
+            elif found := self.in_registry(layer.inputs):
+                stack.append(found)
             else:
-                stack.append(known)
+                raise missing(f"no registry has layer {layer.name}")
         return images.write_image(self.store, image, system, stack)
-
-    def repositories(self) -> list[ImageRef]:
-        """Repositories that may have the layers."""
-        return list(self.lookup.references())
 
     def fetch(self, blob: Descriptor) -> Path:
         """Downloads a blob to the store, for a registry that cannot mount it. Raises RegistryError."""
-        if (registry := self.lookup.find(blob.digest)) is None:
+        if (registry := self.find(blob.digest)) is None:
             raise RegistryError(f"no registry has blob {blob.digest}", hint="Run this again.")
         transfer.fetch_blobs(registry, self.store, [blob])
         return self.store.path(blob.digest)

@@ -12,7 +12,7 @@ import click
 from rich.text import Text
 
 from builder.build import outcomes
-from builder.build.layer_lookup import KnownImages, LayerLookup
+from builder.build.layer_lookup import LayerLookup
 from builder.build.wheel_builds import SourceBuilder
 from builder.cli.context import SHOWN, Context, new_table
 from builder.cli.images import gpu_option, show_outcomes
@@ -184,14 +184,13 @@ def stage_command(
     day = tagging.first_stamp(staging_place.open(INDEX), context.today) if planned.images else ""
     signer = signer and signer.with_trust(project)
     store, view = context.store, View(context.err)
-    assembler = None
+    lookup = None
     if untested:
         lookup = LayerLookup(project, context.host, view, store, KnownLayers(project.root))
-        assembler = KnownImages(project=project, store=store, lookup=lookup)
     with store.used():
         staged = stage_images(
             project, store, view, staging_place, planned,
-            signer=signer, assembler=assembler, listed_on=day if images_only else "",
+            signer=signer, lookup=lookup, listed_on=day if images_only else "",
             skip_incomplete=skip_incomplete,
         )  # fmt: skip
     stamp = ""

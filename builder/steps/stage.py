@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
+from builder.build.layer_lookup import LayerLookup
 from builder.common import errors
 from builder.common.console import Meter, View
 from builder.common.errors import BuilderError, BuildError
@@ -16,7 +15,7 @@ from builder.evidence import reports, results
 from builder.evidence.results import Coverage, Requirement
 from builder.evidence.signing import Signer
 from builder.evidence.suite import Suite
-from builder.layers.blobs import Descriptor, wheel_file
+from builder.layers.blobs import wheel_file
 from builder.layers.oci import Image
 from builder.layers.store import Store
 from builder.matrix.project import Project
@@ -55,16 +54,6 @@ class _ImageToStage:
     coverage: Coverage | None
 
 
-class KnownImageAssembler(Protocol):
-    """Makes images from layers that a registry has. `repositories` are those with such layers."""
-
-    def repositories(self) -> list[ImageRef]: ...
-
-    def assemble(self, image: PlannedImage) -> Image: ...
-
-    def fetch(self, blob: Descriptor) -> Path: ...
-
-
 def stage_images(  # noqa: PLR0913  the options of the command
     project: Project,
     store: Store,
@@ -73,7 +62,7 @@ def stage_images(  # noqa: PLR0913  the options of the command
     plan: Plan,
     *,
     signer: Signer | None = None,
-    assembler: KnownImageAssembler | None = None,
+    lookup: LayerLookup | None = None,
     listed_on: str = "",
     skip_incomplete: bool = False,
 ) -> StagingResult:
@@ -81,7 +70,7 @@ def stage_images(  # noqa: PLR0913  the options of the command
 
     Also attaches this machine's results to images that another machine staged.
 
-    With an `assembler`, images that are neither here nor staged are staged too, without test results. With a day in
+    With a `lookup`, images that are neither here nor staged are staged too, without test results. With a day in
     `listed_on`, they are listed for this day before any is pushed, so that `prune` keeps them. Raises one error for all
     images that are neither in the store nor in staging, before anything is sent, and one for all failures. With
     `skip_incomplete`, the former are left out, unless that leaves none.
@@ -104,9 +93,9 @@ def stage_images(  # noqa: PLR0913  the options of the command
         if present := place.open(_name(planned)).digest_of(plan_tag(planned.digest)):
             elsewhere.append(_staged(planned, present))
             del failures[planned.id]
-        elif assembler:
+        elif lookup:
             try:
-                stored = assembler.assemble(planned)
+                stored = lookup.assemble_known(planned)
                 images.append(
                     _ImageToStage(staged=_staged(planned, stored.manifest.digest), stored=stored, coverage=None)
                 )
@@ -127,13 +116,13 @@ def stage_images(  # noqa: PLR0913  the options of the command
         repository = place.open(image.staged.repository, write=True)
         # Blobs may be mounted from other repositories of the same registry.
         own, others = repositories[image.staged.repository], list(repositories.values())
-        if assembler and image.coverage is None:
-            others += assembler.repositories()
+        if lookup and image.coverage is None:
+            others += lookup.references()
         names = dict.fromkeys(other.repository for other in others if other.registry == own.registry)
         blobs = publish.blobs_of(store, image.stored)
         meter = Meter(view, image.staged.cell, "checked or sent", sum(blob.size for blob in blobs))
         mounts = [name for name in names if name != own.repository]
-        fetch = assembler.fetch if assembler else None
+        fetch = lookup.fetch if lookup else None
         pushed = transfer.push_image(
             repository, image.stored.manifest, blobs, fetch=fetch, mount_from=mounts, progress=meter.add
         )

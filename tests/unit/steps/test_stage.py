@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from builder.build.layer_lookup import LayerLookup
 from builder.common.console import View
 from builder.common.errors import ImageTestError
 from builder.common.files import digest_of_bytes
@@ -32,16 +34,16 @@ from tests.unit.release.test_publish import BOARD, DAY, EMBER, REGISTRY, Publish
 PUSH = transfer.push_image  # the bench replaces it
 
 
-@dataclass
-class Known:
+class Known(LayerLookup):
     """Makes images from the layers of a public repository."""
 
-    image: Image
+    def __init__(self, image: Image) -> None:
+        self.image = image
 
-    def repositories(self) -> list[ImageRef]:
-        return [ImageRef.parse(f"{REGISTRY}/public/known")]
+    def references(self) -> Iterator[ImageRef]:
+        yield ImageRef.parse(f"{REGISTRY}/public/known")
 
-    def assemble(self, image: PlannedImage) -> Image:
+    def assemble_known(self, image: PlannedImage) -> Image:
         return self.image
 
     def fetch(self, blob: Descriptor) -> Path:
@@ -194,7 +196,7 @@ def staged_elsewhere(yard: Yard, *, with_tag: bool = True) -> str:
 def test_an_image_of_known_layers_is_staged_without_test_results(yard: Yard) -> None:
     """Only its layers are in the public repositories."""
     image = yard.bench.stored.pop(EMBER)
-    assert {staged.cell for staged in yard.stage(assembler=Known(image)).here} == {EMBER, BOARD}
+    assert {staged.cell for staged in yard.stage(lookup=Known(image)).here} == {EMBER, BOARD}
     assert yard.reports(EMBER, image.manifest.digest) == 0
     assert " sent, not tested\n" in yard.bench.console.text
     assert "mount from public/known" in yard.repository(EMBER).calls
