@@ -134,10 +134,7 @@ class Assembler:
                 self._layers[image.os_inputs] = Future()
                 self._layers[image.os_inputs].set_exception(errors.of_file(error))
                 continue
-            in_registry = lookup.in_registry(image.os_inputs)
-            self._layers[image.os_inputs] = self._making_systems.submit(
-                self._systems.provide, image, inputs, in_registry
-            )
+            self._layers[image.os_inputs] = self._making_systems.submit(self._systems.provide, image, inputs)
 
         # Layers of wheels. The largest wheels are downloaded first, since they take longest; the layers are made in the
         # order in which their last wheels arrive.

@@ -139,18 +139,18 @@ class SystemLayers:
     new_fetcher: Callable[..., DebianFetcher] = DebianFetcher
     new_python_fetcher: Callable[..., PythonFetcher] = PythonFetcher
 
-    def provide(self, image: PlannedImage, files: Mapping[str, bytes], in_registry: Layer | None) -> Layer:
+    def provide(self, image: PlannedImage, files: Mapping[str, bytes]) -> Layer:
         """Downloads the operating system that a registry has; otherwise, or if that fails, makes it from `files`.
 
         Waits while another builder that shares the store makes it. Raises BuildError as `Mmdebstrap.run`, and if the
         operating system is not the known one.
         """
         view, name = self.run.view, row(image)
-        if in_registry:
+        if self.lookup.in_registry(image.os_inputs):
             view.begin(name, "downloading")
-            if self.lookup.download(name, image.os_inputs):
-                view.end(name, "done", f"layer {short_digest(in_registry.digest)}, from the registry")
-                return in_registry
+            if downloaded := self.lookup.download(name, image.os_inputs):
+                view.end(name, "done", f"layer {short_digest(downloaded.digest)}, from the registry")
+                return downloaded
 
         # Without this lock, two checkouts with one store made the same operating system at the same time.
         path = self.store.downloads / f"{image.os_inputs.removeprefix('sha256:')}.lock"

@@ -74,7 +74,7 @@ class OneSystem:
         files = operating_systems.read_inputs(self.run.project.root, self.image)
         archives = Archives(self.run.project.matrix, self.run.host)
         systems = SystemLayers(self.run, self.store, lookup, self.fake, archives, self.new_fetcher, FakePythonFetcher)
-        return systems.provide(self.image, files, None)
+        return systems.provide(self.image, files)
 
     @property
     def recorded(self) -> Layer | None:
