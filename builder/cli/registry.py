@@ -33,8 +33,8 @@ def registry_command() -> None:
 def list_command(context: Context, place: str, form: str) -> None:
     """List the staged releases, the newest first."""
     project = context.project
-    staging = StagingArea.of(project, place, context.host)
-    releases = [(staging.read(stamp), staging.released(stamp)) for stamp in staging.stamps()]
+    area = StagingArea.of(project, place, context.host)
+    releases = [(area.read(stamp), area.released(stamp)) for stamp in area.stamps()]
     if form == "json":
         context.print_json(
             [staged.model_dump() | {"released": released and released.model_dump()} for staged, released in releases]
@@ -60,8 +60,8 @@ def diff_command(context: Context, place: str, registry: str, form: str) -> None
     """
     project = context.project
     publish.require_registry(project, registry)
-    staging = StagingArea.if_set(project, place, context.host)
-    recorded = inspection.recorded_tags(staging) if staging else None
+    area = StagingArea.if_set(project, place, context.host)
+    recorded = inspection.recorded_tags(area) if area else None
     full = inspection.full_tags(project)
     results = []
     for reference, expected in inspection.references(project, registry).items():
@@ -95,16 +95,16 @@ def check_command(context: Context, place: str, registry: str, fast: bool, form:
     missing or damaged, and if nothing is staged.
     """
     project = context.project
-    staging = StagingArea.if_set(project, place, context.host)
-    repositories = inspection.repositories(project, context.host, staging, registry)
-    inspection.require_contents(repositories, staging)
-    staged = inspection.staged_images(staging) if staging else {}
+    area = StagingArea.if_set(project, place, context.host)
+    repositories = inspection.repositories(project, context.host, area, registry)
+    inspection.require_contents(repositories, area)
+    staged = inspection.staged_images(area) if area else {}
     view = View(context.err)
     results: list[dict[str, Any]] = []
     with view.live():
         for each in repositories:
             also = sorted(staged.get(each.name, ()))
-            check = RepositoryCheck(registry=each, also=also, fast=fast, read=Meter(view, each.name, "read", 0).add)
+            check = RepositoryCheck(repository=each, also=also, fast=fast, read=Meter(view, each.name, "read", 0).add)
             view.begin(each.name, "checking")
             faults = []
             for fault in check.faults():

@@ -56,14 +56,14 @@ def put_artifact(repository: Repository, artifact: Manifest, contents: Iterable[
 class Attachments:
     """The artifacts to attach to one image. Each is stored immediately, and listed at the end of `attaching`."""
 
-    registry: Repository
+    repository: Repository
     subject: Descriptor
     _stored: list[Manifest] = field(default_factory=list, init=False)
 
     def add(self, kind: str, documents: Mapping[str, bytes], notes: Mapping[str, str] = {}) -> Manifest:
         """Adds an artifact, as in `manifest`; returns its manifest. Raises RegistryError."""
         artifact = manifest(kind, documents, notes, self.subject)
-        put_artifact(self.registry, artifact, documents.values())
+        put_artifact(self.repository, artifact, documents.values())
         self._stored.append(artifact)
         return artifact
 
@@ -82,7 +82,7 @@ class Attachments:
             empty = Path(folder) / "empty"
             empty.write_bytes(EMPTY)
             files: dict[Descriptor, Path | None] = {Descriptor.of(EMPTY, EMPTY_TYPE): empty, file: path}
-            transfer.push_image(self.registry, artifact, files, fetch=fetch, mount_from=mount_from)
+            transfer.push_image(self.repository, artifact, files, fetch=fetch, mount_from=mount_from)
         self._stored.append(artifact)
 
     def copy(self, source: Repository, artifact: str) -> None:
@@ -94,7 +94,7 @@ class Attachments:
                 hint="Run this again when no other job writes to this registry.",
             )
         blobs = _parse(stored, f"{source.name}@{artifact}").layers
-        put_artifact(self.registry, stored, [source.read_blob(blob.digest) for blob in blobs])
+        put_artifact(self.repository, stored, [source.read_blob(blob.digest) for blob in blobs])
         self._stored.append(stored)
 
 
@@ -105,7 +105,7 @@ def attaching(repository: Repository, subject: Descriptor) -> Iterator[Attachmen
     Re-attaching an artifact is a no-op. Lists all of them in one change: without the referrers API, each change needs a
     wait. Raises RegistryError if other writers keep replacing the list.
     """
-    attachments = Attachments(registry=repository, subject=subject)
+    attachments = Attachments(repository=repository, subject=subject)
     yield attachments
     if attachments._stored and repository.referrers(subject.digest) is None:
         _list_by_tag(repository, subject.digest, attachments._stored)

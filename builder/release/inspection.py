@@ -30,7 +30,7 @@ def references(project: Project, registry: str) -> dict[ImageRef, set[str]]:
     return expected
 
 
-def staged_images(place: StagingArea) -> dict[str, set[str]]:
+def staged_images(area: StagingArea) -> dict[str, set[str]]:
     """The digests of the images that staged releases list, by the name of their repository in staging.
 
     Leaves out releases that cannot be read: `RepositoryCheck` reports them.
@@ -38,13 +38,13 @@ def staged_images(place: StagingArea) -> dict[str, set[str]]:
 
     def read_images(stamp: str) -> tuple[StagedImage, ...]:
         with suppress(RejectedError, VerifyError):
-            return place.read(stamp).images
+            return area.read(stamp).images
         return ()
 
     digests: dict[str, set[str]] = {}
-    for _, images in look_up(read_images, place.stamps()):
+    for _, images in look_up(read_images, area.stamps()):
         for image in images:
-            digests.setdefault(place.repository(image.repository).name, set()).add(image.digest)
+            digests.setdefault(area.repository(image.repository).name, set()).add(image.digest)
     return digests
 
 
@@ -89,11 +89,11 @@ def compare_tags(
     )
 
 
-def recorded_tags(place: StagingArea) -> set[tuple[str, str, str]]:
+def recorded_tags(area: StagingArea) -> set[tuple[str, str, str]]:
     """The full tag, day and digest of each tag of the recorded releases. Raises RegistryError, VerifyError."""
     return {
         (image.references[0], stamp.partition(".")[0], image.tagged or image.digest)
-        for stamp, released in look_up(place.released, place.released_stamps())
+        for stamp, released in look_up(area.released, area.released_stamps())
         if released
         for image in released.images
     }
@@ -110,28 +110,27 @@ def _day(tag: str) -> str:
     return tag.rpartition("-")[2].partition(".")[0]
 
 
-def require_contents(public: Sequence[Repository], place: StagingArea | None) -> None:
+def require_contents(public: Sequence[Repository], area: StagingArea | None) -> None:
     """Raises RegistryError if there is nothing to check: its name may be wrong.
 
     Before the first release, the public repositories are empty.
     """
-    if place and not (place.stamps() or place.lists()):
+    if area and not (area.stamps() or area.lists()):
         raise RegistryError(
-            f"nothing is staged in {place.repository(INDEX)}",
-            hint="Check the name of the staging place. If it is right, stage images first: "
-            f"builder stage{place.option}",
+            f"nothing is staged in {area.repository(INDEX)}",
+            hint=f"Check the name of the staging place. If it is right, stage images first: builder stage{area.option}",
         )
-    if not place and not any(each.list_tags() for each in public):
+    if not area and not any(each.list_tags() for each in public):
         raise RegistryError(
             f"nothing is published in {', '.join(each.name for each in public)}",
             hint="Check the name of the registry, and `namespace` in matrix.yaml.",
         )
 
 
-def repositories(project: Project, host: Host, place: StagingArea | None, registry: str) -> list[Repository]:
+def repositories(project: Project, host: Host, area: StagingArea | None, registry: str) -> list[Repository]:
     """The public repositories, those of staging, and that of the releases. Raises RegistryError if there are none."""
     public = list(references(project, registry))
-    staged = [place.repository(name) for name in (*map(name_of, public), INDEX)] if place else []
+    staged = [area.repository(name) for name in (*map(name_of, public), INDEX)] if area else []
     named = [each for each in (*public, *staged) if each.registry]
     if not named:
         raise RegistryError(
@@ -159,7 +158,7 @@ class RepositoryCheck:
     numbers of bytes. Unless `fast`, the hash of every blob is compared. `manifests` and `blobs` are what was checked.
     """
 
-    registry: Repository
+    repository: Repository
     also: Collection[str] = ()
     fast: bool = False
     read: Callable[[int], None] = lambda _: None
@@ -170,10 +169,10 @@ class RepositoryCheck:
         """A line for each fault. Raises RegistryError for a registry that does not respond."""
         # The manifests to read by digest, each with the first name that leads to it: first those of tags.
         names: dict[str, str] = {}
-        for tag, digest in look_up(self._digest_of, self.registry.list_tags()):
-            names.setdefault(digest, f"{self.registry.name}:{tag}")
+        for tag, digest in look_up(self._digest_of, self.repository.list_tags()):
+            names.setdefault(digest, f"{self.repository.name}:{tag}")
         for digest in self.also:
-            names.setdefault(digest, f"{self.registry.name}@{digest}")
+            names.setdefault(digest, f"{self.repository.name}@{digest}")
         blobs: dict[str, tuple[int, str]] = {}
         while names:
             self.manifests |= names.keys()
@@ -193,7 +192,7 @@ class RepositoryCheck:
     def _digest_of(self, tag: str) -> str:
         """The digest that a tag names; the tag if there is none: reading its manifest then has the same fault."""
         with suppress(RejectedError):
-            return self.registry.digest_of(tag) or tag
+            return self.repository.digest_of(tag) or tag
         return tag
 
     def _read_manifest(self, named: tuple[str, str]) -> _ReadManifest:
@@ -201,7 +200,7 @@ class RepositoryCheck:
         blobs: Mapping[str, int] = {}
         manifests: dict[str, str] = {}
         try:
-            manifest = self.registry.manifest(reference)
+            manifest = self.repository.manifest(reference)
             if manifest is None:
                 return _ReadManifest(fault=f"{name}: the manifest is missing")
             is_index = manifest.media_type in INDEXES
@@ -211,7 +210,7 @@ class RepositoryCheck:
                 blobs = oci.read_blobs(manifest.content)
             if not is_index or oci.read_platforms(manifest.content):  # a list of attachments has none itself
                 # Registries without this API list what is attached under a tag, which is read as every tag is.
-                for page in self.registry.referrers(manifest.digest) or ():
+                for page in self.repository.referrers(manifest.digest) or ():
                     manifests |= {entry: f"{name}, attached {entry}" for entry in artifacts.entries(page, name)}
         except (RejectedError, VerifyError) as error:
             return _ReadManifest(fault=f"{name}: {error}", blobs=blobs, manifests=manifests)
@@ -220,9 +219,9 @@ class RepositoryCheck:
     def _blob_fault(self, blob: tuple[str, tuple[int, str]]) -> str:
         digest, (size, name) = blob
         try:
-            if self.fast and not self.registry.has_blob(digest):
+            if self.fast and not self.repository.has_blob(digest):
                 return f"{name}: blob {digest} is missing"
-            if not (self.fast or self.registry.blob_matches(digest, size, self.read)):
+            if not (self.fast or self.repository.blob_matches(digest, size, self.read)):
                 return f"{name}: blob {digest} is damaged"
         except RejectedError as error:
             return f"{name}: blob {digest}: {error}"

@@ -41,7 +41,7 @@ class RepositoryContents:
     of what is attached to an image, and what an index of images names.
     """
 
-    registry: Repository
+    repository: Repository
     tags: Mapping[str, str]
     images: Mapping[str, Evidence | None]
     attached: Mapping[str, Sequence[str]]
@@ -68,17 +68,17 @@ class RegistryContents:
 class Item:
     """A manifest that nothing needs; `text` describes it."""
 
-    registry: Repository
+    repository: Repository
     digest: str
     kind: Literal["document", "image", "attachment"]
     text: str
 
     def __str__(self) -> str:
-        return f"{self.registry.name}@{self.digest}  {self.text}"
+        return f"{self.repository.name}@{self.digest}  {self.text}"
 
     def as_data(self) -> dict[str, str]:
         """For `--format json`."""
-        return {"repository": self.registry.name, "digest": self.digest, "kind": self.kind, "text": self.text}
+        return {"repository": self.repository.name, "digest": self.digest, "kind": self.kind, "text": self.text}
 
 
 # ---- decision
@@ -108,7 +108,7 @@ def unneeded(contents: RegistryContents, keep: int, now: datetime) -> list[Item]
     # Two tags may name one manifest, and deleting it deletes both.
     used = {digest for tag, digest in documents.tags.items() if not (tag in old or _ATTACHED_TAG.fullmatch(tag))}
     items = [
-        Item(registry=documents.registry, digest=digest, kind="document", text=tag)
+        Item(repository=documents.repository, digest=digest, kind="document", text=tag)
         for tag, digest in documents.tags.items()
         if tag in old and digest not in used
     ]
@@ -126,38 +126,38 @@ def _is_ours(tag: str) -> bool:
     return bool(_PLAN_TAG.fullmatch(tag) or _ATTACHED_TAG.fullmatch(tag))
 
 
-def _is_new(repository: RepositoryContents, image: str, now: datetime) -> bool:
+def _is_new(contents: RepositoryContents, image: str, now: datetime) -> bool:
     """Whether the newest report of an image is new; without a report, whether it has the tag of a plan."""
-    if (proof := repository.images[image]) and (finished := _time(proof)):
+    if (evidence := contents.images[image]) and (finished := _time(evidence)):
         return now - finished < NEW
-    return any(digest == image and _PLAN_TAG.fullmatch(tag) for tag, digest in repository.tags.items())
+    return any(digest == image and _PLAN_TAG.fullmatch(tag) for tag, digest in contents.tags.items())
 
 
-def _time(proof: Evidence) -> datetime | None:
+def _time(evidence: Evidence) -> datetime | None:
     with suppress(ValueError):  # it has none, or the 13th month
-        return datetime.fromisoformat(proof.finished)
+        return datetime.fromisoformat(evidence.finished)
     return None
 
 
-def _items(contents: RegistryContents, repository: RepositoryContents, roots: Iterable[str]) -> list[Item]:
+def _items(registry: RegistryContents, contents: RepositoryContents, roots: Iterable[str]) -> list[Item]:
     """The images that are not among the roots, and what is attached to deleted images."""
     needed, queue = set[str](), [*roots]
     while queue:
         if (digest := queue.pop()) not in needed:
             needed.add(digest)
-            queue += repository.attached.get(digest, ())
-    texts = {image: _describe(contents, image, repository.images[image]) for image in repository.images}
-    present = {*repository.images, *repository.tags.values(), *_attachments(repository.attached)}
-    for subject, attached in repository.attached.items():
+            queue += contents.attached.get(digest, ())
+    texts = {image: _describe(registry, image, contents.images[image]) for image in contents.images}
+    present = {*contents.images, *contents.tags.values(), *_attachments(contents.attached)}
+    for subject, attached in contents.attached.items():
         if subject not in needed:
             gone = "" if subject in present else ", which no longer exists"
             for digest in attached:
                 texts.setdefault(digest, f"attached to {short_digest(subject)}{gone}")
     return [
         Item(
-            registry=repository.registry,
+            repository=contents.repository,
             digest=digest,
-            kind="image" if digest in repository.images else "attachment",
+            kind="image" if digest in contents.images else "attachment",
             text=text,
         )
         for digest, text in texts.items()
@@ -165,13 +165,13 @@ def _items(contents: RegistryContents, repository: RepositoryContents, roots: It
     ]
 
 
-def _describe(contents: RegistryContents, image: str, proof: Evidence | None) -> str:
+def _describe(registry: RegistryContents, image: str, evidence: Evidence | None) -> str:
     stamps = {
-        release.stamp: each.cell for release in contents.releases for each in release.images if each.digest == image
+        release.stamp: each.cell for release in registry.releases for each in release.images if each.digest == image
     }
     if not stamps:
-        return f"{ascii(proof.cell)[1:-1] if proof else 'unknown cell'}  in no release"
-    is_released = any(f"{RELEASED}{stamp}" in contents.documents.tags for stamp in stamps)
+        return f"{ascii(evidence.cell)[1:-1] if evidence else 'unknown cell'}  in no release"
+    is_released = any(f"{RELEASED}{stamp}" in registry.documents.tags for stamp in stamps)
     return f"{min(stamps.values())}  staged {', '.join(stamps)}, {'' if is_released else 'not '}released"
 
 
@@ -185,15 +185,15 @@ def summary(items: Iterable[Item]) -> str:
 
 
 def read_registries(
-    place: StagingArea, public: Sequence[Repository], plans: Collection[str], keep: int, view: View
+    area: StagingArea, public: Sequence[Repository], plans: Collection[str], keep: int, view: View
 ) -> RegistryContents:
     """What staging and the public repositories have; `keep` is that of `unneeded`.
 
     Raises VerifyError, RegistryError if anything that may be needed cannot be read.
     """
-    index, document = place.open(INDEX), partial(_document, place)
-    releases = [release for _, release in look_up(document, (f"{PREFIX}{stamp}" for stamp in place.stamps()))]
-    lists = dict(look_up(document, place.lists()))
+    index, document = area.open(INDEX), partial(_document, area)
+    releases = [release for _, release in look_up(document, (f"{PREFIX}{stamp}" for stamp in area.stamps()))]
+    lists = dict(look_up(document, area.lists()))
     listed = [image for release in (*releases, *lists.values()) for image in release.images]
     published: set[str] = set()
     for repository in public:
@@ -203,13 +203,13 @@ def read_registries(
     for image in listed:
         images.setdefault(image.repository, set()).add(image.digest)
     safe = {image.digest for release in kept(releases, published, keep) for image in release.images}
-    staged = {name: place.open(name) for name in images}
+    staged = {name: area.open(name) for name in images}
     others = [each for each in public if each.name not in {repository.name for repository in staged.values()}]
     tagged = _digests(index, index.list_tags())
     signed = {*_subjects(tagged), *(digest for tag, digest in tagged.items() if tag.startswith(PREFIX))}
     attached = dict(look_up(lambda each: _attached(index, each, tagged), signed))
     return RegistryContents(
-        documents=RepositoryContents(registry=index, tags=tagged, images={}, attached=attached),
+        documents=RepositoryContents(repository=index, tags=tagged, images={}, attached=attached),
         releases=releases,
         lists=lists,
         staged=[_read_staged(repository, images[name], safe, view) for name, repository in staged.items()],
@@ -219,17 +219,17 @@ def read_registries(
     )
 
 
-def _document(place: StagingArea, tag: str) -> StagedRelease:
+def _document(area: StagingArea, tag: str) -> StagedRelease:
     """The release or the list of images with this tag."""
     stamp = tag.removeprefix(PREFIX)
     is_list = stamp == tag
     try:
-        return place.read_list(tag) if is_list else place.read(stamp)
+        return area.read_list(tag) if is_list else area.read(stamp)
     except VerifyError as error:
         name = f"list {tag}" if is_list else f"release {stamp}"
         raise VerifyError(
             f"{name} cannot be read, so it is unknown which images are needed; nothing was deleted: {error}",
-            hint=f"If its images are not needed, delete {place.repository(INDEX)}:{tag} in the registry, "
+            hint=f"If its images are not needed, delete {area.repository(INDEX)}:{tag} in the registry, "
             "then run this again.",
         ) from error
 
@@ -259,7 +259,7 @@ def _read_staged(
         attached[index] = [*attached.get(index, ()), *entries]
     newest = look_up(lambda image: None if image in safe else _newest(repository, image), images)
     view.end(repository.name, "done", counted(len(images), "image"))
-    return RepositoryContents(registry=repository, tags=present, images=dict(newest), attached=attached)
+    return RepositoryContents(repository=repository, tags=present, images=dict(newest), attached=attached)
 
 
 def _read_public(repository: Repository, view: View) -> RepositoryContents:
@@ -273,7 +273,7 @@ def _read_public(repository: Repository, view: View) -> RepositoryContents:
     present = _digests(repository, names) if missing else {}
     attached = dict(look_up(lambda each: _attached(repository, each, present), subjects if missing else []))
     view.end(repository.name, "done", counted(len(subjects), "image"))
-    return RepositoryContents(registry=repository, tags=present, images=images, attached=attached)
+    return RepositoryContents(repository=repository, tags=present, images=images, attached=attached)
 
 
 def _subjects(names: Iterable[str]) -> list[str]:
@@ -305,11 +305,11 @@ def _entries(repository: Repository, digests: Iterable[str]) -> dict[str, list[s
 
 def _newest(repository: Repository, image: str) -> Evidence | None:
     """The evidence of the newest report of an image that can be read."""
-    proofs: list[Evidence] = []
+    found: list[Evidence] = []
     for documents in artifacts.documents(repository, image, reports.TYPE):
         with suppress(VerifyError):
-            proofs.append(oci.parse_document(Evidence, documents.get(reports.TYPE, b""), "report"))
-    return max(proofs, key=lambda proof: proof.finished, default=None)
+            found.append(oci.parse_document(Evidence, documents.get(reports.TYPE, b""), "report"))
+    return max(found, key=lambda evidence: evidence.finished, default=None)
 
 
 def _digests(repository: Repository, names: Iterable[str]) -> dict[str, str]:
@@ -323,7 +323,7 @@ def delete(items: Sequence[Item], view: View) -> int:
     view.begin("prune", "deleting")
     try:
         for item in items:
-            deleted += item.registry.delete_manifest(item.digest)
+            deleted += item.repository.delete_manifest(item.digest)
             if view.is_live:
                 view.note("prune", f"{deleted} of {len(items)}")
     except BaseException:

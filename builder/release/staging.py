@@ -124,13 +124,13 @@ class StagingArea:
     @classmethod
     def of(cls, project: Project, text: str, host: Host) -> StagingArea:
         """Where the images of a project are staged; `text` overrides matrix.yaml. Raises UsageError."""
-        place = cls(text or project.matrix.staging, project.matrix.registry, host)
-        place.option = f" --staging {quote(text)}" if text else ""
-        return place
+        area = cls(text or project.matrix.staging, project.matrix.registry, host)
+        area.option = f" --staging {quote(text)}" if text else ""
+        return area
 
     @classmethod
     def if_set(cls, project: Project, text: str, host: Host) -> StagingArea | None:
-        """The place of the text or of matrix.yaml; None if neither names one."""
+        """The staging area of the text or of matrix.yaml; None if neither names one."""
         return cls.of(project, text, host) if text or project.matrix.staging else None
 
     def repository(self, name: str) -> ImageRef:
@@ -261,9 +261,9 @@ class StagingArea:
         if not project.matrix.evidence or _own(project, content).exists():
             return
         # The digest of exactly this list, whatever its tag names now.
-        registry, digest = self.open(INDEX), artifacts.manifest(TYPE, {TYPE: content}).digest
-        if signing.has_signature(registry, digest):
-            signer, _ = signing.signer_of_manifest(registry, digest, {}, Trust.of(project))
+        repository, digest = self.open(INDEX), artifacts.manifest(TYPE, {TYPE: content}).digest
+        if signing.has_signature(repository, digest):
+            signer, _ = signing.signer_of_manifest(repository, digest, {}, Trust.of(project))
             if signer:
                 return
         raise VerifyError(
@@ -289,9 +289,9 @@ def plan_tag(plan: str) -> str:
     return f"plan-{plan.removeprefix('sha256:')}"
 
 
-def image_of(place: StagingArea, staged: StagedImage) -> Image:
+def image_of(area: StagingArea, staged: StagedImage) -> Image:
     """A staged image. Raises RegistryError, VerifyError."""
-    repository = place.open(staged.repository)
+    repository = area.open(staged.repository)
     manifest = repository.manifest(staged.digest)
     if manifest is None:
         raise RegistryError(f"{staged.cell}: {repository.name} has no {staged.digest}", hint=_HINT)

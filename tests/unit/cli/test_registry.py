@@ -119,11 +119,11 @@ def test_staged_releases_are_listed_with_the_checks_that_their_publication_skipp
 
 
 def test_what_prune_would_delete_is_printed_as_json(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    item = Item(registry=MemoryRegistry(), digest=DIGEST, kind="image", text="plan-1")
+    item = Item(repository=MemoryRegistry(), digest=DIGEST, kind="image", text="plan-1")
     monkeypatch.setattr(prune, "read_registries", lambda *_: None)
     monkeypatch.setattr(prune, "unneeded", lambda *_: [item])
     monkeypatch.setattr(prune, "delete", lambda items, _: len(items))
-    data = {"repository": item.registry.name, "digest": DIGEST, "kind": "image", "text": "plan-1"}
+    data = {"repository": item.repository.name, "digest": DIGEST, "kind": "image", "text": "plan-1"}
     for options, deleted in ([], 0), (["--delete"], 1):
         result = run("registry", "prune", "--staging", STAGING, "--format", "json", *options)
         assert json.loads(result.out) == {"items": [data], "deleted": deleted}

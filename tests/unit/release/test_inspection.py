@@ -51,12 +51,12 @@ def documents(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
 
 
 def faults(registry: MemoryRegistry, *, fast: bool = False) -> list[str]:
-    return list(RepositoryCheck(registry=registry, fast=fast).faults())
+    return list(RepositoryCheck(repository=registry, fast=fast).faults())
 
 
 def test_a_registry_without_faults(registry: MemoryRegistry) -> None:
     read: list[int] = []
-    check = RepositoryCheck(registry=registry, read=read.append)
+    check = RepositoryCheck(repository=registry, read=read.append)
     assert list(check.faults()) == []
     assert check.blobs == {digest_of_bytes(blob) for blob in (b"config", b"layer", b"{}", b"report")}
     assert sum(read) == len(b"configlayer{}report"), "each blob once"
@@ -147,7 +147,7 @@ def test_an_image_without_a_tag_that_a_release_lists(registry: MemoryRegistry) -
     assert digest == registry.tags.pop("1.0-20261122")
     del registry.contents[digest_of_bytes(b"layer")]
     assert faults(registry) == []
-    assert list(RepositoryCheck(registry=registry, also=[digest]).faults()) == [
+    assert list(RepositoryCheck(repository=registry, also=[digest]).faults()) == [
         f"{registry.name}@{digest}: blob {digest_of_bytes(b'layer')} is damaged"
     ]
 

@@ -52,7 +52,7 @@ OLD, NEW = (proof(f"{NOW - timedelta(days=days):%Y-%m-%dT%H:%M:%SZ}") for days i
 def repository(images: Mapping[str, Evidence | None], tags: Mapping[str, str], **attached: str) -> RepositoryContents:
     """`attached` are names of manifests by the name of an image; what is in `tags` are names too."""
     return RepositoryContents(
-        registry=REGISTRY,
+        repository=REGISTRY,
         tags={name: digest(manifest) for name, manifest in tags.items()},
         images={digest(image): evidence for image, evidence in images.items()},
         attached={digest(image): tuple(map(digest, manifests.split())) for image, manifests in attached.items()},
@@ -194,8 +194,8 @@ def test_a_public_repository_that_is_a_staged_one_is_not_read_again(
     other = MemoryRegistry()
     other.name = "registry.example.test/team/pt"
     whole = read(memory, other)
-    assert {each.registry.name for each in whole.staged} == {memory.name}
-    assert [each.registry.name for each in whole.public] == [other.name]
+    assert {each.repository.name for each in whole.staged} == {memory.name}
+    assert [each.repository.name for each in whole.public] == [other.name]
 
 
 def test_what_a_tag_of_several_architectures_names_is_needed(memory: MemoryRegistry) -> None:
@@ -292,7 +292,7 @@ def test_an_interrupted_deletion_shows_how_far_it_went(monkeypatch: pytest.Monke
     registry = MemoryRegistry()
     monkeypatch.setattr(registry, "delete_manifest", delete)
     console = Console(record=True, width=100)
-    items = [Item(registry=registry, digest=digest(name), kind="image", text="") for name in "abc"]
+    items = [Item(repository=registry, digest=digest(name), kind="image", text="") for name in "abc"]
     with pytest.raises(RegistryError, match="no"):
         prune.delete(items, View(console))
     assert "1 of 3 manifests deleted" in console.export_text()
