@@ -12,9 +12,9 @@ import click
 from rich.text import Text
 
 from builder.build import outcomes
-from builder.build.layer_lookup import LayerLookup
+from builder.build.layer_lookup import KnownImages, LayerLookup
 from builder.build.wheel_builds import SourceBuilder
-from builder.cli.context import SHOWN, Context, new_table
+from builder.cli.context import Context, new_table
 from builder.cli.images import gpu_option, show_outcomes
 from builder.cli.options import (
     ALL_CELLS_HELP,
@@ -36,25 +36,24 @@ from builder.cli.render import render_command
 from builder.common import errors, git
 from builder.common.console import View
 from builder.common.errors import BuilderError, IncompleteError, UsageError
-from builder.common.text import counted, duration, listed, size
-from builder.evidence.results import OWN
+from builder.common.text import counted, duration, size
 from builder.evidence.signing import Signer
 from builder.layers.known_layers import KnownLayers
 from builder.lock import checks
 from builder.lock.resolve import Resolver
-from builder.matrix import support, tags
+from builder.matrix import support
 from builder.matrix.cells import Cell
 from builder.plan import ci, plan, render
 from builder.plan.plan import Plan
-from builder.registry.client import Repository
 from builder.release import publish, status, tagging
-from builder.release.publish import NotBuiltError, Publisher, Released
+from builder.release.publish import NotBuiltError, Released
 from builder.release.staging import INDEX, StagingArea
 from builder.release.status import Status, StatusReader
 from builder.steps import lock as locking
 from builder.steps.images import Options, make_images
-from builder.steps.release import Releaser
-from builder.steps.stage import stage_images
+from builder.steps.push import push
+from builder.steps.release import EXEMPTIONS, release
+from builder.steps.stage import stage
 
 
 @click.command(name="push", epilog=CELLS_HELP)
@@ -86,33 +85,23 @@ def push_command(
             hint=f"Use `builder stage{given('patterns')}`, then `builder release{given('registry')}`.",
         )
     selected = project.select(patterns)
-    images = render.load_checked_plan(project, selected)
+    planned = render.load_checked_plan(project, selected)
     context.say_support(project, selected)
     if refusals := support.refusals(project.matrix, selected, context.today):
         raise errors.join(refusals, "ends of support are over")
     store = context.store
+    instead = f"builder stage{given('patterns')} && builder release{given('registry')} --allow-not-run"
     with store.used():
-        chosen = publish.targets(project, store, images, registry)
-        stage, release = f"builder stage{given('patterns')}", f"builder release{given('registry')} --allow-not-run"
-        publish.require_run(chosen, hint=f"{stage} && {release} (the release records it)")
-        stamp = ""
-        if chosen:
-            stamp = tagging.first_stamp(
-                Repository(chosen[0].references[0], host=context.host, write=True), context.today
-            )
-        result = Publisher(
-            host=context.host,
-            view=View(context.err),
-            store=store,
-            stamps=tags.stamps(stamp),
-            roll_back=roll_back,
-            allow_missing_arch=allow_missing_arch,
-        ).publish(chosen)
+        result = push(
+            project, context.host, store, View(context.err), planned,
+            today=context.today, registry=registry, roll_back=roll_back, allow_missing_arch=allow_missing_arch,
+            instead=f"{instead} (the release records it)",
+        )  # fmt: skip
     context.say_not_built(project, selected, are_built=True)
     seconds = time.monotonic() - began
     _show(context, result, form, seconds=round(seconds, 1))
     if form == "text":
-        sent, changed = counted(len(chosen), "image"), counted(len(result.changed), "tag")
+        sent, changed = counted(len(result.images), "image"), counted(len(result.changed), "tag")
         context.say(f"{sent} in the registry, {changed} changed ({duration(seconds)})")
 
 
@@ -172,7 +161,7 @@ def stage_command(
     """
     began = time.monotonic()
     project = context.project
-    staging_place = StagingArea.of(project, place, context.host)
+    area = StagingArea.of(project, place, context.host)
     planned = render.load_checked_plan(project, project.select(patterns))
     if project.matrix.evidence and signer is None:
         context.say(
@@ -181,21 +170,22 @@ def stage_command(
         context.say(
             f"  -> builder stage{given('patterns', 'place', 'images_only', 'untested', 'skip_incomplete')} --sign KEY"
         )
-    day = tagging.first_stamp(staging_place.open(INDEX), context.today) if planned.images else ""
+    day = tagging.first_stamp(area.open(INDEX), context.today) if planned.images else ""
     signer = signer and signer.with_trust(project)
     store, view = context.store, View(context.err)
-    lookup = None
+    assembler = None
     if untested:
         lookup = LayerLookup(project, context.host, view, store, KnownLayers(project.root))
+        assembler = KnownImages(project=project, store=store, lookup=lookup)
     with store.used():
-        staged = stage_images(
-            project, store, view, staging_place, planned,
-            signer=signer, lookup=lookup, listed_on=day if images_only else "",
+        staged = stage(
+            project, store, view, area, planned,
+            signer=signer, assembler=assembler, listed_on=day if images_only else "",
             skip_incomplete=skip_incomplete,
         )  # fmt: skip
     stamp = ""
     if staged.images and not images_only:  # built-in sets may be empty; an empty release would be the newest one
-        stamp = staging_place.write(project, day, git.state(project.root), staged.images, signer).stamp
+        stamp = area.write(project, day, git.state(project.root), staged.images, signer).stamp
     if form == "json":
         images = [image.model_dump() for image in staged.images]
         context.print_json({"stamp": stamp, "images": images, "sent": staged.sent})
@@ -298,7 +288,7 @@ def refresh_command(
 
     if passed and (place or project.matrix.staging):
         while failures:  # the tests of an image may have left out those of a smaller one, which has failed
-            _, errors_by_cell = publish.collect(project, context.store, plan.make_locked_plan(project, passed))
+            _, errors_by_cell = publish.passed_images(project, context.store, plan.make_locked_plan(project, passed))
             lacking = {cell: each for cell, each in errors_by_cell.items() if not isinstance(each, NotBuiltError)}
             if not lacking:
                 break
@@ -365,50 +355,35 @@ def release_command(
     """
     began = time.monotonic()
     project = context.project
-    staging_place = StagingArea.of(project, place, context.host)
+    area = StagingArea.of(project, place, context.host)
     publish.require_registry(project, registry)
-    chosen = staging_place.read(stamp)
+    staged = area.read(stamp)
     # Only the cells of the release: an image of it without its smaller sibling must have passed all tests itself.
-    planned = {image.id: image for image in render.load_checked_plan(project, chosen.cells(project)).images}
-    releaser = Releaser(
-        project=project,
-        place=staging_place,
-        release=chosen,
-        planned=planned,
-        today=context.today,
-        registry=registry,
-        again=f"builder release {chosen.stamp}{given('place', 'registry', *options)}",
-        test=f"builder test --staged {chosen.stamp}{given('place', 'signer')}",
-        **options,
-    )
-    view = View(context.err)
+    planned = {image.id: image for image in render.load_checked_plan(project, staged.cells(project)).images}
     context.say_support(project, [image.cell for image in planned.values()])
-    candidates = releaser.check(view)
-    if options["signer"] is None:
-        context.say("nothing is signed: use --sign, so that users can check the images")
-    own = [each.target.cell for each in candidates if OWN in each.target.coverage.signers]
-    if own and project.matrix.evidence:  # without `evidence`, results need no signature
-        context.say(f"the release will record `{OWN}` for {listed(own, SHOWN)}: only this machine ran their tests")
-    ready = {each.target.cell for each in candidates}
-    context.say_not_built(project, [cell for cell in project.cells if cell.id in ready], are_built=True)
+    again = f"builder release {staged.stamp}{given('place', 'registry', *options)}"
+    allowed = [name for name in EXEMPTIONS if options.pop(f"allow_{name.replace('-', '_')}")]
+    result = release(
+        project, context.host, context.store, View(context.err), area, staged, planned,
+        today=context.today, registry=registry, allowed=allowed, check_only=check, again=again,
+        test=f"builder test --staged {staged.stamp}{given('place', 'signer')}",
+        **options,
+    )  # fmt: skip
     if check:
-        context.say(f"release {chosen.stamp}: {counted(len(candidates), 'image')} may be released")
-        _require_all(releaser.left_out, "ready")
+        context.say(f"release {staged.stamp}: {counted(len(result.images), 'image')} may be released")
+        _require_all(result.left_out, "ready")
         return
-    store = context.store
-    with store.used():
-        result = releaser.publish(context.host, view, store, candidates)
     seconds = time.monotonic() - began
-    _show(context, result, form, stamp=chosen.stamp, seconds=round(seconds, 1))
+    _show(context, result, form, stamp=staged.stamp, seconds=round(seconds, 1))
     if form != "json":
-        images, changed = counted(len(candidates), "image"), counted(len(result.changed), "tag")
-        context.say(f"release {chosen.stamp}: {images}, {changed} changed ({duration(seconds)})")
+        images, changed = counted(len(result.images), "image"), counted(len(result.changed), "tag")
+        context.say(f"release {staged.stamp}: {images}, {changed} changed ({duration(seconds)})")
     if form == "github":
-        subjects = [(image.target.digest, image.target.references[0].name) for image in result.images]
+        subjects = [(each.image.digest, each.image.references[0].name) for each in result.in_registry]
         subjects += [(change.digest, change.name) for change in result.tags]  # indexes too
         lines = dict.fromkeys(f"{digest.removeprefix('sha256:')} {name}" for digest, name in subjects)
         click.echo("\n".join(["subjects<<END", *lines, "END"]))
-    _require_all(releaser.left_out, "released")
+    _require_all(result.left_out, "released")
 
 
 @click.command(name="status", epilog=ALL_CELLS_HELP)
@@ -444,7 +419,7 @@ def status_command(
         project=project,
         store=context.store,
         host=context.host,
-        place=None if here else StagingArea.if_set(project, place, context.host),
+        area=None if here else StagingArea.if_set(project, place, context.host),
         registry=registry,
         here=here,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from builder.common.errors import DamagedError, RegistryError, of_file
+from builder.common.text import size
 from builder.layers.blobs import REPAIR, Descriptor
 from builder.layers.oci import Manifest
 from builder.layers.store import Store
@@ -23,13 +24,16 @@ State = Literal["sent", "mounted", "present"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pushed:
-    """The manifest's digest, and bytes that were sent, mounted from another repository, or already present."""
+class Sent:
+    """The bytes of a push: those that were sent, mounted from another repository, or already present."""
 
-    digest: str
     sent: int
     mounted: int
     present: int
+
+    def __str__(self) -> str:
+        parts = [(self.sent, "sent"), (self.mounted, "mounted"), (self.present, "already present")]
+        return ", ".join(f"{size(count)} {state}" for count, state in parts if count)
 
 
 def push_image(
@@ -41,7 +45,7 @@ def push_image(
     mount_from: Sequence[str] = (),
     progress: Callable[[int], None] = lambda _: None,
     parallel: int = TRANSFERS,
-) -> Pushed:
+) -> Sent:
     """Pushes an image by digest; sets no tag. The first failure ends the push. Creates the repository if necessary.
 
     `files` has the file of each layer and of the configuration, None for a blob that is not in the store: the registry
@@ -95,8 +99,8 @@ def push_image(
     for blob, state in zip(largest_first, transfer(repository, push_blob, largest_first, parallel), strict=True):
         sizes[state] += blob.size
     # The manifest last: a registry rejects a manifest whose blobs it lacks.
-    digest = repository.put_manifest(manifest.digest, manifest.content, manifest.media_type)
-    return Pushed(digest=digest, sent=sizes["sent"], mounted=sizes["mounted"], present=sizes["present"])
+    repository.put_manifest(manifest.digest, manifest.content, manifest.media_type)
+    return Sent(sent=sizes["sent"], mounted=sizes["mounted"], present=sizes["present"])
 
 
 def fetch_blobs(
@@ -115,3 +119,9 @@ def fetch_blobs(
         return blob.size
 
     return sum(transfer(repository, fetch_blob, sorted(missing, key=lambda blob: -blob.size), TRANSFERS))
+
+
+def fetch_blob(repository: Repository, store: Store, blob: Descriptor) -> Path:
+    """Downloads a blob unless the store has it; returns its path. Raises RegistryError, DiskError."""
+    fetch_blobs(repository, store, [blob])
+    return store.path(blob.digest)

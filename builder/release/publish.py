@@ -1,4 +1,4 @@
-"""Publishes tested images of the store or of staging: all images first, with what is attached to them, then tags.
+"""Parts of `builder push` and `builder release`: images with their tags and stamps, and pushing them by digest.
 
 First each image gets the tag of this release, which never moves; then the other tags move. So no tag names an image of
 half a release. Images that differ only in their architecture share their tags, which name an index of them.
@@ -6,19 +6,16 @@ half a release. Images that differ only in their architecture share their tags, 
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from builder.common import errors
 from builder.common.console import Meter, View
 from builder.common.errors import BuilderError, DamagedError, ImageTestError, RegistryError, UsageError, VerifyError
 from builder.common.reference import ImageRef
-from builder.common.text import size
 from builder.evidence import results
 from builder.evidence.results import Coverage, Requirement
 from builder.evidence.suite import Suite
@@ -34,36 +31,163 @@ from builder.plan.plan import Plan, PlannedImage
 from builder.registry import transfer
 from builder.registry.client import INDEXES, Repository
 from builder.registry.failures import RejectedError
-from builder.registry.parallel import pipeline
-from builder.registry.transfer import Pushed
+from builder.registry.transfer import Sent
 from builder.release import tagging
+from builder.release.scan import ImageScan
 from builder.release.tagging import TagChange
 
-Fetch = Callable[[Descriptor], Path]  # downloads a blob to the store
 WITHOUT_ARCH = "on machines of that architecture, `docker pull` then fails, or pulls an image that does not run"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishableImage:
-    """The image of a cell, its coverage by tests, and the references to publish it under, the full tag first.
+    """An image of the store or of staging, its coverage by tests, and the references to publish it under.
 
-    `cells` are the ids of all cells of the matrix with these references, by architecture. `source` is a repository of
-    the same registry that has its blobs, empty if there is none. `fetch` downloads a blob from where the image is
-    staged, if the registry can neither mount it nor has it.
+    The full tag is first among `references`; `cells` are the ids of all cells of the matrix that have them, by
+    architecture. A release also has its `sbom`, and if matrix.yaml has a scanner, the `scan` of that.
     """
 
-    cell: str
-    arch: str
-    cells: Mapping[str, str]
+    planned: PlannedImage
     stored: Image
     coverage: Coverage
     references: tuple[ImageRef, ...]
-    source: str = ""
-    fetch: Fetch | None = None
+    cells: Mapping[str, str]
+    sbom: bytes = b""
+    scan: ImageScan | None = None
+
+    @classmethod
+    def of(
+        cls,
+        project: Project,
+        planned: PlannedImage,
+        stored: Image,
+        coverage: Coverage,
+        registry: str = "",
+    ) -> PublishableImage:
+        """`registry` overrides the setting in matrix.yaml."""
+        return cls(
+            planned=planned,
+            stored=stored,
+            coverage=coverage,
+            references=references(planned, registry),
+            cells={
+                cell.arch: cell.id for cell in project.cells if replace(cell, arch=planned.cell.arch) == planned.cell
+            },
+        )
+
+    @property
+    def cell(self) -> str:
+        return self.planned.id
+
+    @property
+    def arch(self) -> str:
+        return self.planned.cell.arch
 
     @property
     def digest(self) -> str:
         return self.stored.manifest.digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagGroup:
+    """Images with the same tags: they differ only in their architecture.
+
+    `manifest` is what the tags will name; `before` has the digest of each moving tag when the push began.
+    """
+
+    images: Sequence[PublishableImage]
+    repository: Repository
+    manifest: Manifest
+    before: Mapping[str, str | None]
+
+    @property
+    def is_index(self) -> bool:
+        """Whether the matrix has these images for several architectures."""
+        return self.manifest.media_type == oci.INDEX_TYPE
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the full tag names it already."""
+        return self.before[self.images[0].references[0].tag] == self.manifest.digest
+
+    def stamped(self, stamp: str) -> str:
+        """The stamped tag of a release, empty if it has one."""
+        return "" if self.is_released else tags.stamped(self.images[0].references[0], stamp).tag
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushedImage:
+    """An image that is in a repository now, without a tag, and how long that took."""
+
+    image: PublishableImage
+    repository: Repository
+    sent: Sent
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.image.cell}: {self.image.digest}, {self.sent}, gpu: {self.image.coverage.gpu_status}"
+
+    def as_data(self) -> dict[str, Any]:
+        """For `--format json`."""
+        return {
+            "cell": self.image.cell,
+            "digest": self.image.digest,
+            "bytes": asdict(self.sent),
+            "gpu": self.image.coverage.gpu_status,
+            "seconds": round(self.seconds, 1),
+        }
+
+
+@dataclass(kw_only=True)
+class Released:
+    """The result of a push or a release, up to the error that ended it, if there was one.
+
+    `images` are those to publish, `left_out` the errors of the others; `pushed` are in the registry now, by cell.
+    """
+
+    images: Sequence[PublishableImage]
+    left_out: Sequence[BuilderError] = ()
+    pushed: dict[str, PushedImage] = field(default_factory=dict)
+    tags: list[TagChange] = field(default_factory=list)
+    error: BuilderError | None = None
+
+    @contextmanager
+    def until_error(self, view: View) -> Iterator[None]:
+        """Ends the block at an error and keeps it, with the tags that had changed by then."""
+        try:
+            yield
+        except BuilderError as error:
+            self.error = error
+            if self.changed:
+                changed = [f"  {change}" for change in self.changed]
+                text = "\n".join([str(error), "tags changed before the failure:", *changed])
+                self.error = type(error)(text, hint=error.hint)
+        except BaseException:  # Ctrl-C: this result is lost, so name the tags here
+            for change in self.changed:
+                view.say(f"changed before the interruption: {change}")
+            raise
+
+    @property
+    def in_registry(self) -> list[PushedImage]:
+        """The images that are in the registry now, in the order of `images`: several are finished at a time."""
+        return [self.pushed[image.cell] for image in self.images if image.cell in self.pushed]
+
+    @property
+    def changed(self) -> list[TagChange]:
+        return [change for change in self.tags if change.is_change]
+
+    @property
+    def lines(self) -> list[str]:
+        """What was sent and changed."""
+        return list(map(str, (*self.in_registry, *self.changed)))
+
+    def as_data(self) -> dict[str, Any]:
+        """For `--format json`."""
+        return {
+            "images": [pushed.as_data() for pushed in self.in_registry],
+            "tags": [change.as_data() for change in self.tags],
+            "error": str(self.error) if self.error else None,
+        }
 
 
 class NotBuiltError(ImageTestError):
@@ -78,71 +202,53 @@ def require_registry(project: Project, registry: str) -> None:
         )
 
 
-def targets(project: Project, store: Store, plan: Plan, registry: str = "") -> list[PublishableImage]:
-    """The images of the store that passed their tests; `registry` overrides the setting in matrix.yaml.
-
-    Raises one error for all images that are not built or have not passed.
-    """
-    chosen, failures = collect(project, store, plan, registry)
-    if failures:
-        raise errors.join(list(failures.values()), "images are not built or have not passed their tests")
-    return chosen
+def references(image: PlannedImage, registry: str = "") -> tuple[ImageRef, ...]:
+    """The references of an image, the full tag first; `registry` overrides the setting in matrix.yaml."""
+    parsed = (ImageRef.parse(text) for text in image.references)
+    return tuple(replace(reference, registry=registry) if registry else reference for reference in parsed)
 
 
-def collect(
+def passed_images(
     project: Project, store: Store, plan: Plan, registry: str = ""
 ) -> tuple[list[PublishableImage], dict[str, BuilderError]]:
-    """As `targets`, with the errors by cell."""
-    chosen: list[PublishableImage] = []
+    """The images of the store that passed their tests, and by cell why the others are not among them.
+
+    `registry` overrides the setting in matrix.yaml.
+    """
+    images: list[PublishableImage] = []
     failures: dict[str, BuilderError] = {}
     suite = Suite.of(project.root)
-    for image in plan.images:
+    for planned in plan.images:
         try:
-            chosen.append(_target(project, store, image, suite, registry))
+            stored = stored_images.find_stored_image(store, planned)
+            if stored is None:
+                raise NotBuiltError("not built")
+            coverage = results.local_coverage(project.state, Requirement.of(planned, stored.manifest.digest, suite))
+            if coverage.failure:
+                raise ImageTestError(coverage.failure)
+            images.append(PublishableImage.of(project, planned, stored, coverage, registry))
         except (DamagedError, ImageTestError) as error:
-            failures[image.id] = type(error)(f"{image.id}: {error}", hint=f"builder images {image.id}")
-    return chosen, failures
+            failures[planned.id] = type(error)(f"{planned.id}: {error}", hint=f"builder images {planned.id}")
+    return images, failures
 
 
-def require_run(images: Sequence[PublishableImage], *, hint: str) -> None:
-    """Raises ImageTestError for images that only an emulation has run; `hint` is the other way to publish them."""
-    if not_run := [f"{image.cell}: {image.coverage.tests_status}" for image in images if image.coverage.is_emulated]:
-        raise ImageTestError(
-            "\n".join(not_run),
-            hint=f"Test them on a machine of their architecture. To publish them as they are: {hint}",
-        )
+# ---- tags and stamps
 
 
-def _target(project: Project, store: Store, image: PlannedImage, suite: Suite, registry: str) -> PublishableImage:
-    """An image of the store. Raises DamagedError, or ImageTestError if it has not passed."""
-    stored = stored_images.find_stored_image(store, image)
-    if stored is None:
-        raise NotBuiltError("not built")
-    requirement = Requirement.of(image, stored.manifest.digest, suite)
-    coverage = results.local_coverage(project.state, requirement)
-    if coverage.failure:
-        raise ImageTestError(coverage.failure)
-    return PublishableImage(
-        cell=image.id,
-        arch=image.cell.arch,
-        cells=cells_by_arch(project, image),
-        stored=stored,
-        coverage=coverage,
-        references=references(image, registry),
-    )
-
-
-def cells_by_arch(project: Project, image: PlannedImage) -> dict[str, str]:
-    """The ids of the cells that differ from that of an image at most in their architecture, by architecture."""
-    return {cell.arch: cell.id for cell in project.cells if replace(cell, arch=image.cell.arch) == image.cell}
-
-
-def by_tags(images: Iterable[PublishableImage]) -> list[list[PublishableImage]]:
-    """The images that share their tags, together."""
-    groups: dict[tuple[ImageRef, ...], list[PublishableImage]] = {}
+def group_by_tags(
+    images: Iterable[PublishableImage], host: Host, new_registry: Callable[..., Repository]
+) -> list[TagGroup]:
+    """The images that share their tags, together, and the digests that these tags name now. Raises RegistryError."""
+    by_references: dict[tuple[ImageRef, ...], list[PublishableImage]] = {}
     for image in images:
-        groups.setdefault(image.references, []).append(image)
-    return list(groups.values())
+        by_references.setdefault(image.references, []).append(image)
+    groups = []
+    for names, sharing in by_references.items():
+        repository = new_registry(names[0], host=host, write=True)
+        before = tagging.read_tags(repository, [name.tag for name in names])
+        manifest = tagged_manifest(sharing)
+        groups.append(TagGroup(images=sharing, repository=repository, manifest=manifest, before=before))
+    return groups
 
 
 def tagged_manifest(images: Sequence[PublishableImage]) -> Manifest:
@@ -157,255 +263,104 @@ def tagged_manifest(images: Sequence[PublishableImage]) -> Manifest:
     return Manifest.of(oci.platform_index(manifests), oci.INDEX_TYPE)
 
 
-def references(image: PlannedImage, registry: str = "") -> tuple[ImageRef, ...]:
-    """The references of an image, the full tag first; `registry` overrides the setting in matrix.yaml."""
-    parsed = (ImageRef.parse(text) for text in image.references)
-    return tuple(replace(reference, registry=registry) if registry else reference for reference in parsed)
+def check_tags(groups: Sequence[TagGroup], view: View, *, roll_back: bool, allow_missing_arch: bool) -> None:
+    """Raises RegistryError if a tag would move to an older release or older Debian packages, or if the image that it
+    names now cannot be read, so that its age is unknown: unless `roll_back`.
 
-
-def blobs_of(store: Store, image: Image) -> dict[Descriptor, Path | None]:
-    """The configuration and the layers of an image, with their files; None for a blob that the store lacks."""
-    blobs = (image.config, *(layer.descriptor for layer in image.layers))
-    return {blob: path if (path := store.path(blob.digest)).exists() else None for blob in blobs}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sent:
-    """An image that is in the registry now."""
-
-    target: PublishableImage
-    pushed: Pushed
-    seconds: float
-
-    def __str__(self) -> str:
-        parts = [(self.pushed.sent, "sent"), (self.pushed.mounted, "mounted"), (self.pushed.present, "already present")]
-        sizes = ", ".join(f"{size(count)} {state}" for count, state in parts if count)
-        return f"{self.target.cell}: {self.pushed.digest}, {sizes}, gpu: {self.target.coverage.gpu_status}"
-
-    def as_data(self) -> dict[str, Any]:
-        """For `--format json`."""
-        return {
-            "cell": self.target.cell,
-            "digest": self.pushed.digest,
-            "bytes": {"sent": self.pushed.sent, "mounted": self.pushed.mounted, "present": self.pushed.present},
-            "gpu": self.target.coverage.gpu_status,
-            "seconds": round(self.seconds, 1),
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Released:
-    """The results of a push, up to the error that ended it, if there was one."""
-
-    images: tuple[Sent, ...]
-    tags: tuple[TagChange, ...]
-    error: BuilderError | None
-
-    @property
-    def changed(self) -> list[TagChange]:
-        return [change for change in self.tags if change.is_change]
-
-    @property
-    def lines(self) -> list[str]:
-        """What was sent and changed."""
-        return list(map(str, (*self.images, *self.changed)))
-
-    def as_data(self) -> dict[str, Any]:
-        """For `--format json`."""
-        return {
-            "images": [sent.as_data() for sent in self.images],
-            "tags": [change.as_data() for change in self.tags],
-            "error": str(self.error) if self.error else None,
-        }
-
-
-class ReleaseDocuments(Protocol):
-    """What a release writes besides images and tags."""
-
-    def record(self) -> None:
-        """Records what is published, before anything is pushed."""
-
-    def attach(self, repository: Repository, image: PublishableImage, stamped: str) -> None:
-        """Attaches statements to an image that is in the registry, and signs it, before it has a tag.
-
-        `stamped` is the stamped tag that the image gets now, empty if it has one.
-        """
-
-    def sign_index(self, repository: Repository, digest: str, images: Sequence[PublishableImage], stamped: str) -> None:
-        """Signs the index of these images, which is in the registry, before it has a tag."""
-
-
-@dataclass(kw_only=True)
-class _Publication:
-    """Images with the same tags, what these tags will name, and the digests of the moving ones when the push began."""
-
-    targets: Sequence[PublishableImage]
-    registry: Repository
-    manifest: Manifest
-    moving: dict[str, str | None]
-
-    @property
-    def is_released(self) -> bool:
-        """Whether the full tag names it already."""
-        return self.moving[self.targets[0].references[0].tag] == self.manifest.digest
-
-    def stamped(self, stamp: str) -> str:
-        """The stamped tag of a release, empty if it has one."""
-        return "" if self.is_released else tags.stamped(self.targets[0].references[0], stamp).tag
-
-
-@dataclass(frozen=True, kw_only=True)
-class Publisher:
-    """Publishes images together as one release, which gets the first of the `stamps` that no other image has.
-
-    `roll_back` lets tags move to older images, `allow_missing_arch` to an image for fewer architectures than the
-    matrix has, or than the tag names now. `documents` are those of a release, None for a plain push.
+    Also raises it if a tag would have no image for an architecture of the matrix, or for one that it has now: unless
+    `allow_missing_arch`.
     """
-
-    host: Host
-    view: View
-    store: Store
-    stamps: Iterable[str]
-    roll_back: bool = False
-    allow_missing_arch: bool = False
-    documents: ReleaseDocuments | None = None
-    new_registry: Callable[..., Repository] = Repository
-
-    def publish(self, chosen: Sequence[PublishableImage]) -> Released:
-        """Pushes every image, then sets all tags. The error that ended it is in the result."""
-        sent: dict[str, Sent] = {}
-        changes: list[TagChange] = []
-        error: BuilderError | None = None
-        try:
-            self._publish(chosen, sent, changes)
-        except BuilderError as failure:
-            lines = [f"  {change}" for change in changes if change.is_change]
-            error = failure
-            if lines:
-                text = "\n".join([str(failure), "tags changed before the failure:", *lines])
-                error = type(failure)(text, hint=failure.hint)
-        except BaseException:  # Ctrl-C: `changes` is lost after this, so report it here
-            for change in changes:
-                if change.is_change:
-                    self.view.say(f"changed before the interruption: {change}")
-            raise
-        images = tuple(sent[target.cell] for target in chosen if target.cell in sent)
-        return Released(images=images, tags=tuple(changes), error=error)
-
-    def _publish(self, chosen: Sequence[PublishableImage], done: dict[str, Sent], changes: list[TagChange]) -> None:
-        """Fills `done`, by cell, and `changes` step by step: both are shown after a failure too."""
-        # Read all tags first. So if the registry does not respond, or a tag would move back, nothing is changed.
-        publications: list[_Publication] = []
-        for targets in by_tags(chosen):
-            repository = self.new_registry(targets[0].references[0], host=self.host, write=True)
-            moving = tagging.read_tags(repository, [reference.tag for reference in targets[0].references])
-            manifest = tagged_manifest(targets)
-            publications.append(_Publication(targets=targets, registry=repository, manifest=manifest, moving=moving))
-        self._check_tags(publications)
-        stamp = self._stamp(publications)
-        if self.documents:
-            self.documents.record()
-
-        # Images go up by digest, one after another; what is attached to one goes up while the next one is pushed.
-        repositories = {target.references[0].repository for target in chosen}
-        publication_of = {target.cell: each for each in publications for target in each.targets}
-
-        def push_image(target: PublishableImage) -> Sent:
-            began = time.monotonic()
-            sources = {*repositories, target.source} - {target.references[0].repository, ""}
-            blobs = blobs_of(self.store, target.stored)
-            pushed = transfer.push_image(
-                publication_of[target.cell].registry,
-                target.stored.manifest,
-                blobs,
-                fetch=target.fetch,
-                mount_from=sorted(sources, key=lambda name: (name != target.source, name)),
-                progress=Meter(self.view, target.cell, "checked or sent", sum(blob.size for blob in blobs)).add,
-            )
-            return Sent(target=target, pushed=pushed, seconds=time.monotonic() - began)
-
-        def finish_image(sent: Sent, stop: threading.Event) -> None:
-            target, began = sent.target, time.monotonic()
-            if self.documents:
-                self.view.begin(target.cell, "attaching test results and statements")
-                publication = publication_of[target.cell]
-                self.documents.attach(publication.registry.stoppable(stop), target, publication.stamped(stamp))
-                self.view.end(target.cell, "done", "test results and statements attached")
-            done[target.cell] = replace(sent, seconds=sent.seconds + time.monotonic() - began)
-
-        with self.view.live():
-            pipeline(push_image, finish_image, chosen, lambda target: self.view.end(target.cell, "failed"))
-        for each in publications:
-            if each.manifest.media_type == oci.INDEX_TYPE:
-                digest, content = each.manifest.digest, each.manifest.content
-                each.registry.put_manifest(digest, content, oci.INDEX_TYPE)
-                if self.documents:
-                    self.documents.sign_index(each.registry, digest, each.targets, each.stamped(stamp))
-
-        # No tag before all images are complete in the registry: none names an image of half a release. First the tags
-        # that never move. They were free when the stamp was chosen: if a tag is taken now, another push has set it.
-        for each in publications:
-            stamped = {each.stamped(stamp): None} if not each.is_released else {}
-            tagging.tag(each.registry, each.manifest, changes, stamped)
-        for each in publications:
-            tagging.tag(each.registry, each.manifest, changes, each.moving)
-        # Registries have no compare-and-swap: this detects that another push of the same tags won the race.
-        for repository in {each.registry.name: each.registry for each in publications}.values():
-            tagging.confirm(repository, [change for change in changes if change.name == repository.name])
-
-    def _check_tags(self, publications: Sequence[_Publication]) -> None:
-        """Raises RegistryError if a tag would move to an older release or older Debian packages, or if the image that
-        it names now cannot be read, so that its age is unknown. Also raises it if a tag would have no image for an
-        architecture of the matrix, or for one that it has now.
-        """
-        backward: list[str] = []
-        missing: list[str] = []
-        for each in publications:
-            images = {target.arch: target.stored.labels for target in each.targets}
-            named: dict[str, dict[str, dict[str, str]]] = {}
-            for tag, before in each.moving.items():
-                if not before or before == each.manifest.digest:
-                    continue
-                name = f"{each.registry.name}:{tag}"
-                try:
-                    named[before] = named.get(before) or tagging.named_images(each.registry, before)
-                except (VerifyError, RejectedError) as error:
-                    backward.append(f"{name} names an image that cannot be read: {error}")
-                    with suppress(VerifyError, RejectedError):  # an unreadable image still has its architectures
-                        index = each.registry.manifest(before)
-                        if index and index.media_type in INDEXES:
-                            named[before] = {arch: {} for arch in oci.read_platforms(index.content)}
-                    continue
-                if reason := tagging.backward(named[before], images):
-                    backward.append(f"{name} would move back {reason}")
-            needed = {arch for of_tag in (each.targets[0].cells, *named.values()) for arch in of_tag}
-            for arch in sorted(needed - images.keys()):
-                missing.append(f"{each.targets[0].references[0]} would have no image for {arch}")
-        if backward and not self.roll_back:
-            raise RegistryError(
-                "nothing was pushed: these tags would move back, or the images that they name now cannot be read\n"
-                + "\n".join(f"  {line}" for line in backward),
-                hint="Run `make refresh` to build on current packages, or use --roll-back to move the tags anyway.",
-            )
-        if missing and self.allow_missing_arch:
-            for line in missing:
-                self.view.say(line.replace("would have", "has"))
-        elif missing:
-            raise RegistryError(
-                "nothing was pushed: these tags would have no image for an architecture that matrix.yaml has, or that "
-                "they have now\n" + "\n".join(f"  {line}" for line in missing),
-                hint="Publish the images for all architectures together: `builder stage` on a machine of each, then "
-                f"`builder release`. Or use --allow-missing-arch: {WITHOUT_ARCH}",
-            )
-
-    def _stamp(self, publications: Sequence[_Publication]) -> str:
-        """The first stamp whose tags no other image has; empty if all images are released. Raises RegistryError."""
-        new = [each for each in publications if not each.is_released]
-        if not new:
-            return ""
-        for stamp in self.stamps:
-            if all(each.registry.digest_of(each.stamped(stamp)) in (None, each.manifest.digest) for each in new):
-                return stamp
+    backward: list[str] = []
+    missing: list[str] = []
+    for group in groups:
+        labels = {image.arch: image.stored.labels for image in group.images}
+        named: dict[str, dict[str, dict[str, str]]] = {}
+        for tag, before in group.before.items():
+            if not before or before == group.manifest.digest:
+                continue
+            name = f"{group.repository.name}:{tag}"
+            try:
+                named[before] = named.get(before) or tagging.named_images(group.repository, before)
+            except (VerifyError, RejectedError) as error:
+                backward.append(f"{name} names an image that cannot be read: {error}")
+                with suppress(VerifyError, RejectedError):  # an unreadable image still has its architectures
+                    index = group.repository.manifest(before)
+                    if index and index.media_type in INDEXES:
+                        named[before] = {arch: {} for arch in oci.read_platforms(index.content)}
+                continue
+            if reason := tagging.backward(named[before], labels):
+                backward.append(f"{name} would move back {reason}")
+        needed = {arch for by_arch in (group.images[0].cells, *named.values()) for arch in by_arch}
+        for arch in sorted(needed - labels.keys()):
+            missing.append(f"{group.images[0].references[0]} would have no image for {arch}")
+    if backward and not roll_back:
         raise RegistryError(
-            "nothing was pushed: other images have the tags of this release", hint="Stage the images again."
+            "nothing was pushed: these tags would move back, or the images that they name now cannot be read\n"
+            + "\n".join(f"  {line}" for line in backward),
+            hint="Run `make refresh` to build on current packages, or use --roll-back to move the tags anyway.",
         )
+    if missing and allow_missing_arch:
+        for line in missing:
+            view.say(line.replace("would have", "has"))
+    elif missing:
+        raise RegistryError(
+            "nothing was pushed: these tags would have no image for an architecture that matrix.yaml has, or that "
+            "they have now\n" + "\n".join(f"  {line}" for line in missing),
+            hint="Publish the images for all architectures together: `builder stage` on a machine of each, then "
+            f"`builder release`. Or use --allow-missing-arch: {WITHOUT_ARCH}",
+        )
+
+
+def free_stamp(groups: Sequence[TagGroup], stamps: Iterable[str]) -> str:
+    """The first stamp whose tags no other image has; empty if all images are released. Raises RegistryError."""
+    new = [group for group in groups if not group.is_released]
+    if not new:
+        return ""
+    for stamp in stamps:
+        if all(group.repository.digest_of(group.stamped(stamp)) in (None, group.manifest.digest) for group in new):
+            return stamp
+    raise RegistryError(
+        "nothing was pushed: other images have the tags of this release", hint="Stage the images again."
+    )
+
+
+def set_tags(groups: Sequence[TagGroup], stamp: str, changes: list[TagChange]) -> None:
+    """Sets the stamped tags, then moves the other ones; appends to `changes` after each tag.
+
+    Call it when all images are complete in the registry: so no tag names an image of half a release. Raises
+    RegistryError if another push changes the same tags.
+    """
+    # The stamped tags were free when the stamp was chosen: if one is taken now, another push has set it.
+    for group in groups:
+        stamped = {group.stamped(stamp): None} if not group.is_released else {}
+        tagging.tag(group.repository, group.manifest, changes, stamped)
+    for group in groups:
+        tagging.tag(group.repository, group.manifest, changes, group.before)
+    # Registries have no compare-and-swap: this detects that another push of the same tags won the race.
+    for repository in {group.repository.name: group.repository for group in groups}.values():
+        tagging.confirm(repository, [change for change in changes if change.name == repository.name])
+
+
+# ---- pushing
+
+
+def push_image(
+    repository: Repository,
+    store: Store,
+    view: View,
+    image: PublishableImage,
+    mount_from: Sequence[str],
+    fetch: Callable[[Descriptor], Path] | None = None,
+) -> PushedImage:
+    """Pushes an image by digest, with its progress in `view`; sets no tag.
+
+    `mount_from` and `fetch` are as in `transfer.push_image`.
+    """
+    began = time.monotonic()
+    stored = (image.stored.config, *(layer.descriptor for layer in image.stored.layers))
+    files = {blob: path if (path := store.path(blob.digest)).exists() else None for blob in stored}
+    meter = Meter(view, image.cell, "checked or sent", sum(blob.size for blob in files))
+    sent = transfer.push_image(
+        repository, image.stored.manifest, files, fetch=fetch, mount_from=mount_from, progress=meter.add
+    )
+    return PushedImage(image=image, repository=repository, sent=sent, seconds=time.monotonic() - began)

@@ -61,12 +61,12 @@ class Status:
 
 @dataclass(kw_only=True)
 class StatusReader:
-    """Looks up the status of images. With `here`, or without `place` and a registry, only at this machine."""
+    """Looks up the status of images. With `here`, or without `area` and a registry, only at this machine."""
 
     project: Project
     store: Store
     host: Host
-    place: StagingArea | None = None
+    area: StagingArea | None = None
     registry: str = ""
     here: bool = False
     new_registry: Callable[..., Repository] = Repository
@@ -77,11 +77,11 @@ class StatusReader:
         self._release: StagedRelease | None = None  # the newest that is staged
         self._notes: dict[str, str] = {}  # on releases, by digest
         self._unreadable = ""
-        if self.place is not None:
-            self._release = self.place.read(stamps[0]) if (stamps := self.place.stamps()) else None
-            for stamp in reversed(self.place.released_stamps()):
+        if self.area is not None:
+            self._release = self.area.read(stamps[0]) if (stamps := self.area.stamps()) else None
+            for stamp in reversed(self.area.released_stamps()):
                 try:
-                    if released := self.place.released(stamp):
+                    if released := self.area.released(stamp):
                         allowed = "".join(f", {name} allowed" for name in released.allowed)
                         self._notes |= {
                             image.digest: allowed + (f", {OWN}" if OWN in image.signer and self._trust.signers else "")
@@ -131,11 +131,11 @@ class StatusReader:
         return (coverage.failure, None, NONE) if coverage.failure else _passed(coverage)
 
     def _tests_in_registry(self, planned: PlannedImage, staged: StagedImage) -> _Tests:
-        assert self.place is not None
+        assert self.area is not None
         try:
-            image = staging.image_of(self.place, staged)
+            image = staging.image_of(self.area, staged)
             requirement = Requirement.of(planned, image.manifest.digest, self._suite)
-            repository = self.place.open(staged.repository)
+            repository = self.area.open(staged.repository)
             coverage = reports.registry_coverage(repository, requirement, self._trust, state=self.project.state)
             coverage.require_pass(planned.id)
             return _passed(coverage)

@@ -6,10 +6,13 @@ tag, as an artifact with the tag `released-<stamp>`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
-from pathlib import Path
+from functools import partial
+from typing import Literal, get_args
 
 from builder.common import errors, git
 from builder.common.console import View
@@ -24,11 +27,11 @@ from builder.common.errors import (
 )
 from builder.common.text import listed
 from builder.evidence import reports, sbom_and_provenance
-from builder.evidence.results import Coverage, Requirement
+from builder.evidence.results import OWN, Requirement
 from builder.evidence.signing import Signer, Trust
 from builder.evidence.suite import Suite, gpu_test
 from builder.host import Host
-from builder.layers.blobs import Descriptor, wheel_file
+from builder.layers.blobs import wheel_file
 from builder.layers.known_layers import KnownLayers
 from builder.layers.store import Store
 from builder.matrix import support, tags
@@ -38,317 +41,357 @@ from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from builder.registry import artifacts, transfer
 from builder.registry.client import Repository
-from builder.registry.parallel import CHECKS, look_up
+from builder.registry.parallel import CHECKS, look_up, pipeline
 from builder.release import expected, publish, scan, staging
-from builder.release.publish import PublishableImage, Publisher, Released
-from builder.release.scan import ImageScan, Scanner
+from builder.release.publish import PublishableImage, PushedImage, Released, TagGroup
+from builder.release.scan import Scanner
 from builder.release.staging import ReleasedImage, ReleaseRecord, StagedImage, StagedRelease, StagingArea
 
 NOBODY = "nobody who is trusted"  # in place of a signer, beside others
+SHOWN = 10  # cells in a message
 
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A staged image that may be released: its target, its SBOM, and the scan of that.
-
-    `scan` is None if matrix.yaml has no scanner.
-    """
-
-    target: PublishableImage
-    sbom: bytes
-    scan: ImageScan | None
-
-    @property
-    def state(self) -> str:
-        """The results of its GPU tests and of its scan."""
-        return f"gpu: {self.target.coverage.gpu_status}" + (f", scan: {scan.PASSED}" if self.scan else "")
-
+Exemption = Literal["unsigned", "untested-gpu", "not-run", "missing-arch"]  # from a check; releases record them
+EXEMPTIONS: tuple[Exemption, ...] = get_args(Exemption)
 
 # The errors that `skip_incomplete` accepts: tests that are missing or failed, another plan, the scanner or the end of
 # support, a check that failed.
 NOT_READY = (ImageTestError, StaleError, RefusedError, VerifyError)
 
 
-@dataclass(kw_only=True)
-class Releaser:
-    """Checks and releases the images of one staged release. `planned` are the images of this checkout by cell.
+def release(  # noqa: PLR0913  the options of the command
+    project: Project,
+    host: Host,
+    store: Store,
+    view: View,
+    area: StagingArea,
+    staged: StagedRelease,
+    planned: Mapping[str, PlannedImage],
+    *,
+    today: date,
+    registry: str = "",
+    signer: Signer | None = None,
+    allowed: Collection[Exemption] = (),
+    roll_back: bool = False,
+    skip_incomplete: bool = False,
+    check_only: bool = False,
+    again: str = "builder release",
+    test: str = "builder test --staged newest",
+    new_registry: Callable[..., Repository] = Repository,
+) -> Released:
+    """Publishes the images of a staged release, and sets their tags; the error that ended it is in the result.
 
-    `today` is compared with the ends of support. `registry` overrides the setting in matrix.yaml. `signer` signs the
-    images; None leaves them unsigned. `skip_incomplete` leaves out images that may not be released; `check` puts their
-    errors into `left_out`. For hints, `again` is the command that releases them, and `test` the one that tests them.
+    `planned` are the images of this checkout by cell. `today` is compared with the ends of support. `registry`
+    overrides the setting in matrix.yaml. Without `signer`, nothing is signed. `allowed` are checks that it skips;
+    `roll_back` lets tags move to older images. `skip_incomplete` leaves out images that may not be released,
+    `check_only` publishes nothing. For hints, `again` is the command that releases the images, and `test` the one that
+    tests them.
     """
+    # Check all images before anything changes: an image that may not be released holds back all of them.
+    images, left_out = check_images(
+        project, view, area, staged, planned, today=today, registry=registry, is_signed=signer is not None,
+        allowed=allowed, skip_incomplete=skip_incomplete, again=again, test=test,
+    )  # fmt: skip
+    if signer is None:
+        view.say("nothing is signed: use --sign, so that users can check the images")
+    own = [image.cell for image in images if OWN in image.coverage.signers]
+    if own and project.matrix.evidence:  # without `evidence`, results need no signature
+        view.say(f"the release will record `{OWN}` for {listed(own, SHOWN)}: only this machine ran their tests")
+    ready = {image.cell for image in images}
+    cells = [cell for cell in project.cells if cell.id in ready]
+    for line in support.not_built(project.matrix, cells, are_built=True):
+        view.say(line)
+    result = Released(images=images, left_out=left_out)
+    if check_only:
+        return result
+    if not roll_back:
+        _require_newest(area, staged, images)
+    signer = signer and signer.with_trust(project)
 
-    project: Project
-    place: StagingArea
-    release: StagedRelease
-    planned: Mapping[str, PlannedImage]
-    today: date
-    registry: str = ""
-    signer: Signer | None = None
-    allow_unsigned: bool = False
-    allow_untested_gpu: bool = False
-    allow_not_run: bool = False
-    allow_missing_arch: bool = False
-    roll_back: bool = False
-    skip_incomplete: bool = False
-    again: str = "builder release"
-    test: str = "builder test --staged newest"
+    with store.used(), result.until_error(view):
+        # Read all tags first. So if the registry does not respond, or a tag would move back, nothing is changed.
+        groups = publish.group_by_tags(images, host, new_registry)
+        publish.check_tags(groups, view, roll_back=roll_back, allow_missing_arch="missing-arch" in allowed)
+        stamp = publish.free_stamp(groups, tags.stamps(staged.stamp))  # a later one if another release has its tags
+        group_of = {image.cell: group for group in groups for image in group.images}
 
-    def __post_init__(self) -> None:
-        self.left_out: tuple[BuilderError, ...] = ()
-        self._candidates: dict[str, Candidate] = {}  # that are published, by cell
-        self._trust, self._suite = Trust.of(self.project), Suite.of(self.project.root)
-        self.signer = self.signer and self.signer.with_trust(self.project)
-        self._known = KnownLayers(self.project.root)
-        settings = self.project.matrix.scan
-        self._scanner = Scanner(self.project, settings) if settings else None
+        # Record what will be published before the first tag is set. If this run is interrupted, the record still says
+        # which release set the tags, and no older release moves them back.
+        area.record(_new_record(area.released(staged.stamp), staged, images, group_of, allowed))
 
-    def check(self, view: View) -> list[Candidate]:
-        """The images of a release, several at a time.
+        # Images go up by digest, one after another; what is attached to one goes up while the next one is pushed.
+        names = {image.references[0].repository for image in images}
 
-        Raises one error for all that may not be released, unless some may and the others are left out, and for a list
-        of images that is not trusted (see `StagingArea.require_signed`).
-        """
+        def push_image(image: PublishableImage) -> PushedImage:
+            # Staging has all blobs. The registry mounts them from there, or else from the repository of another image.
+            # One that can do neither gets them by way of this machine.
+            own, sources = image.references[0].repository, dict.fromkeys([*_mounts(area, image), *sorted(names)])
+            mounts = [name for name in sources if name != own]
+            fetch = partial(transfer.fetch_blob, _staged_in(area, image), store)
+            return publish.push_image(group_of[image.cell].repository, store, view, image, mounts, fetch)
 
-        def check_image(staged: StagedImage) -> Candidate | BuilderError:
-            view.begin(staged.cell, "checking")
-            try:
-                candidate = self._check(staged, view)
-            except NoRegistryError:
-                raise
-            except BuilderError as error:
-                view.end(staged.cell, "failed")
-                return error
-            view.end(staged.cell, "done", candidate.state)
-            return candidate
+        def finish_image(pushed: PushedImage, stop: threading.Event) -> None:
+            image, began = pushed.image, time.monotonic()
+            repository = pushed.repository.stoppable(stop)
+            view.begin(image.cell, "attaching test results and statements")
+            _attach_documents(repository, area, store, image)
+            if signer:
+                signer.attest(repository, image.digest, _statements(project, image), sbom_and_provenance.agree)
+                # Sign last: once an image has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.
+                annotations = _annotations(image.cell, group_of[image.cell], stamp)
+                signer.sign_manifest(repository, image.digest, annotations)
+            view.end(image.cell, "done", "test results and statements attached")
+            result.pushed[image.cell] = replace(pushed, seconds=pushed.seconds + time.monotonic() - began)
 
-        to_check, candidates, left_out = self.release.images, list[Candidate](), list[BuilderError]()
         with view.live():
-            while to_check:
-                results = [result for _, result in look_up(check_image, to_check, CHECKS)]
-                candidates += [result for result in results if isinstance(result, Candidate)]
-                left_out += [result for result in results if isinstance(result, BuilderError)]
-                to_check = ()
-                if not self.allow_missing_arch:
-                    present = {candidate.target.cell for candidate in candidates}
-                    alone = [each for each in candidates if not present.issuperset(each.target.cells.values())]
-                    candidates = [each for each in candidates if each not in alone]
-                    left_out += [self._missing_arch(each.target, present) for each in alone]
-                if left_out and candidates and self.skip_incomplete:
-                    # Others may have to pass the thorough tests in place of an image that is left out.
-                    before, ids = self.planned, {candidate.target.cell for candidate in candidates}
-                    cells = [cell for cell in self.project.cells if cell.id in ids]
-                    self.planned = {image.id: image for image in plan.make_locked_plan(self.project, cells).images}
-                    changed = {cell for cell in ids if self.planned[cell].thorough != before[cell].thorough}
-                    to_check = tuple(image for image in self.release.images if image.cell in changed)
-                    candidates = [candidate for candidate in candidates if candidate.target.cell not in changed]
-        self.left_out = tuple(left_out)
-        # A registry or Sigstore that does not answer says nothing about an image.
-        failures = [error for error in left_out if self.skip_incomplete and not isinstance(error, NOT_READY)]
-        left_out = [error for error in left_out if error not in failures]
-        if not self.skip_incomplete:
-            cells = [self.planned[staged.cell].cell for staged in self.release.images if staged.cell in self.planned]
-            failures += support.refusals(self.project.matrix, cells, self.today)
-        if not self.allow_unsigned:
-            try:
-                self.place.require_signed(self.project, self.release, self.again)
-            except VerifyError as error:
-                failures.append(error)
-        if failures or (left_out and not (self.skip_incomplete and candidates)):
-            raise errors.join([*failures, *left_out], "images cannot be released")
-        return candidates
+            pipeline(push_image, finish_image, images, lambda image: view.end(image.cell, "failed"))
 
-    def _check(self, staged: StagedImage, view: View) -> Candidate:
-        planned = self.planned.get(staged.cell)
-        if planned is None or planned.digest != staged.plan:
-            raise self.release.stale(staged.cell)
-        if self.skip_incomplete and (refusals := support.refusals(self.project.matrix, [planned.cell], self.today)):
-            raise errors.join(refusals, f"ends of support are over for {staged.cell}")
-        image = staging.image_of(self.place, staged)
-        repository = self.place.open(staged.repository)
-        expected_image = expected.of_plan(self.project.root, self._known, planned)
-        # The report that is required below covers layers that are not known.
-        config = repository.read_blob(image.config.digest)
-        expected.check_image(expected_image, image, config, is_trusted=True)
-        requirement = Requirement.of(planned, image.manifest.digest, self._suite)
-        coverage = reports.registry_coverage(
-            repository, requirement, self._trust, state=self.project.state, allow_unsigned=self.allow_unsigned
-        )
+        # Images for several architectures get one tag, which names an index of them. It is signed as the cell without
+        # an architecture: `cosign verify` of a tag does not depend on whether it names an index.
+        for group in groups:
+            if group.is_index:
+                manifest, cell = group.manifest, group.images[0].planned.cell
+                group.repository.put_manifest(manifest.digest, manifest.content, manifest.media_type)
+                if signer:
+                    annotations = _annotations(f"{cell.axes}{cell.suffix}", group, stamp)
+                    signer.sign_manifest(group.repository, manifest.digest, annotations)
+
+        # No tag before all images are complete in the registry: none names an image of half a release.
+        publish.set_tags(groups, stamp, result.tags)
+    return result
+
+
+def check_images(  # noqa: PLR0913  the options of the command
+    project: Project,
+    view: View,
+    area: StagingArea,
+    staged: StagedRelease,
+    planned: Mapping[str, PlannedImage],
+    *,
+    today: date,
+    registry: str,
+    is_signed: bool,
+    allowed: Collection[Exemption],
+    skip_incomplete: bool,
+    again: str,
+    test: str,
+) -> tuple[list[PublishableImage], list[BuilderError]]:
+    """The images of a staged release that may be released, with their SBOMs and scans, and the errors of the others.
+
+    Raises one error for all that may not be released, unless some may and the others are left out, and for a list of
+    images that is not trusted (see `StagingArea.require_signed`).
+    """
+    known, suite, trust = KnownLayers(project.root), Suite.of(project.root), Trust.of(project)
+    scanner = Scanner(project, project.matrix.scan) if project.matrix.scan else None
+    plans, failures = planned, dict[str, BuilderError]()
+
+    def require_tests(image: PublishableImage) -> None:
+        """Raises ImageTestError unless the image has passed the tests that a release needs."""
+        cell, coverage = image.planned.cell, image.coverage
         try:
-            coverage.require_pass(staged.cell)
+            coverage.require_pass(cell.id)
         except ImageTestError as error:
-            raise ImageTestError(str(error), hint="" if coverage.image_tests else self._how_to_cover()) from error
+            key = " --sign KEY" if project.matrix.evidence and not is_signed else ""
+            accept = "" if "unsigned" in allowed else f"   To accept unsigned results: {again} --allow-unsigned"
+            hint = "" if coverage.image_tests else f"Run the tests: {test}{key}{accept}"
+            raise ImageTestError(str(error), hint=hint) from error
         if coverage.is_emulated:
-            if not self.allow_not_run:
+            if "not-run" not in allowed:
                 raise ImageTestError(
-                    f"{staged.cell}: {coverage.tests_status}",
-                    hint=f"On an {planned.cell.arch} machine: {self.test}   To release it as it is: {self.again} "
-                    "--allow-not-run",
+                    f"{cell.id}: {coverage.tests_status}",
+                    hint=f"On an {cell.arch} machine: {test}   To release it as it is: {again} --allow-not-run",
                 )
-        elif not (planned.cell.is_cpu or coverage.gpu == "passed" or self.allow_untested_gpu):
-            test = gpu_test(planned.cell.framework)
-            is_there = (self.project.root / test).is_file()
-            machine = f"an {ARM64} machine" if planned.cell.arch == ARM64 else "a machine"
-            how = f"On {machine} with a GPU: {self.test} --gpu require"
-            how = how if is_there else f"Write {test}, then test again."
+        elif not (cell.is_cpu or coverage.gpu == "passed" or "untested-gpu" in allowed):
+            file = gpu_test(cell.framework)
+            machine = f"an {ARM64} machine" if cell.arch == ARM64 else "a machine"
+            how = f"On {machine} with a GPU: {test} --gpu require"
+            how = how if (project.root / file).is_file() else f"Write {file}, then test again."
             raise ImageTestError(
-                f"{staged.cell}: GPU tests have not passed (gpu: {coverage.gpu_status})",
-                hint=f"{how}   To release it untested: {self.again} --allow-untested-gpu",
+                f"{cell.id}: GPU tests have not passed (gpu: {coverage.gpu_status})",
+                hint=f"{how}   To release it untested: {again} --allow-untested-gpu",
             )
-        target = PublishableImage(
-            cell=staged.cell,
-            arch=planned.cell.arch,
-            cells=publish.cells_by_arch(self.project, planned),
-            stored=image,
-            coverage=coverage,
-            references=publish.references(planned, self.registry),
-        )
-        sbom = sbom_and_provenance.sbom(planned, target.references[0].name, image)
-        image_scan: ImageScan | None = None
-        if self._scanner:
-            view.begin(staged.cell, "scanning")
-            image_scan = self._scanner.scan_sbom(staged.cell, target.digest, sbom)
-        return Candidate(target=target, sbom=sbom, scan=image_scan)
 
-    def _missing_arch(self, target: PublishableImage, present: Collection[str]) -> ImageTestError:
-        """The error for an image that would be released without those for the other architectures of its tags."""
-        missing = [cell for cell in target.cells.values() if cell not in present]
-        stage = f"builder stage{self.place.option}"
-        return ImageTestError(
-            f"{target.cell}: {listed(missing, 1)} would not be released with it, and has the same tags",
-            hint=f"On a machine of that architecture: builder images {missing[0]} && {stage} --images-only {missing[0]}"
-            f"   Then list them together: {stage} {' '.join(target.cells.values())}   To release it alone: "
-            f"{self.again} --allow-missing-arch ({publish.WITHOUT_ARCH})",
-        )
+    def check_image(each: StagedImage) -> PublishableImage:
+        """Compares the image with the plan of this checkout, reads its reports, and scans it."""
+        planned = plans.get(each.cell)
+        if planned is None or planned.digest != each.plan:
+            raise staged.stale(each.cell)
+        if skip_incomplete and (refusals := support.refusals(project.matrix, [planned.cell], today)):
+            raise errors.join(refusals, f"ends of support are over for {each.cell}")
+        stored = staging.image_of(area, each)
+        repository = area.open(each.repository)
+        # The report that is required below covers layers that are not known.
+        config = repository.read_blob(stored.config.digest)
+        expected_image = expected.of_plan(project.root, known, planned)
+        expected.check_image(expected_image, stored, config, is_trusted=True)
+        coverage = reports.registry_coverage(
+            repository, Requirement.of(planned, stored.manifest.digest, suite), trust,
+            state=project.state, allow_unsigned="unsigned" in allowed,
+        )  # fmt: skip
+        image = PublishableImage.of(project, planned, stored, coverage, registry)
+        require_tests(image)
+        image = replace(image, sbom=sbom_and_provenance.sbom(planned, image.references[0].name, stored))
+        if scanner:
+            view.begin(each.cell, "scanning")
+            image = replace(image, scan=scanner.scan_sbom(each.cell, image.digest, image.sbom))
+        return image
 
-    def _how_to_cover(self) -> str:
-        """A hint for an image without test results that count."""
-        key = " --sign KEY" if self.project.matrix.evidence and not self.signer else ""
-        allow = "" if self.allow_unsigned else f"   To accept unsigned results: {self.again} --allow-unsigned"
-        return f"Run the tests: {self.test}{key}{allow}"
+    def checked_image(each: StagedImage) -> PublishableImage | None:
+        """The image, or None for one that may not be released, whose error is in `failures`."""
+        view.begin(each.cell, "checking")
+        try:
+            image = check_image(each)
+        except NoRegistryError:
+            raise
+        except BuilderError as error:
+            failures[each.cell] = error
+            view.end(each.cell, "failed")
+            return None
+        state = f"gpu: {image.coverage.gpu_status}" + (f", scan: {scan.PASSED}" if image.scan else "")
+        view.end(each.cell, "done", state)
+        return image
 
-    def publish(self, host: Host, view: View, store: Store, candidates: Sequence[Candidate]) -> Released:
-        """Publishes images that were checked, and records it. The error that ended it is in the result."""
-        self._candidates = {each.target.cell: each for each in candidates}
-        if not self.roll_back:
-            self._check_newest(candidates)
-        targets = [self._with_source(store, candidate.target) for candidate in candidates]
-        publisher = Publisher(
-            host=host,
-            view=view,
-            store=store,
-            stamps=tags.stamps(self.release.stamp),  # the later ones if another release has taken the tags with it
-            roll_back=self.roll_back,
-            allow_missing_arch=self.allow_missing_arch,
-            documents=self,
-        )
-        return publisher.publish(targets)
+    to_check, images, left_out = staged.images, list[PublishableImage](), list[BuilderError]()
+    with view.live():
+        while to_check:
+            checked = look_up(checked_image, to_check, CHECKS)
+            images += [image for _, image in checked if image]
+            left_out += [failures[each.cell] for each, image in checked if image is None]
+            to_check = ()
+            # An image goes with those for the other architectures of its tags, or not at all.
+            present = {image.cell for image in images}
+            if "missing-arch" not in allowed:
+                alone = [image for image in images if not present.issuperset(image.cells.values())]
+                left_out += [_missing_arch(area, image, present, again) for image in alone]
+                present -= {image.cell for image in alone}
+                images = [image for image in images if image.cell in present]
+            # Others may have to pass the thorough tests in place of an image that is left out.
+            if left_out and images and skip_incomplete:
+                cells = [cell for cell in project.cells if cell.id in present]
+                before, plans = plans, {image.id: image for image in plan.make_locked_plan(project, cells).images}
+                changed = {cell for cell in present if plans[cell].thorough != before[cell].thorough}
+                to_check = tuple(each for each in staged.images if each.cell in changed)
+                images = [image for image in images if image.cell not in changed]
 
-    def record(self) -> None:
-        """Records what the release publishes, see `publish.ReleaseDocuments`."""
-        groups = publish.by_tags(each.target for each in self._candidates.values())
-        tagged = {target.cell: publish.tagged_manifest(targets).digest for targets in groups for target in targets}
-        images = [
-            ReleasedImage(
-                cell=candidate.target.cell,
-                digest=candidate.target.digest,
-                tagged=tagged[candidate.target.cell],
-                references=tuple(map(str, candidate.target.references)),
-                gpu=candidate.target.coverage.gpu_status,
-                signer=_signers(candidate.target.coverage),
-                scan=scan.PASSED if candidate.scan else scan.UNSCANNED,
-            )
-            for candidate in self._candidates.values()
-        ]
-        cells = {cell for candidate in self._candidates.values() for cell in candidate.target.cells.values()}
-        skipped = {
-            "unsigned": self.allow_unsigned,
-            "untested-gpu": self.allow_untested_gpu,
-            "not-run": self.allow_not_run,
-            "missing-arch": self.allow_missing_arch and not cells <= self._candidates.keys(),
-        }
-        stamp, revision = self.release.stamp, self.release.revision
-        before = self.place.released(stamp)
-        # Images that an earlier run published and this one leaves out: their tags are set.
-        images += [image for image in before.images if image.cell not in self._candidates] if before else []
-        now = (name for name, is_set in skipped.items() if is_set)
-        allowed = dict.fromkeys((*(before.allowed if before else ()), *now))
-        self.place.record(ReleaseRecord(stamp=stamp, revision=revision, images=tuple(images), allowed=tuple(allowed)))
+    # A registry or Sigstore that does not answer says nothing about an image.
+    fatal = [error for error in left_out if skip_incomplete and not isinstance(error, NOT_READY)]
+    left_out = [error for error in left_out if error not in fatal]
+    if not skip_incomplete:
+        cells = [plans[each.cell].cell for each in staged.images if each.cell in plans]
+        fatal += support.refusals(project.matrix, cells, today)
+    if "unsigned" not in allowed:
+        try:
+            area.require_signed(project, staged, again)
+        except VerifyError as error:
+            fatal.append(error)
+    if fatal or (left_out and not (skip_incomplete and images)):
+        raise errors.join([*fatal, *left_out], "images cannot be released")
+    return images, left_out
 
-    def attach(self, repository: Repository, image: PublishableImage, stamped: str) -> None:
-        """Attaches the reports that count, the SBOM and the scan; then, signed, the statements; then the signature."""
-        candidate, planned, signer = self._candidates[image.cell], self.planned[image.cell], self.signer
-        source = self.place.open(staging.name_of(image.references[0]))
-        with artifacts.attaching(repository, image.stored.manifest.descriptor) as attachments:
-            if source.name != repository.name:
-                for report in image.coverage.reports:
-                    attachments.copy(source, report.artifact)
-                mounted = [image.source] if image.source else []
-                for wheel in (wheel for wheel in planned.wheels if wheel.source):
-                    file = wheel_file(wheel)
-                    if source.has_blob(file.digest):  # else it was staged without it
-                        attachments.add_file(
-                            file, None, {artifacts.TITLE: wheel.file}, fetch=image.fetch, mount_from=mounted
-                        )
-            attachments.add(sbom_and_provenance.SBOM_TYPE, {sbom_and_provenance.SBOM_TYPE: candidate.sbom})
-            if candidate.scan:
-                candidate.scan.add_to(attachments)
-        if signer is None:
+
+def _missing_arch(area: StagingArea, image: PublishableImage, present: Collection[str], again: str) -> ImageTestError:
+    """The error for an image that would be released without those for the other architectures of its tags."""
+    missing = [cell for cell in image.cells.values() if cell not in present]
+    stage = f"builder stage{area.option}"
+    return ImageTestError(
+        f"{image.cell}: {listed(missing, 1)} would not be released with it, and has the same tags",
+        hint=f"On a machine of that architecture: builder images {missing[0]} && {stage} --images-only {missing[0]}"
+        f"   Then list them together: {stage} {' '.join(image.cells.values())}   To release it alone: "
+        f"{again} --allow-missing-arch ({publish.WITHOUT_ARCH})",
+    )
+
+
+def _require_newest(area: StagingArea, staged: StagedRelease, images: Sequence[PublishableImage]) -> None:
+    """Raises RegistryError if a newer release published other images of these cells."""
+    digests = {image.cell: image.digest for image in images}
+    for stamp in area.released_stamps():
+        if tags.stamp_order(stamp) <= tags.stamp_order(staged.stamp):
             return
-        # The commit of the checkout, whose plan was compared with the image: the document in staging is not signed.
-        provenance = sbom_and_provenance.provenance(
-            planned, source=self.project.matrix.source, revision=git.state(self.project.root)
+        newer = area.released(stamp)
+        released = newer.images if newer else ()
+        if cells := [image.cell for image in released if digests.get(image.cell, image.digest) != image.digest]:
+            raise RegistryError(
+                f"nothing was published: release {stamp} is newer and has other images of {', '.join(cells)}",
+                hint="Stage the images again, or use --roll-back to move the tags back.",
+            )
+
+
+def _new_record(
+    before: ReleaseRecord | None,
+    staged: StagedRelease,
+    images: Sequence[PublishableImage],
+    group_of: Mapping[str, TagGroup],
+    allowed: Collection[Exemption],
+) -> ReleaseRecord:
+    """What the release publishes, with what earlier runs of it did: `before` is their record."""
+    released = []
+    for image in images:
+        signers = image.coverage.signers
+        released.append(
+            ReleasedImage(
+                cell=image.cell,
+                digest=image.digest,
+                tagged=group_of[image.cell].manifest.digest,
+                references=tuple(map(str, image.references)),
+                gpu=image.coverage.gpu_status,
+                signer=", ".join(name or NOBODY for name in signers) if any(signers) else "",
+                scan=scan.PASSED if image.scan else scan.UNSCANNED,
+            )
         )
-        documents = {sbom_and_provenance.SBOM: candidate.sbom, sbom_and_provenance.PROVENANCE: provenance}
-        if test_result := reports.test_result(image.coverage):
-            documents[reports.TEST_RESULT] = test_result
-        if candidate.scan:
-            documents[scan.SCAN] = candidate.scan.predicate
-        signer.attest(repository, image.digest, documents, sbom_and_provenance.agree)
-        # Sign last: once an image has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.
-        self._sign(repository, image.digest, image.cell, image, stamped)
-
-    def sign_index(self, repository: Repository, digest: str, images: Sequence[PublishableImage], stamped: str) -> None:
-        """Signs it as the cell without an architecture: `cosign verify` of a tag does not depend on whether it names
-        an index.
-        """
-        cell = self.planned[images[0].cell].cell
-        self._sign(repository, digest, f"{cell.axes}{cell.suffix}", images[0], stamped)
-
-    def _sign(self, repository: Repository, digest: str, cell: str, image: PublishableImage, stamped: str) -> None:
-        if self.signer:
-            full = image.references[0]
-            annotations = {"cell": cell, "image": staging.name_of(full), "tag": full.tag}
-            self.signer.sign_manifest(repository, digest, annotations | ({"release": stamped} if stamped else {}))
-
-    def _check_newest(self, candidates: Sequence[Candidate]) -> None:
-        """Raises RegistryError if a newer release published other images of these cells."""
-        digests = {candidate.target.cell: candidate.target.digest for candidate in candidates}
-        for stamp in self.place.released_stamps():
-            if tags.stamp_order(stamp) <= tags.stamp_order(self.release.stamp):
-                return
-            newer = self.place.released(stamp)
-            images = newer.images if newer else ()
-            if cells := [image.cell for image in images if digests.get(image.cell, image.digest) != image.digest]:
-                raise RegistryError(
-                    f"nothing was published: release {stamp} is newer and has other images of {', '.join(cells)}",
-                    hint="Stage the images again, or use --roll-back to move the tags back.",
-                )
-
-    def _with_source(self, store: Store, target: PublishableImage) -> PublishableImage:
-        """The target, with where its blobs come from: mounted from staging, or else downloaded from there."""
-        name = staging.name_of(target.references[0])
-        staged, registry = self.place.repository(name), self.place.open(name)
-
-        def fetch(blob: Descriptor) -> Path:
-            transfer.fetch_blobs(registry, store, [blob])
-            return store.path(blob.digest)
-
-        is_same = staged.registry == target.references[0].registry
-        return replace(target, source=staged.repository if is_same else "", fetch=fetch)
+    is_complete = {cell for image in images for cell in image.cells.values()} <= group_of.keys()
+    used = [name for name in EXEMPTIONS if name in allowed and not (name == "missing-arch" and is_complete)]
+    return ReleaseRecord(
+        stamp=staged.stamp,
+        revision=staged.revision,
+        # Images that an earlier run published and this one leaves out: their tags are set.
+        images=(*released, *(image for image in (before.images if before else ()) if image.cell not in group_of)),
+        allowed=tuple(dict.fromkeys((*(before.allowed if before else ()), *used))),
+    )
 
 
-def _signers(coverage: Coverage) -> str:
-    """Who signed the results that a release relies on; empty if nobody who is trusted signed any of them."""
-    names = coverage.signers
-    return ", ".join(name or NOBODY for name in names) if any(names) else ""
+def _staged_in(area: StagingArea, image: PublishableImage) -> Repository:
+    """The repository in staging that has the image."""
+    return area.open(staging.name_of(image.references[0]))
+
+
+def _mounts(area: StagingArea, image: PublishableImage) -> list[str]:
+    """The name of the repository in staging, if the registry of the release can mount blobs from it."""
+    staged = area.repository(staging.name_of(image.references[0]))
+    return [staged.repository] if staged.registry == image.references[0].registry else []
+
+
+def _attach_documents(repository: Repository, area: StagingArea, store: Store, image: PublishableImage) -> None:
+    """Attaches the reports that count, the wheels that were built from source, the SBOM and the scan."""
+    source = _staged_in(area, image)
+    with artifacts.attaching(repository, image.stored.manifest.descriptor) as attachments:
+        if source.name != repository.name:
+            for report in image.coverage.reports:
+                attachments.copy(source, report.artifact)
+            for wheel in (wheel for wheel in image.planned.wheels if wheel.source):
+                file = wheel_file(wheel)
+                if source.has_blob(file.digest):  # else it was staged without it
+                    fetch, notes = partial(transfer.fetch_blob, source, store), {artifacts.TITLE: wheel.file}
+                    attachments.add_file(file, None, notes, fetch=fetch, mount_from=_mounts(area, image))
+        attachments.add(sbom_and_provenance.SBOM_TYPE, {sbom_and_provenance.SBOM_TYPE: image.sbom})
+        if image.scan:
+            image.scan.add_to(attachments)
+
+
+def _statements(project: Project, image: PublishableImage) -> dict[str, bytes]:
+    """The predicates to sign for an image, by kind."""
+    # The commit of the checkout, whose plan was compared with the image: the document in staging is not signed.
+    provenance = sbom_and_provenance.provenance(
+        image.planned, source=project.matrix.source, revision=git.state(project.root)
+    )
+    statements = {sbom_and_provenance.SBOM: image.sbom, sbom_and_provenance.PROVENANCE: provenance}
+    if test_result := reports.test_result(image.coverage):
+        statements[reports.TEST_RESULT] = test_result
+    if image.scan:
+        statements[scan.SCAN] = image.scan.predicate
+    return statements
+
+
+def _annotations(cell: str, group: TagGroup, stamp: str) -> dict[str, str]:
+    """The annotations of a signature: the cell, the full tag, and the stamped tag if the image gets it now."""
+    full, stamped = group.images[0].references[0], group.stamped(stamp)
+    annotations = {"cell": cell, "image": staging.name_of(full), "tag": full.tag}
+    return annotations | ({"release": stamped} if stamped else {})

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from builder.build.layer_lookup import LayerLookup
 from builder.common import errors
-from builder.common.console import Meter, View
+from builder.common.console import View
 from builder.common.errors import BuilderError, BuildError
 from builder.common.reference import ImageRef
 from builder.common.text import size
@@ -16,15 +17,13 @@ from builder.evidence.results import Coverage, Requirement
 from builder.evidence.signing import Signer
 from builder.evidence.suite import Suite
 from builder.layers.blobs import wheel_file
-from builder.layers.oci import Image
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan.plan import Plan, PlannedImage
-from builder.registry import artifacts, transfer
-from builder.registry.client import Repository
+from builder.registry import artifacts
 from builder.registry.parallel import pipeline
 from builder.release import publish
-from builder.release.publish import NotBuiltError
+from builder.release.publish import NotBuiltError, PublishableImage, PushedImage
 from builder.release.staging import StagedImage, StagingArea, image_of, name_of, plan_tag
 
 
@@ -35,30 +34,21 @@ class StagingResult:
     `left_out` are the errors of the images that are neither.
     """
 
-    here: tuple[StagedImage, ...]
-    elsewhere: tuple[StagedImage, ...]
+    here: Sequence[StagedImage]
+    elsewhere: Sequence[StagedImage]
     sent: int
-    left_out: tuple[BuilderError, ...] = ()
+    left_out: Sequence[BuilderError] = ()
 
     @property
     def images(self) -> list[StagedImage]:
         return sorted([*self.here, *self.elsewhere], key=lambda image: image.cell)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ImageToStage:
-    """An image to push, and its coverage by tests: None for an image that was not tested."""
-
-    staged: StagedImage
-    stored: Image
-    coverage: Coverage | None
-
-
-def stage_images(  # noqa: PLR0913  the options of the command
+def stage(  # noqa: PLR0913  the options of the command
     project: Project,
     store: Store,
     view: View,
-    place: StagingArea,
+    area: StagingArea,
     plan: Plan,
     *,
     signer: Signer | None = None,
@@ -76,69 +66,56 @@ def stage_images(  # noqa: PLR0913  the options of the command
     `skip_incomplete`, the former are left out, unless that leaves none.
     """
     # What the store has and passed its tests here.
-    targets, failures = publish.collect(project, store, plan)
-    by_cell, suite = {planned.id: planned for planned in plan.images}, Suite.of(project.root)
-    images = [
-        _ImageToStage(
-            staged=_staged(by_cell[target.cell], target.digest), stored=target.stored, coverage=target.coverage
-        )
-        for target in targets
-    ]
+    images, failures = publish.passed_images(project, store, plan)
 
     # What it lacks: another machine may have staged it for the same plan, or a registry may have all its layers.
     elsewhere: list[StagedImage] = []
     for planned in plan.images:
         if not isinstance(failures.get(planned.id), NotBuiltError):
             continue
-        if present := place.open(_name(planned)).digest_of(plan_tag(planned.digest)):
+        if present := area.open(_name(planned)).digest_of(plan_tag(planned.digest)):
             elsewhere.append(_staged(planned, present))
             del failures[planned.id]
         elif lookup:
             try:
                 stored = lookup.assemble_known(planned)
-                images.append(
-                    _ImageToStage(staged=_staged(planned, stored.manifest.digest), stored=stored, coverage=None)
-                )
+                images.append(PublishableImage.of(project, planned, stored, Coverage()))
                 del failures[planned.id]
             except BuildError as error:
                 failures[planned.id] = error
-    left_out = tuple(failures[cell] for cell in sorted(failures))
+    left_out = [failures[cell] for cell in sorted(failures)]
     if left_out and not (skip_incomplete and (images or elsewhere)):
         raise errors.join(left_out, "images cannot be staged")
-    here = tuple(image.staged for image in images)
+
+    # List them before any is pushed: `prune` deletes what no list names.
+    here = [_staged(image.planned, image.digest) for image in images]
     if listed_on:
-        place.list_images(listed_on, [*here, *elsewhere])
+        area.list_images(listed_on, [*here, *elsewhere])
 
     # One image after another; what is attached to one goes up while the next one is pushed.
-    repositories = {image.staged.repository: place.repository(image.staged.repository) for image in images}
+    repositories = [area.repository(each.repository) for each in here]
 
-    def push_image(image: _ImageToStage) -> tuple[_ImageToStage, Repository, int]:
-        repository = place.open(image.staged.repository, write=True)
+    def push_image(image: PublishableImage) -> PushedImage:
         # Blobs may be mounted from other repositories of the same registry.
-        own, others = repositories[image.staged.repository], list(repositories.values())
-        if lookup and image.coverage is None:
-            others += lookup.references()
+        own, others = area.repository(_name(image.planned)), [*repositories]
+        fetch = None
+        if lookup:
+            fetch = lookup.fetch
+            others += [] if image.coverage.reports else lookup.references()
         names = dict.fromkeys(other.repository for other in others if other.registry == own.registry)
-        blobs = publish.blobs_of(store, image.stored)
-        meter = Meter(view, image.staged.cell, "checked or sent", sum(blob.size for blob in blobs))
         mounts = [name for name in names if name != own.repository]
-        fetch = lookup.fetch if lookup else None
-        pushed = transfer.push_image(
-            repository, image.stored.manifest, blobs, fetch=fetch, mount_from=mounts, progress=meter.add
-        )
-        return image, repository, pushed.sent
+        return publish.push_image(area.open(_name(image.planned), write=True), store, view, image, mounts, fetch)
 
-    def finish_image(pushed: tuple[_ImageToStage, Repository, int], stop: threading.Event) -> int:
-        image, repository, sent = pushed
-        manifest = image.stored.manifest
-        repository = repository.stoppable(stop)
-        if image.coverage:
-            view.begin(image.staged.cell, "attaching test results")
-            results = [report.evidence for report in image.coverage.reports]
-            reports.attach_evidence(repository, manifest.descriptor, results, signer)
-        built = [wheel for wheel in by_cell[image.staged.cell].wheels if wheel.source]
-        with artifacts.attaching(repository, manifest.descriptor) as attachments:
-            for wheel in built:
+    def finish_image(pushed: PushedImage, stop: threading.Event) -> int:
+        image = pushed.image
+        repository = pushed.repository.stoppable(stop)
+        own = [report.evidence for report in image.coverage.reports]
+        if own:
+            view.begin(image.cell, "attaching test results")
+            reports.attach_evidence(repository, image.stored.manifest.descriptor, own, signer)
+        # A wheel that was built from source is nowhere else.
+        with artifacts.attaching(repository, image.stored.manifest.descriptor) as attachments:
+            for wheel in (wheel for wheel in image.planned.wheels if wheel.source):
                 file = wheel_file(wheel)
                 path = store.path(file.digest) if store.has(file.digest, file.size) else None
                 if path or repository.has_blob(file.digest):
@@ -146,28 +123,32 @@ def stage_images(  # noqa: PLR0913  the options of the command
                 else:
                     view.say_once(f"{wheel.file} is not in the store: staged without it")
         # Last the tag of the plan: whoever finds it finds the results, too.
-        repository.put_manifest(plan_tag(image.staged.plan), manifest.content, manifest.media_type)
-        status = f"gpu: {image.coverage.gpu_status}" if image.coverage else "not tested"
-        view.end(image.staged.cell, "staged", f"{size(sent)} sent, {status}")
-        return sent
+        manifest = image.stored.manifest
+        repository.put_manifest(plan_tag(image.planned.digest), manifest.content, manifest.media_type)
+        status = f"gpu: {image.coverage.gpu_status}" if own else "not tested"
+        view.end(image.cell, "staged", f"{size(pushed.sent.sent)} sent, {status}")
+        return pushed.sent.sent
+
+    # A job without rights may have tested what another machine staged: its results, also of failures, are attached too.
+    by_cell, suite = {planned.id: planned for planned in plan.images}, Suite.of(project.root)
 
     def attach_results(staged: StagedImage) -> None:
-        """Attaches this machine's results, also of failures, to an image that another machine staged."""
         requirement = Requirement.of(by_cell[staged.cell], staged.digest, suite)
         if own := results.local_coverage(project.state, requirement).reports:
             view.begin(staged.cell, "attaching test results")
-            image = image_of(place, staged)
-            repository = place.open(staged.repository, write=True)
+            image = image_of(area, staged)
+            repository = area.open(staged.repository, write=True)
             reports.attach_evidence(repository, image.manifest.descriptor, [report.evidence for report in own], signer)
             view.end(staged.cell, "staged", "by another machine; test results attached")
 
     with view.live():
-        sent = sum(pipeline(push_image, finish_image, images, lambda image: view.end(image.staged.cell, "failed")))
+        sent = sum(pipeline(push_image, finish_image, images, lambda image: view.end(image.cell, "failed")))
         errors.collect(attach_results, elsewhere)
-    return StagingResult(here=here, elsewhere=tuple(elsewhere), sent=sent, left_out=left_out)
+    return StagingResult(here=here, elsewhere=elsewhere, sent=sent, left_out=left_out)
 
 
 def _name(planned: PlannedImage) -> str:
+    """The name of its repository in staging."""
     return name_of(ImageRef.parse(planned.references[0]))
 
 

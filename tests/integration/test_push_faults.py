@@ -24,7 +24,7 @@ from builder.index.settings import IndexSettings
 from builder.layers.oci import Manifest
 from builder.registry import transfer, upload
 from builder.registry.client import Repository
-from builder.registry.transfer import Pushed
+from builder.registry.transfer import Sent
 from tests.integration import registry as registries
 from tests.integration.registry import IMAGE, PASSWORD, USER, Fault, Image, Proxy, Server, Tokens, Trouble, image
 
@@ -73,13 +73,12 @@ def connect(address: str, repository: str, policy: RetryPolicy = TWO_RETRIES) ->
     return Repository(reference, host=Host(), write=True, policy=policy)
 
 
-def push(registry: Repository, sample: Image, *, mount_from: tuple[str, ...] = ()) -> Pushed:
+def push(registry: Repository, sample: Image, *, mount_from: tuple[str, ...] = ()) -> Sent:
     """Pushes an image; checks that the progress is complete and no thread is left."""
     progress: list[int] = []
     manifest = Manifest.of(sample.manifest, IMAGE)
     pushed = transfer.push_image(registry, manifest, sample.files, mount_from=mount_from, progress=progress.append)
     assert sum(progress) == sample.size
-    assert pushed.digest == sample.digest
     assert pushed.sent + pushed.present + pushed.mounted == sample.size
     assert threads() == []
     return pushed

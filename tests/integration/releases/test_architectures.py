@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +25,8 @@ from builder.matrix.tags import CELL_LABEL
 from builder.plan import plan
 from builder.registry.client import Repository
 from builder.release import publish
-from builder.release.publish import PublishableImage, Publisher
+from builder.release.publish import PublishableImage
+from builder.release.tagging import TagChange
 from tests.integration import programs
 from tests.integration.checkout import PLAIN, Checkout, today
 from tests.integration.registry import Proxy
@@ -36,30 +36,11 @@ from tests.integration.releases.test_release import documented
 TWIN = f"{PLAIN}-arm64"
 
 
-class Signatures:
-    """Signs what is published with a key of cosign, as a release does."""
-
-    def __init__(self, key: Path) -> None:
-        self.signer = Signer(key=str(key))
-
-    def record(self) -> None: ...
-
-    def attach(self, registry: Repository, image: PublishableImage, stamped: str) -> None:
-        self._sign(registry, image.digest, image.cell, image, stamped)
-
-    def sign_index(self, registry: Repository, digest: str, images: Sequence[PublishableImage], stamped: str) -> None:
-        self._sign(registry, digest, PLAIN, images[0], stamped)
-
-    def _sign(self, registry: Repository, digest: str, cell: str, image: PublishableImage, stamped: str) -> None:
-        annotations = {"cell": cell, "image": "ty-cuda", "tag": image.references[0].tag, "release": stamped}
-        self.signer.sign_manifest(registry, digest, annotations)
-
-
 def images_of_both(checkout: Checkout, registry: str) -> list[PublishableImage]:
     """The image of the store, and the same for arm64."""
     project, store = Project(checkout.root), Store(checkout.store)
     planned = plan.make_locked_plan(project, project.select([PLAIN]))
-    [amd64] = publish.targets(project, store, planned, registry)
+    [amd64], _ = publish.passed_images(project, store, planned, registry)
     config = json.loads(store.read(amd64.stored.config.digest))
     config["architecture"] = "arm64"
     config["config"]["Labels"][CELL_LABEL] = TWIN
@@ -68,8 +49,26 @@ def images_of_both(checkout: Checkout, registry: str) -> list[PublishableImage]:
     store.put(manifest.content, manifest.media_type)
     stored = replace(amd64.stored, config=blob, manifest=manifest)
     cells = {"amd64": PLAIN, "arm64": TWIN}
-    arm64 = replace(amd64, cell=TWIN, arch="arm64", stored=stored)
+    twin = replace(amd64.planned, cell=replace(amd64.planned.cell, arch="arm64"))
+    arm64 = replace(amd64, planned=twin, stored=stored)
     return [replace(image, cells=cells) for image in (amd64, arm64)]
+
+
+def publish_signed(checkout: Checkout, both: list[PublishableImage], signer: Signer) -> list[TagChange]:
+    """Publishes images as a release does, signed but without documents; returns the tags that changed."""
+    store, view = Store(checkout.store), View(Console(quiet=True))
+    [group] = publish.group_by_tags(both, Host(), Repository)
+    publish.check_tags([group], view, roll_back=False, allow_missing_arch=False)
+    stamp = publish.free_stamp([group], tags.stamps(today()))
+    annotations = {"image": "ty-cuda", "tag": both[0].references[0].tag, "release": group.stamped(stamp)}
+    for image in both:
+        publish.push_image(group.repository, store, view, image, ())
+        signer.sign_manifest(group.repository, image.digest, {"cell": image.cell} | annotations)
+    group.repository.put_manifest(group.manifest.digest, group.manifest.content, group.manifest.media_type)
+    signer.sign_manifest(group.repository, group.manifest.digest, {"cell": PLAIN} | annotations)
+    changes: list[TagChange] = []
+    publish.set_tags([group], stamp, changes)
+    return [change for change in changes if change.is_change]
 
 
 def test_a_tag_of_several_architectures(ours: Checkout, proxy: Proxy, keys: Path) -> None:
@@ -77,14 +76,9 @@ def test_a_tag_of_several_architectures(ours: Checkout, proxy: Proxy, keys: Path
     stage(ours, PLAIN, "--sign", str(keys / "ours.key"))
     release(ours, proxy, UNTESTED_GPU, "--sign", str(keys / "ours.key"))
     both = images_of_both(ours, proxy.address)
-    publisher = Publisher(
-        host=Host(), view=View(Console(quiet=True)), store=Store(ours.store), stamps=tags.stamps(today()),
-        documents=Signatures(keys / "ours.key"),
-    )  # fmt: skip
-    published = publisher.publish(both)
-    assert published.error is None
+    changes = publish_signed(ours, both, Signer(key=str(keys / "ours.key")))
     full, *aliases = [name.rpartition(":")[2] for name in ours.references()]
-    assert {change.tag for change in published.changed} == {f"{full}-{today()}.1", full, *aliases}
+    assert {change.tag for change in changes} == {f"{full}-{today()}.1", full, *aliases}
     registry = public(ours, proxy)
     assert registry.digest_of(f"{full}-{today()}") == both[0].digest, "the stamped tag of the first release"
     index = registry.manifest(full)

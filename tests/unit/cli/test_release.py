@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import UTC, date, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.registry import transfer
 from builder.release import staging
+from builder.steps.release import release
 from tests.fakes.registry import MemoryRegistry
 from tests.unit.cli.conftest import CELL, Result, Run
-from tests.unit.release.test_publish import EMBER, PublishBench
 from tests.unit.steps import test_release, test_stage
+from tests.unit.steps.test_push import EMBER, PublishBench
 from tests.unit.steps.test_release import STAMP, ReleaseDesk
 
 PLACE = "registry.example.test:5000/staging"
@@ -39,10 +41,12 @@ def rendered(locked: Project, run: Run) -> Project:
 
 @pytest.fixture
 def desk(rendered: Project, store: Store, monkeypatch: pytest.MonkeyPatch) -> ReleaseDesk:
-    desk = ReleaseDesk(rendered, store, monkeypatch)
+    desk = ReleaseDesk(rendered, store)
     monkeypatch.setattr(staging, "Repository", lambda *_, **__: desk.registry)
+    published = partial(release, new_registry=lambda *_, **__: desk.public)
+    monkeypatch.setattr("builder.cli.release.release", published)
     [image] = desk.staged().images
-    desk.place.write(desk.project, STAMP, "abc", [image])
+    desk.area.write(desk.project, STAMP, "abc", [image])
     return desk
 
 
@@ -50,7 +54,6 @@ def desk(rendered: Project, store: Store, monkeypatch: pytest.MonkeyPatch) -> Re
 def stage(rendered: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> Run:
     """Stages an image that passed its tests."""
     yard = test_stage.Yard(PublishBench(rendered, tmp_path / "store", monkeypatch))
-    monkeypatch.setattr(transfer, "push_image", test_stage.PUSH)
     monkeypatch.setattr(staging, "Repository", yard.open)
 
     def call(*arguments: str, **options: Any) -> Result:
@@ -151,10 +154,11 @@ def test_no_release_is_staged_for_a_set_without_cells(
 
 
 def test_a_release_prints_the_subjects_of_attestations(run: Run, desk: ReleaseDesk) -> None:
-    result = run("release", STAMP, "--staging", PLACE, "--to", "registry.example.test", "--format", "github")
+    result = run("release", STAMP, "--staging", PLACE, "--to", "registry.example.test:5000", "--format", "github")
     assert result.code == 0, result.err
-    assert result.out == "subjects<<END\nEND\n", "the desk publishes nothing"
-    assert f"release {STAMP}: 1 image, 0 tags changed" in result.err
+    digest = desk.image.manifest.digest.removeprefix("sha256:")
+    assert result.out == f"subjects<<END\n{digest} registry.example.test:5000/team/quartz-cuda\nEND\n"
+    assert f"release {STAMP}: 1 image, {len(desk.tags)} tags changed" in result.err
 
 
 def test_only_results_of_staged_images_can_be_kept(run: Run, rendered: Project) -> None:
@@ -200,7 +204,7 @@ def test_nothing_is_released_after_the_end_of_support_without_a_reason(
     message = "refused: support of Debian bookworm ended on 2028-06-30, so these images get no security updates: "
     assert f"{message}1 image of {test_release.CELL}\n  -> Move them to a supported version, or " in refused.err
     assert 'add to debian.bookworm (matrix.yaml:10:5): after_support: "why"' in refused.err
-    assert desk.published == []
+    assert desk.tags == {}
 
     path = bookworm.root / "matrix.yaml"
     reason = "    after_support: one course needs it\n"
@@ -209,7 +213,7 @@ def test_nothing_is_released_after_the_end_of_support_without_a_reason(
     assert released.code == 0, "the reason changes no plan"
     ended = "support of Debian bookworm ended on 2028-06-30: no security updates since"
     assert f"{ended} (1 image of {test_release.CELL}): one course needs it" in released.err
-    assert len(desk.published) == (0 if option else 1)
+    assert bool(desk.tags) == (not option)
 
 
 @pytest.mark.parametrize("option", [(), ("--check",)])
@@ -225,7 +229,7 @@ def test_a_release_of_images_that_were_not_built_before_names_the_key_to_delete(
     built = f"1 image of {test_release.CELL}: built and tested: delete `not_built` of python.3.11 (matrix.yaml:15:40)"
     assert f"{built}, to add them to the set `all`\n" in released.err
     assert "not built yet" not in released.err
-    assert len(desk.published) == (0 if option else 1)
+    assert bool(desk.tags) == (not option)
 
 
 def test_push_refuses_images_after_the_end_of_support(run: Run, bookworm: Project, rendered: Project) -> None:

@@ -19,7 +19,7 @@ from builder.layers.oci import Manifest
 from builder.registry import transfer
 from builder.registry.client import Repository
 from builder.registry.failures import RejectedError, StoppedError
-from builder.registry.transfer import Pushed
+from builder.registry.transfer import Sent
 from tests.fakes.registry import MemoryRegistry
 
 IMAGE = "application/vnd.oci.image.manifest.v1+json"
@@ -47,7 +47,7 @@ def blobs(files: Files) -> list[Descriptor]:
 
 def push(
     registry: Repository, files: Mapping[Descriptor, Path | None], *, parallel: int = 1, **options: Any
-) -> tuple[Pushed, list[int]]:
+) -> tuple[Sent, list[int]]:
     """Pushes; the result and the progress. No thread is left in any case."""
     progress: list[int] = []
     try:
@@ -65,14 +65,14 @@ def test_largest_first_and_the_manifest_last(files: Files) -> None:
     registry = MemoryRegistry()
     pushed, progress = push(registry, files)
     assert registry.calls == ["upload 30", "upload 20", "upload 10", f"put {DIGEST}"]
-    assert pushed == Pushed(digest=DIGEST, sent=60, present=0, mounted=0)
+    assert pushed == Sent(sent=60, present=0, mounted=0)
     assert progress == [30, 20, 10]
 
 
 def test_the_cheapest_way_for_each(files: Files, blobs: list[Descriptor]) -> None:
     registry = MemoryRegistry(has=blobs[:1], others={"c": blobs[1:2]})
     pushed, progress = push(registry, files, mount_from=["none", "c"])
-    assert pushed == Pushed(digest=DIGEST, sent=20, present=10, mounted=30)
+    assert pushed == Sent(sent=20, present=10, mounted=30)
     assert registry.calls == [
         "mount from none", "mount from c", "mount from none", "mount from c", "upload 20", f"put {DIGEST}",
     ]  # fmt: skip
@@ -104,7 +104,7 @@ def test_blobs_are_sent_in_parallel(files: Files, blobs: list[Descriptor]) -> No
 def test_a_blob_that_is_not_in_the_store(blobs: list[Descriptor]) -> None:
     away = dict.fromkeys(blobs)
     pushed, _ = push(MemoryRegistry(has=blobs[:1], others={"c": blobs[1:]}), away, mount_from=["c"])
-    assert pushed == Pushed(digest=DIGEST, sent=0, present=10, mounted=50)
+    assert pushed == Sent(sent=0, present=10, mounted=50)
     registry = MemoryRegistry(has=blobs[:2])
     with pytest.raises(RegistryError, match=f"a/b: blob {blobs[2].digest} is missing in the registry and in the store"):
         push(registry, away)

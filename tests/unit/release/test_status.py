@@ -65,7 +65,7 @@ def test_staged_images_of_this_plan_and_of_another(
     )
     store = Store(tmp_path / "store")
     store.prepare()
-    reader = StatusReader(project=tiny, store=store, host=Host(), place=place, here=True)  # no tags are looked up
+    reader = StatusReader(project=tiny, store=store, host=Host(), area=place, here=True)  # no tags are looked up
     rows = {row.cell: (row.staged, row.tested) for row in reader.read(planned)}
     assert rows == {EMBER: ("20261123", "the manifest is missing"), BOARD: ("20261123, another plan", NONE)}
 

@@ -23,15 +23,13 @@ from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, Descriptor
 from builder.layers.oci import Image
 from builder.matrix.project import Project
 from builder.plan.plan import PlannedImage
-from builder.registry import artifacts, transfer
+from builder.registry import artifacts
 from builder.release import staging
 from builder.release.staging import INDEX, StagingArea, plan_tag
-from builder.steps.stage import StagingResult, stage_images
+from builder.steps.stage import StagingResult, stage
 from tests.fakes.registry import MemoryRegistry
 from tests.fakes.suites import passing_evidence
-from tests.unit.release.test_publish import BOARD, DAY, EMBER, REGISTRY, PublishBench
-
-PUSH = transfer.push_image  # the bench replaces it
+from tests.unit.steps.test_push import BOARD, DAY, EMBER, REGISTRY, PublishBench
 
 
 class Known(LayerLookup):
@@ -58,7 +56,7 @@ class Yard:
     repositories: dict[str, MemoryRegistry] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.place = StagingArea(f"{REGISTRY}/staging", "", Host(), new_registry=self.open)
+        self.area = StagingArea(f"{REGISTRY}/staging", "", Host(), new_registry=self.open)
 
     def open(self, reference: ImageRef, **_: Any) -> MemoryRegistry:
         memory = self.repositories.setdefault(staging.name_of(reference), MemoryRegistry())
@@ -70,7 +68,7 @@ class Yard:
 
     def stage(self, **options: Any) -> StagingResult:
         view, bench = View(self.bench.console), self.bench
-        return stage_images(bench.project, bench.store, view, self.place, bench.plan, **options)
+        return stage(bench.project, bench.store, view, self.area, bench.plan, **options)
 
     def reports(self, cell: str, digest: str) -> int:
         return len(artifacts.attached(self.repository(cell), digest, reports.TYPE))
@@ -78,9 +76,7 @@ class Yard:
 
 @pytest.fixture
 def yard(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
-    yard = Yard(PublishBench(tiny, tmp_path / "store", monkeypatch))
-    monkeypatch.setattr(transfer, "push_image", PUSH)
-    return yard
+    return Yard(PublishBench(tiny, tmp_path / "store", monkeypatch))
 
 
 def test_images_are_staged_with_their_reports_and_the_tags_of_their_plans(yard: Yard) -> None:
@@ -128,7 +124,7 @@ def test_an_image_that_another_machine_staged_is_listed_too(yard: Yard) -> None:
     assert [(image.cell, image.digest) for image in staged.elsewhere] == [(EMBER, digest)]
     assert [image.cell for image in staged.here] == [BOARD]
     [tag] = [tag for tag in yard.repositories[INDEX].tags if tag.startswith(f"images-{DAY}-")]
-    assert set(yard.place.read_list(tag).images) == set(staged.images)
+    assert set(yard.area.read_list(tag).images) == set(staged.images)
 
 
 @pytest.mark.parametrize("failed", [(), ("tests/images/test_base.py::test_it",)], ids=["a pass", "a failure"])

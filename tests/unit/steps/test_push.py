@@ -1,38 +1,33 @@
-"""Which images may be published, and that moving tags move last."""
+"""Which images may be pushed, and that moving tags move last."""
 
 from __future__ import annotations
 
 import json
-import signal
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from builder.common.console import View
 from builder.common.errors import BuilderError, ImageTestError, RegistryError, UsageError
-from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
+from builder.common.text import size
 from builder.evidence import results
 from builder.evidence.suite import GPU_TESTS
 from builder.host import Host
 from builder.layers import oci
-from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
+from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE
 from builder.layers.oci import Image, Layer, Manifest
 from builder.layers.store import Store
-from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import Plan, PlannedImage
-from builder.registry import transfer
-from builder.registry.client import Repository
-from builder.registry.failures import StoppedError
-from builder.registry.transfer import Pushed
 from builder.release import publish
-from builder.release.publish import Fetch, PublishableImage, Publisher, Released, ReleaseDocuments
+from builder.release.publish import PublishableImage, Released
+from builder.steps.push import push
 from tests.fakes.engine import MemoryConsole
 from tests.fakes.registry import MemoryRegistry
 from tests.fakes.suites import passing_evidence, write_tests
@@ -43,26 +38,10 @@ REGISTRY = "registry.example.test:5000"
 DAY = "20261122"
 
 
-@dataclass
-class FakeDocuments:
-    """Notes when the release is recorded, and for which image and stamped tag something is attached."""
-
-    calls: list[str]
-
-    def record(self) -> None:
-        self.calls.append("record")
-
-    def attach(self, registry: Repository, image: PublishableImage, stamped: str) -> None:
-        self.calls.append(f"attach {image.cell} {stamped}")
-
-    def sign_index(self, registry: Repository, digest: str, images: Sequence[PublishableImage], stamped: str) -> None:
-        self.calls.append(f"sign the index of {' and '.join(image.cell for image in images)} {stamped}")
-
-
 class PublishBench:
     """Two images of the tiny project in a store, with passing evidence, and a registry in memory.
 
-    `calls` are the changes to it; `broken` are the errors of pushes by image id.
+    `calls` are the changes to it; `broken` are the errors of pushes by cell.
     """
 
     def __init__(self, project: Project, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,14 +52,10 @@ class PublishBench:
         self.plan: Plan = plan.make_locked_plan(project, project.select([EMBER, BOARD]))
         self.stored = {image.id: self._make(image) for image in self.plan.images}
         self.calls: list[str] = []
-        self.files: dict[str, Mapping[Descriptor, Path | None]] = {}
-        self.mounts: list[Sequence[str]] = []
-        self.fetches: list[Fetch | None] = []
+        self.today = date(2026, 11, 22)
         self.broken: dict[str, BuilderError] = {}
         self.registries: dict[str, MemoryRegistry] = {}
         self.on_put: Callable[[str], None] = lambda _: None
-        self.answer = Pushed(digest="sha256:answered", sent=3_000_000, present=2_000, mounted=0)
-        self._ids = {stored.manifest.digest: image_id for image_id, stored in self.stored.items()}
         self.passed = {image.id: write_tests(project.root, image.components) for image in self.plan.images}
         self.passed_on_gpu = {
             image.id: write_tests(project.root, [image.cell.framework], GPU_TESTS) for image in self.plan.images
@@ -88,7 +63,6 @@ class PublishBench:
         for image in self.plan.images:
             self.prove(image)
         monkeypatch.setattr("builder.layers.images.find_stored_image", lambda _, image: self.stored.get(image.id))
-        monkeypatch.setattr(transfer, "push_image", self._push)
 
     def _make(self, image: PlannedImage) -> Image:
         blob = self.store.put(f"layer of {image.id}".encode(), LAYER_TYPE)
@@ -115,29 +89,22 @@ class PublishBench:
     def repository(self, cell: str) -> MemoryRegistry:
         return self._registry(ImageRef.parse(self.image(cell).references[0]), host=Host(), write=True)
 
-    def targets(self, registry: str = "") -> list[PublishableImage]:
-        return publish.targets(self.project, self.store, self.plan, registry)
-
-    def publish(
-        self, registry: str = "", *, roll_back: bool = False, documents: ReleaseDocuments | None = None
-    ) -> Released:
+    def publish(self, registry: str = "", **options: Any) -> Released:
         """Raises the error that ended it."""
-        publisher = self.publisher(roll_back=roll_back, documents=documents)
-        self.result = publisher.publish(self.targets(registry))
+        self.result = push(
+            self.project, Host(), self.store, View(self.console), self.plan,
+            today=self.today, registry=registry, new_registry=self._registry, **options,
+        )  # fmt: skip
         if self.result.error:
             raise self.result.error
         return self.result
 
-    def publisher(self, **options: Any) -> Publisher:
-        stamps = tags.stamps(DAY)
-        return Publisher(
-            host=Host(),
-            view=View(self.console),
-            store=self.store,
-            stamps=stamps,
-            new_registry=self._registry,
-            **options,
-        )
+    @property
+    def puts(self) -> list[str]:
+        """The manifests that were stored, in order: tags by name, images by cell."""
+        ids = {stored.manifest.digest: cell for cell, stored in self.stored.items()}
+        names = (call.removeprefix("put ") for call in self.calls if call.startswith("put "))
+        return [ids.get(name, name) for name in names]
 
     # ---- the registry
 
@@ -148,28 +115,13 @@ class PublishBench:
             registry.name = reference.name
             registry.calls = self.calls
             registry.on_put = lambda tag: self.on_put(tag)  # noqa: PLW0108  set later
+            registry.on_upload = self._upload
         return self.registries[reference.name]
 
-    def _push(
-        self,
-        to: MemoryRegistry,
-        manifest: Manifest,
-        files: Mapping[Descriptor, Path | None],
-        *,
-        fetch: Fetch | None,
-        mount_from: Sequence[str],
-        progress: Callable[[int], None],
-    ) -> Pushed:
-        cell = self._ids[digest_of_bytes(manifest.content)]
-        self.calls.append(f"push {cell} to {to.name}")
-        assert manifest.media_type == MANIFEST_TYPE
-        self.files[cell], self.mounts = files, [*self.mounts, mount_from]
-        self.fetches.append(fetch)
-        if cell in self.broken:
-            raise self.broken[cell]
-        config = self.stored[cell].config.digest
-        to.contents[config] = self.store.read(config)
-        return self.answer
+    def _upload(self, digest: str) -> None:
+        for cell, error in self.broken.items():
+            if digest == self.stored[cell].config.digest:
+                raise error
 
 
 @pytest.fixture
@@ -177,23 +129,29 @@ def bench(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pub
     return PublishBench(tiny, tmp_path / "store", monkeypatch)
 
 
-# ---- targets
+# ---- which images
 
 
-def test_the_references_of_targets(bench: PublishBench) -> None:
-    targets = bench.targets()
-    assert [target.cell for target in targets] == [EMBER, BOARD]
-    for target in targets:
-        assert tuple(map(str, target.references)) == bench.image(target.cell).references
-        assert target.stored == bench.stored[target.cell]
-        assert {reference.registry for reference in target.references} == {REGISTRY}
+def passed(bench: PublishBench, registry: str = "") -> list[PublishableImage]:
+    images, failures = publish.passed_images(bench.project, bench.store, bench.plan, registry)
+    assert not failures
+    return images
+
+
+def test_the_references_of_images(bench: PublishBench) -> None:
+    images = passed(bench)
+    assert [image.cell for image in images] == [EMBER, BOARD]
+    for image in images:
+        assert tuple(map(str, image.references)) == bench.image(image.cell).references
+        assert image.stored == bench.stored[image.cell]
+        assert {reference.registry for reference in image.references} == {REGISTRY}
 
 
 def test_another_registry(bench: PublishBench) -> None:
-    for target in bench.targets("other.example.test"):
-        assert {reference.registry for reference in target.references} == {"other.example.test"}
-        names = [str(reference).partition("/")[2] for reference in target.references]
-        assert names == [name.partition("/")[2] for name in bench.image(target.cell).references]
+    for image in passed(bench, "other.example.test"):
+        assert {reference.registry for reference in image.references} == {"other.example.test"}
+        names = [str(reference).partition("/")[2] for reference in image.references]
+        assert names == [name.partition("/")[2] for name in bench.image(image.cell).references]
 
 
 def test_without_a_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: Edit) -> None:
@@ -202,7 +160,7 @@ def test_without_a_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edi
         publish.require_registry(bench.project, "")
     assert "--to" in caught.value.hint
     publish.require_registry(bench.project, "other.example.test")
-    assert len(bench.targets("other.example.test")) == 2
+    assert len(passed(bench, "other.example.test")) == 2
 
 
 def rejection(bench: PublishBench) -> str:
@@ -256,39 +214,18 @@ def test_edited_tests(bench: PublishBench) -> None:
 
 
 def test_tags_come_after_all_images_and_those_that_move_last(bench: PublishBench) -> None:
-    """An interrupted release left stamped tags, which never move or disappear, of images that were not released."""
-    result = bench.publish(documents=FakeDocuments(bench.calls))
-    images = {
-        f"push {EMBER} to {REGISTRY}/team/ember-cuda",
-        f"attach {EMBER} {bench.stamped(EMBER)}",
-        f"push {BOARD} to {REGISTRY}/team/quartz-cuda",
-        f"attach {BOARD} {bench.stamped(BOARD)}",
-    }
+    """An interrupted push left stamped tags, which never move or disappear, of images that were not published."""
+    result = bench.publish()
     stamped = [bench.stamped(EMBER), bench.stamped(BOARD)]
     moving = [tag for cell in (EMBER, BOARD) for tag in bench.tags(cell)]
-    assert bench.calls[0] == "record"
-    assert set(bench.calls[1:5]) == images
-    assert bench.calls[5:] == [f"put {tag}" for tag in (*stamped, *moving)]
-    assert [change.tag for change in result.tags] == [bench.stamped(EMBER), bench.stamped(BOARD), *moving]
+    assert bench.puts == [EMBER, BOARD, *stamped, *moving]
+    assert [change.tag for change in result.tags] == [*stamped, *moving]
     assert len(result.changed) == len(result.tags)
 
 
-def test_a_release_is_recorded_once_before_it_changes_anything(bench: PublishBench) -> None:
-    bench.publish(documents=FakeDocuments(bench.calls))
-    assert bench.calls[0] == "record"
-    assert bench.calls.count("record") == 1
-
-
-def test_a_release_that_is_refused_is_not_recorded(bench: PublishBench) -> None:
-    older(bench, bench.tags(EMBER)[-1])
-    publisher = bench.publisher(documents=FakeDocuments(bench.calls))
-    assert publisher.publish(bench.targets()).error
-    assert bench.calls == []
-
-
-def test_a_released_image_gets_no_other_stamp(bench: PublishBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_released_image_gets_no_other_stamp(bench: PublishBench) -> None:
     bench.publish()
-    monkeypatch.setattr("tests.unit.release.test_publish.DAY", "20261123")
+    bench.today = date(2026, 11, 23)
     assert bench.publish().changed == []
     alias = bench.tags(EMBER)[1]  # as if the release had been interrupted
     del bench.repository(EMBER).tags[alias]
@@ -298,8 +235,8 @@ def test_a_released_image_gets_no_other_stamp(bench: PublishBench, monkeypatch: 
 def test_a_new_image_of_one_cell_stamps_that_cell_alone(bench: PublishBench) -> None:
     bench.publish()
     stored = bench.stored[EMBER]
-    bench.stored[EMBER] = replace(stored, manifest=Manifest.of(b"a new manifest"))
-    bench._ids[bench.stored[EMBER].manifest.digest] = EMBER
+    manifest = Manifest.of(stored.manifest.content + b" ")
+    bench.stored[EMBER] = replace(stored, manifest=manifest)
     bench.prove(bench.image(EMBER))
     changed = [change.tag for change in bench.publish().changed]
     assert changed == [bench.stamped(EMBER, f"{DAY}.1"), *bench.tags(EMBER)]
@@ -349,39 +286,32 @@ def test_another_release_that_takes_the_stamp_wins(bench: PublishBench) -> None:
 def test_the_blobs_that_are_pushed(bench: PublishBench) -> None:
     """To the given registry; blobs of other repositories are mounted."""
     bench.publish("other.example.test")
-    assert [call.split()[3] for call in bench.calls if call.startswith("push")] == [
-        "other.example.test/team/ember-cuda",
-        "other.example.test/team/quartz-cuda",
-    ]
-    assert bench.mounts == [["team/quartz-cuda"], ["team/ember-cuda"]]
-    for cell, files in bench.files.items():
+    assert list(bench.registries) == ["other.example.test/team/ember-cuda", "other.example.test/team/quartz-cuda"]
+    first = bench.calls.index(f"put {bench.stored[EMBER].manifest.digest}")
+    mounts = [{call for call in part if "mount" in call} for part in (bench.calls[:first], bench.calls[first:])]
+    assert mounts == [{"mount from team/quartz-cuda"}, {"mount from team/ember-cuda"}]
+    for cell, registry in zip((EMBER, BOARD), bench.registries.values(), strict=True):
         stored = bench.stored[cell]
-        assert {blob.digest for blob in files} == {stored.config.digest, *(layer.digest for layer in stored.layers)}
-        for blob, path in files.items():
-            assert path is not None
-            assert path.stat().st_size == blob.size
-
-
-def test_a_push_can_download_what_the_store_lacks(bench: PublishBench) -> None:
-    def fetch(blob: Descriptor) -> Path:
-        raise AssertionError(blob)
-
-    bench.publisher().publish([replace(target, fetch=fetch) for target in bench.targets()])
-    assert bench.fetches == [fetch, fetch]
+        for blob in (stored.config, *(layer.descriptor for layer in stored.layers)):
+            assert registry.contents[blob.digest] == bench.store.read(blob.digest)
 
 
 @pytest.mark.parametrize("gpu", ["passed", "not run"])
 def test_the_result_of_a_push(bench: PublishBench, gpu: str) -> None:
     if gpu == "passed":
         bench.prove(bench.image(EMBER), kind="gpu", passed=bench.passed_on_gpu[EMBER])
-    first, _ = bench.publish().images
-    assert str(first) == f"{EMBER}: sha256:answered, 3.0 MB sent, 2 kB already present, gpu: {gpu}"
+    stored = bench.stored[EMBER]
+    bench.repository(EMBER).has.add(stored.config.digest)
+    first, _ = bench.publish().in_registry
+    sent, present = stored.layers[0].size, stored.config.size
+    digest = stored.manifest.digest
+    assert str(first) == f"{EMBER}: {digest}, {size(sent)} sent, {size(present)} already present, gpu: {gpu}"
     data = first.as_data()
     assert data.pop("seconds") >= 0
     assert data == {
         "cell": EMBER,
-        "digest": "sha256:answered",
-        "bytes": {"sent": 3_000_000, "mounted": 0, "present": 2_000},
+        "digest": digest,
+        "bytes": {"sent": sent, "mounted": 0, "present": present},
         "gpu": gpu,
     }
 
@@ -391,7 +321,7 @@ def test_a_failed_image_prevents_all_tags_and_other_images_are_pushed(bench: Pub
     bench.broken[cell] = RegistryError("no response")
     with pytest.raises(RegistryError, match="no response"):
         bench.publish()
-    assert [call.split()[0] for call in bench.calls] == ["push", "push"]
+    assert bench.puts == [other for other in (EMBER, BOARD) if other != cell]
     assert f"{cell}: failed" in bench.console.text
     bench.broken.clear()
     bench.calls.clear()
@@ -434,29 +364,6 @@ def test_an_interrupted_push_lists_the_tags_that_it_changed(bench: PublishBench)
     tag = f"{REGISTRY}/team/ember-cuda:{bench.stamped(EMBER)}"
     assert f"changed before the interruption: {tag} is sha256:" in bench.console.text
     assert bench.console.text.count("changed before the interruption: ") == 1
-
-
-def test_an_interrupt_stops_what_is_attached(bench: PublishBench) -> None:
-    """No tag is set."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # not set in background jobs of a shell
-
-    class InterruptedDocuments(FakeDocuments):
-        def attach(self, registry: Repository, image: PublishableImage, stamped: str) -> None:
-            attach(registry, image)
-
-    def attach(registry: Repository, target: PublishableImage) -> None:
-        if target.cell == BOARD:
-            main = threading.main_thread().ident
-            assert main is not None
-            signal.pthread_kill(main, signal.SIGINT)
-            stop = cast("MemoryRegistry", registry).stop
-            assert stop.wait(10)
-            raise StoppedError("stopped")
-
-    with pytest.raises(KeyboardInterrupt):
-        bench.publish(documents=InterruptedDocuments([]))
-    assert not [call for call in bench.calls if call.startswith("put")]
-    assert "changed before the interruption" not in bench.console.text
 
 
 def test_a_registry_that_does_not_respond_is_tried_once(bench: PublishBench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -553,27 +460,25 @@ def test_the_loser_of_two_pushes_may_end_first(bench: PublishBench) -> None:
 TWIN = f"{EMBER}-arm64"
 
 
-def twins(bench: PublishBench) -> list[PublishableImage]:
+def twins(bench: PublishBench) -> None:
     """EMBER, which the matrix has for two architectures; the image for arm64 has the contents of BOARD."""
-    amd64, other = bench.targets()
-    cells = {"amd64": EMBER, "arm64": TWIN}
-    return [
-        replace(amd64, cells=cells),
-        replace(other, cell=TWIN, arch="arm64", cells=cells, references=amd64.references),
-    ]
+    amd64 = bench.image(EMBER)
+    twin = replace(amd64, cell=replace(amd64.cell, arch="arm64"))
+    assert twin.id == TWIN
+    bench.project.__dict__["cells"] = [*bench.project.cells, twin.cell]
+    bench.plan = Plan(images=(amd64, twin))
+    bench.stored[TWIN] = bench.stored.pop(BOARD)
+    bench.prove(twin)
 
 
-def test_a_tag_of_several_architectures_is_an_index_that_is_signed_before_it(bench: PublishBench) -> None:
-    pair = twins(bench)
-    result = bench.publisher(documents=FakeDocuments(bench.calls)).publish(pair)
-    assert result.error is None
-    assert [sent.target.cell for sent in result.images] == [EMBER, TWIN]
+def test_a_tag_of_several_architectures_is_an_index(bench: PublishBench) -> None:
+    twins(bench)
+    result = bench.publish()
+    assert [pushed.image.cell for pushed in result.in_registry] == [EMBER, TWIN]
     tags = [bench.stamped(EMBER), *bench.tags(EMBER)]
     registry = bench.repository(EMBER)
     [index] = {registry.tags[tag] for tag in tags}
-    signed = bench.calls.index(f"sign the index of {EMBER} and {TWIN} {bench.stamped(EMBER)}")
-    assert bench.calls[signed - 1 :] == [f"put {index}", bench.calls[signed], *(f"put {tag}" for tag in tags)]
-    assert {f"attach {EMBER} {tags[0]}", f"attach {TWIN} {tags[0]}"} <= set(bench.calls[:signed])
+    assert bench.puts == [EMBER, TWIN, index, *tags]
     stored = registry.manifest(index)
     assert stored
     assert stored.media_type == "application/vnd.oci.image.index.v1+json"
@@ -584,10 +489,10 @@ def test_a_tag_of_several_architectures_is_an_index_that_is_signed_before_it(ben
             "size": len(image.stored.manifest.content),
             "platform": {"architecture": image.arch, "os": "linux"},
         }
-        for image in pair
+        for image in result.images
     ]
-    assert publish.tagged_manifest(pair[::-1]) == stored, "its bytes depend on the images alone"
-    assert not bench.publisher().publish(pair).changed
+    assert publish.tagged_manifest(result.images[::-1]) == stored, "its bytes depend on the images alone"
+    assert not bench.publish().changed
 
 
 def test_a_cell_of_one_architecture_keeps_its_manifest(bench: PublishBench) -> None:
@@ -595,32 +500,34 @@ def test_a_cell_of_one_architecture_keeps_its_manifest(bench: PublishBench) -> N
     assert bench.repository(EMBER).tags[bench.tags(EMBER)[0]] == bench.stored[EMBER].manifest.digest
 
 
-def refused_for_arm64(bench: PublishBench, images: Sequence[PublishableImage]) -> None:
+def refused_for_arm64(bench: PublishBench) -> None:
     bench.calls.clear()
-    error = bench.publisher(documents=FakeDocuments(bench.calls)).publish(images).error
-    assert error
-    assert str(error).splitlines()[1:] == [f"  {images[0].references[0]} would have no image for arm64"]
-    assert "--allow-missing-arch" in error.hint
-    assert bench.calls == [], "not recorded either"
+    with pytest.raises(RegistryError) as caught:
+        bench.publish()
+    reference = bench.image(EMBER).references[0]
+    assert str(caught.value).splitlines()[1:] == [f"  {reference} would have no image for arm64"]
+    assert "--allow-missing-arch" in caught.value.hint
+    assert bench.calls == []
 
 
 def test_an_image_is_not_published_without_another_architecture_of_the_matrix(bench: PublishBench) -> None:
-    alone = twins(bench)[:1]
-    refused_for_arm64(bench, alone)
-    assert bench.publisher(allow_missing_arch=True).publish(alone).error is None
+    twins(bench)
+    bench.plan = Plan(images=bench.plan.images[:1])
+    refused_for_arm64(bench)
+    bench.publish(allow_missing_arch=True)
     index = bench.repository(EMBER).tags[bench.tags(EMBER)[0]]
     assert list(oci.read_platforms(bench.repository(EMBER).contents[index])) == ["amd64"], "a clear error on arm64"
     assert f"{REGISTRY}/team/ember-cuda:{bench.tags(EMBER)[0]} has no image for arm64" in bench.console.text
 
 
 def test_an_image_that_only_an_emulation_has_run_is_refused(bench: PublishBench) -> None:
-    amd64, arm64 = twins(bench)
-    publish.require_run([amd64, arm64], hint="builder stage")
-    [report] = arm64.coverage.reports
-    emulated = replace(report, evidence=report.evidence.model_copy(update={"machine": {"emulated": "arm64"}}))
-    arm64 = replace(arm64, coverage=replace(arm64.coverage, reports=(emulated,)))
-    with pytest.raises(ImageTestError, match=rf"^{TWIN}: built, not run \(\d+ tests? passed under emulation\)$"):
-        publish.require_run([amd64, arm64], hint="builder stage")
+    twins(bench)
+    bench.publish()
+    bench.prove(bench.image(TWIN), machine={"emulated": "arm64"})
+    match = rf"^{TWIN}: built, not run \(\d+ tests? passed under emulation\)$"
+    with pytest.raises(ImageTestError, match=match) as caught:
+        bench.publish(instead="builder stage && builder release --allow-not-run")
+    assert caught.value.hint.endswith(": builder stage && builder release --allow-not-run")
 
 
 def test_a_tag_does_not_lose_an_architecture_that_left_the_matrix(bench: PublishBench) -> None:
@@ -628,7 +535,7 @@ def test_a_tag_does_not_lose_an_architecture_that_left_the_matrix(bench: Publish
     labels: dict[str, object] = {"config": {"Labels": {}}}
     images = {arch: registry.add_image({"architecture": arch, **labels}) for arch in ("amd64", "arm64")}
     registry.tags[bench.tags(EMBER)[-1]] = registry.add_index(**images)
-    alone = bench.targets()[:1]
-    refused_for_arm64(bench, alone)
-    assert bench.publisher(allow_missing_arch=True).publish(alone).error is None
-    assert set(registry.tags.values()) == {alone[0].digest}
+    bench.plan = Plan(images=(bench.image(EMBER),))
+    refused_for_arm64(bench)
+    [pushed] = bench.publish(allow_missing_arch=True).in_registry
+    assert set(registry.tags.values()) == {pushed.image.digest}
