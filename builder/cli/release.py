@@ -45,9 +45,9 @@ from builder.matrix import support
 from builder.matrix.cells import Cell
 from builder.plan import ci, plan, render
 from builder.plan.plan import Plan
-from builder.release import publish, status, tagging
+from builder.release import publish, status
 from builder.release.publish import NotBuiltError, Released
-from builder.release.staging import INDEX, StagingArea
+from builder.release.staging import StagingArea
 from builder.release.status import Status, StatusReader
 from builder.steps import lock as locking
 from builder.steps.images import Options, make_images
@@ -170,8 +170,6 @@ def stage_command(
         context.say(
             f"  -> builder stage{given('patterns', 'place', 'images_only', 'untested', 'skip_incomplete')} --sign KEY"
         )
-    day = tagging.first_stamp(area.open(INDEX), context.today) if planned.images else ""
-    signer = signer and signer.with_trust(project)
     store, view = context.store, View(context.err)
     assembler = None
     if untested:
@@ -180,15 +178,12 @@ def stage_command(
     with store.used():
         staged = stage(
             project, store, view, area, planned,
-            signer=signer, assembler=assembler, listed_on=day if images_only else "",
-            skip_incomplete=skip_incomplete,
+            today=context.today, revision=git.state(project.root), signer=signer, assembler=assembler,
+            images_only=images_only, skip_incomplete=skip_incomplete,
         )  # fmt: skip
-    stamp = ""
-    if staged.images and not images_only:  # built-in sets may be empty; an empty release would be the newest one
-        stamp = area.write(project, day, git.state(project.root), staged.images, signer).stamp
     if form == "json":
         images = [image.model_dump() for image in staged.images]
-        context.print_json({"stamp": stamp, "images": images, "sent": staged.sent})
+        context.print_json({"stamp": staged.stamp, "images": images, "sent": staged.sent})
     elif not staged.images:
         context.say("no image to stage: CELLS name a set without cells")
     elif images_only:
@@ -196,18 +191,18 @@ def stage_command(
     else:
         others = f", {len(staged.elsewhere)} of them by another machine" if staged.elsewhere else ""
         context.say(
-            f"release {stamp}: {counted(len(staged.images), 'image')} staged{others}, {size(staged.sent)} sent "
+            f"release {staged.stamp}: {counted(len(staged.images), 'image')} staged{others}, {size(staged.sent)} sent "
             f"({duration(time.monotonic() - began)})"
         )
-        if stamp.partition(".")[0] > day:
+        if staged.stamp.partition(".")[0] > f"{context.today:%Y%m%d}":
             context.say(
                 "the registry has a release with a later date than today: the new stamp continues from that date"
             )
-        context.say(f"  -> builder release {stamp}{given('place', 'signer')}")
+        context.say(f"  -> builder release {staged.stamp}{given('place', 'signer')}")
     if form == "github":  # also if images were left out: later jobs go on with the others
         ids = {image.cell for image in staged.images}
         outputs = ci.github_outputs([image for image in planned.images if image.id in ids])
-        for name, value in ({"stamp": stamp} | outputs).items():
+        for name, value in ({"stamp": staged.stamp} | outputs).items():
             click.echo(f"{name}={value}")
     _require_all(staged.left_out, "staged")
 

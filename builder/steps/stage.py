@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import date
 
 from builder.build.layer_lookup import LayerLookup
 from builder.common import errors
@@ -22,22 +23,23 @@ from builder.matrix.project import Project
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry import artifacts
 from builder.registry.parallel import pipeline
-from builder.release import publish
+from builder.release import publish, tagging
 from builder.release.publish import NotBuiltError, PublishableImage, PushedImage
-from builder.release.staging import StagedImage, StagingArea, image_of, name_of, plan_tag
+from builder.release.staging import INDEX, StagedImage, StagingArea, image_of, name_of, plan_tag
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagingResult:
     """The staged images of a plan: those of this machine, for which `sent` bytes were sent, and those of others.
 
-    `left_out` are the errors of the images that are neither.
+    `left_out` are the errors of the images that are neither. `stamp` is that of the staged release, empty without one.
     """
 
     here: Sequence[StagedImage]
     elsewhere: Sequence[StagedImage]
     sent: int
     left_out: Sequence[BuilderError] = ()
+    stamp: str = ""
 
     @property
     def images(self) -> list[StagedImage]:
@@ -51,20 +53,27 @@ def stage(  # noqa: PLR0913  the options of the command
     area: StagingArea,
     plan: Plan,
     *,
+    today: date,
+    revision: str,
     signer: Signer | None = None,
     lookup: LayerLookup | None = None,
-    listed_on: str = "",
+    images_only: bool = False,
     skip_incomplete: bool = False,
 ) -> StagingResult:
     """Pushes the images of a plan that passed their tests by digest, and attaches their reports, signed by `signer`.
 
-    Also attaches this machine's results to images that another machine staged.
+    Then lists them as a release of today and of this `revision`. With `images_only`, lists them for the day alone. Also
+    attaches this machine's results to images that another machine staged. With a `lookup`, images that are neither
+    here nor staged are staged too, without test results.
 
-    With a `lookup`, images that are neither here nor staged are staged too, without test results. With a day in
-    `listed_on`, they are listed for this day before any is pushed, so that `prune` keeps them. Raises one error for all
-    images that are neither in the store nor in staging, before anything is sent, and one for all failures. With
-    `skip_incomplete`, the former are left out, unless that leaves none.
+    Raises one error for all images that are neither in the store nor in staging, before anything is sent, and one for
+    all failures. With `skip_incomplete`, the former are left out, unless that leaves none.
     """
+    if not plan.images:  # built-in sets may be empty; an empty release would be the newest one
+        return StagingResult(here=(), elsewhere=(), sent=0)
+    day = tagging.first_stamp(area.open(INDEX), today)
+    signer = signer and signer.with_trust(project)
+
     # What the store has and passed its tests here.
     images, failures = publish.passed_images(project, store, plan)
 
@@ -87,10 +96,10 @@ def stage(  # noqa: PLR0913  the options of the command
     if left_out and not (skip_incomplete and (images or elsewhere)):
         raise errors.join(left_out, "images cannot be staged")
 
-    # List them before any is pushed: `prune` deletes what no list names.
+    # Without a release, list them before any is pushed: `prune` deletes what no list names.
     here = [_staged(image.planned, image.digest) for image in images]
-    if listed_on:
-        area.list_images(listed_on, [*here, *elsewhere])
+    if images_only:
+        area.list_images(day, [*here, *elsewhere])
 
     # One image after another; what is attached to one goes up while the next one is pushed.
     repositories = [area.repository(each.repository) for each in here]
@@ -144,7 +153,12 @@ def stage(  # noqa: PLR0913  the options of the command
     with view.live():
         sent = sum(pipeline(push_image, finish_image, images, lambda image: view.end(image.cell, "failed")))
         errors.collect(attach_results, elsewhere)
-    return StagingResult(here=here, elsewhere=elsewhere, sent=sent, left_out=left_out)
+
+    # Last the release: other machines find it when all its images are complete.
+    result = StagingResult(here=here, elsewhere=elsewhere, sent=sent, left_out=left_out)
+    if images_only:
+        return result
+    return replace(result, stamp=area.write(project, day, revision, result.images, signer).stamp)
 
 
 def _name(planned: PlannedImage) -> str:

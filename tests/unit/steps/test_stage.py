@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,8 @@ class Yard:
 
     def stage(self, **options: Any) -> StagingResult:
         view, bench = View(self.bench.console), self.bench
-        return stage(bench.project, bench.store, view, self.area, bench.plan, **options)
+        today = date(2026, 11, 22)
+        return stage(bench.project, bench.store, view, self.area, bench.plan, today=today, revision="abc", **options)
 
     def reports(self, cell: str, digest: str) -> int:
         return len(artifacts.attached(self.repository(cell), digest, reports.TYPE))
@@ -82,7 +84,10 @@ def yard(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard
 def test_images_are_staged_with_their_reports_and_the_tags_of_their_plans(yard: Yard) -> None:
     staged = yard.stage()
     assert [image.cell for image in staged.here] == [EMBER, BOARD]
-    assert set(yard.repositories) == {"ember-cuda", "quartz-cuda"}, "no list of images"
+    assert (staged.stamp, yard.repositories[INDEX].list_tags()) == (DAY, [f"release-{DAY}"]), "no list of images"
+    release = yard.area.read()
+    assert (release.stamp, release.revision, list(release.images)) == (DAY, "abc", staged.images)
+    assert set(yard.repositories) == {"ember-cuda", "quartz-cuda", INDEX}
     for image in staged.images:
         assert image.digest == yard.bench.stored[image.cell].manifest.digest
         assert yard.repository(image.cell).tags[plan_tag(image.plan)] == image.digest
@@ -116,14 +121,16 @@ def test_edited_evidence_is_not_staged(yard: Yard, edit: dict[str, object], reas
 def test_an_image_that_another_machine_staged_is_listed_too(yard: Yard) -> None:
     digest = staged_elsewhere(yard, with_tag=False)
     with pytest.raises(ImageTestError, match=f"{EMBER}: not built"):
-        yard.stage(listed_on=DAY)
+        yard.stage(images_only=True)
     assert not [call for memory in yard.repositories.values() for call in memory.calls], "nothing is sent"
     yard.repository(EMBER).tags[plan_tag(yard.bench.image(EMBER).digest)] = digest
-    staged = yard.stage(listed_on=DAY)
+    staged = yard.stage(images_only=True)
     assert yard.reports(EMBER, digest) == 0, "this machine has not tested it"
     assert [(image.cell, image.digest) for image in staged.elsewhere] == [(EMBER, digest)]
     assert [image.cell for image in staged.here] == [BOARD]
-    [tag] = [tag for tag in yard.repositories[INDEX].tags if tag.startswith(f"images-{DAY}-")]
+    assert staged.stamp == ""
+    [tag] = [tag for tag in yard.repositories[INDEX].list_tags() if not tag.startswith("sha256")]
+    assert tag.startswith(f"images-{DAY}-")
     assert set(yard.area.read_list(tag).images) == set(staged.images)
 
 
