@@ -35,7 +35,7 @@ _ATTACHED_TAG = re.compile(rf"sha256-({SHA256_HEX})(?:\.[a-z]+)?", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class RepositoryContents:
-    """What a repository has: digests by tag, its images, and what is attached to each image, whether it exists or not.
+    """A repository's digests by tag, its images, and what is attached to each image, whether it exists or not.
 
     `images` have their newest evidence; None if no report can be read, or none was. `attached` also has the signatures
     of what is attached to an image, and what an index of images names.
@@ -49,7 +49,7 @@ class RepositoryContents:
 
 @dataclass(frozen=True, kw_only=True)
 class RegistryContents:
-    """What staging and the public repositories have.
+    """The contents of staging and of the public repositories.
 
     `releases` are all staged ones, the newest first; `lists` those of images that were staged without a release, by
     tag. `published` are the digests that public tags without a stamp name, `plans` the tags of this checkout's plan.
@@ -122,12 +122,12 @@ def unneeded(contents: RegistryContents, keep: int, now: datetime) -> list[Item]
 
 
 def _is_ours(tag: str) -> bool:
-    """Whether it is a tag that `builder` or cosign sets in staging."""
+    """True for a tag that `builder` or cosign sets in staging."""
     return bool(_PLAN_TAG.fullmatch(tag) or _ATTACHED_TAG.fullmatch(tag))
 
 
 def _is_new(contents: RepositoryContents, image: str, now: datetime) -> bool:
-    """Whether the newest report of an image is new; without a report, whether it has the tag of a plan."""
+    """True if the newest report of an image is new; without a report, if it has the tag of a plan."""
     if (evidence := contents.images[image]) and (finished := _time(evidence)):
         return now - finished < NEW
     return any(digest == image and _PLAN_TAG.fullmatch(tag) for tag, digest in contents.tags.items())
@@ -187,7 +187,7 @@ def summary(items: Iterable[Item]) -> str:
 def read_registries(
     area: StagingArea, public: Sequence[Repository], plans: Collection[str], keep: int, view: View
 ) -> RegistryContents:
-    """What staging and the public repositories have; `keep` is that of `unneeded`.
+    """Reads staging and the public repositories; `keep` is that of `unneeded`.
 
     Raises VerifyError, RegistryError if anything that may be needed cannot be read.
     """
@@ -235,7 +235,7 @@ def _document(area: StagingArea, tag: str) -> StagedRelease:
 
 
 def _is_moving(tag: str) -> bool:
-    """Whether it is an image's tag without the stamp of a release."""
+    """True for an image's tag without the stamp of a release."""
     return not (_is_ours(tag) or tags.is_stamp(tag.rpartition("-")[2]))
 
 
@@ -282,18 +282,18 @@ def _subjects(names: Iterable[str]) -> list[str]:
 
 
 def _attachments(attached: Mapping[str, Iterable[str]]) -> set[str]:
-    """What is attached to other manifests."""
+    """The digests that are attached to other manifests."""
     return {digest for subject, digests in attached.items() for digest in digests if digest != subject}
 
 
 def _attached(repository: Repository, subject: str, present: Mapping[str, str]) -> list[str]:
-    """What is attached to an image, last the manifests of its tags: one of them may be the list of all others."""
+    """The digests attached to an image, last the manifests of its tags: one of them may be the list of all others."""
     tagged = [digest for tag, digest in present.items() if _subjects([tag]) == [subject]]
     return [*artifacts.attached(repository, subject), *tagged]
 
 
 def _entries(repository: Repository, digests: Iterable[str]) -> dict[str, list[str]]:
-    """What each index among these manifests names. Raises VerifyError for an invalid one."""
+    """The digests that each index among these manifests names. Raises VerifyError for an invalid one."""
 
     def entries(digest: str) -> list[str]:
         manifest = repository.manifest(digest)

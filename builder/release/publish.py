@@ -102,12 +102,12 @@ class TagGroup:
 
     @property
     def is_index(self) -> bool:
-        """Whether the matrix has these images for several architectures."""
+        """True if the matrix has these images for several architectures."""
         return self.manifest.media_type == oci.INDEX_TYPE
 
     @property
     def is_released(self) -> bool:
-        """Whether the full tag names it already."""
+        """True if the full tag names it already."""
         return self.before[self.images[0].references[0].tag] == self.manifest.digest
 
     def stamped(self, stamp: str) -> str:
@@ -178,7 +178,7 @@ class Released:
 
     @property
     def lines(self) -> list[str]:
-        """What was sent and changed."""
+        """The images that were sent and the tags that were changed, one a line."""
         return list(map(str, (*self.in_registry, *self.changed)))
 
     def as_data(self) -> dict[str, Any]:
@@ -252,7 +252,7 @@ def group_by_tags(
 
 
 def tagged_manifest(images: Sequence[PublishableImage]) -> Manifest:
-    """What the tags of these images name: the manifest of the image if the matrix has one architecture, else an index.
+    """The manifest that their tags name: that of the image if the matrix has one architecture, else an index.
 
     An index that lacks an architecture is a clear error for an engine that needs it; a manifest would be an image that
     does not run there.

@@ -90,7 +90,7 @@ class ReleasedImage(BaseModel, extra="forbid", frozen=True):
 
 
 class ReleaseRecord(BaseModel, extra="forbid", frozen=True):
-    """What a release publishes, written before its first tag, and the checks that it skipped."""
+    """The images that a release publishes, written before its first tag, and the checks that it skipped."""
 
     format: Literal[1] = 1
     stamp: _Line
@@ -198,7 +198,7 @@ class StagingArea:
         )
 
     def released(self, stamp: str) -> ReleaseRecord | None:
-        """What was published of a release; None if nothing was. Raises RegistryError, VerifyError."""
+        """The record of what a release published; None if it published nothing. Raises RegistryError, VerifyError."""
         documents = artifacts.read_artifact(self.open(INDEX), f"{RELEASED}{stamp}", RELEASED_TYPE)
         return (
             oci.parse_document(ReleaseRecord, documents.get(RELEASED_TYPE, b""), f"release {stamp}", hint="")

@@ -208,7 +208,7 @@ def unreleased(
 
 
 def _is_of_plan(repository: Repository, reference: str, planned: PlannedImage) -> bool:
-    """Whether a tag or digest names an image of this plan, by its labels."""
+    """True if a tag or digest names an image of this plan, by its labels."""
     with suppress(VerifyError, RejectedError):
         if manifest := repository.image_manifest(reference, planned.cell.arch):
             arch, labels = oci.read_labels(manifest.content, repository.read_blob)

@@ -212,6 +212,7 @@ def check_images(  # noqa: PLR0913  the options of the command
 
     def check_image(each: StagedImage) -> PublishableImage:
         """Compares the image with the plan of this checkout, reads its reports, and scans it."""
+        # Whoever can write to staging may have changed the list: only images of this checkout's plan count.
         planned = plans.get(each.cell)
         if planned is None or planned.digest != each.plan:
             raise staged.stale(each.cell)
@@ -219,7 +220,8 @@ def check_images(  # noqa: PLR0913  the options of the command
             raise errors.join(refusals, f"ends of support are over for {each.cell}")
         stored = staging.image_of(area, each)
         repository = area.open(each.repository)
-        # The report that is required below covers layers that are not known.
+        # Its labels, configuration and known layers must be those of the plan, or its tags would not be true. Layers
+        # that are not known are covered by the report that is required below.
         config = repository.read_blob(stored.config.digest)
         expected_image = expected.of_plan(project.root, known, planned)
         expected.check_image(expected_image, stored, config, is_trusted=True)
@@ -229,6 +231,7 @@ def check_images(  # noqa: PLR0913  the options of the command
         )  # fmt: skip
         image = PublishableImage.of(project, planned, stored, coverage, registry)
         require_tests(image)
+        # A scan in the registry proves nothing: anybody who can write there may have attached it.
         image = replace(image, sbom=sbom_and_provenance.sbom(planned, image.references[0].name, stored))
         if scanner:
             view.begin(each.cell, "scanning")
@@ -322,7 +325,7 @@ def _new_record(
     group_of: Mapping[str, TagGroup],
     allowed: Collection[Exemption],
 ) -> ReleaseRecord:
-    """What the release publishes, with what earlier runs of it did: `before` is their record."""
+    """The record of what the release publishes, after the record of its earlier runs, `before`."""
     released = []
     for image in images:
         signers = image.coverage.signers

@@ -74,10 +74,11 @@ def stage(  # noqa: PLR0913  the options of the command
     day = tagging.first_stamp(area.open(INDEX), today)
     signer = signer and signer.with_trust(project)
 
-    # What the store has and passed its tests here.
+    # Images that the store has and that passed their tests here.
     images, failures = publish.passed_images(project, store, plan)
 
-    # What it lacks: another machine may have staged it for the same plan, or a registry may have all its layers.
+    # Another machine may have staged an image that the store lacks, for the same plan, or a registry may have all its
+    # layers.
     elsewhere: list[StagedImage] = []
     for planned in plan.images:
         if not isinstance(failures.get(planned.id), NotBuiltError):

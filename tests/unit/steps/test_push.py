@@ -73,8 +73,8 @@ class PublishBench:
 
     def prove(self, image: PlannedImage, **changes: Any) -> None:
         """Writes evidence of a pass, with changes."""
-        proof = passing_evidence(self.project.root, image, self.stored[image.id])
-        results.write_evidence(self.project.state, proof.model_copy(update=changes))
+        evidence = passing_evidence(self.project.root, image, self.stored[image.id])
+        results.write_evidence(self.project.state, evidence.model_copy(update=changes))
 
     def image(self, cell: str) -> PlannedImage:
         return next(image for image in self.plan.images if image.id == cell)

@@ -140,10 +140,10 @@ def test_results_of_this_machine_are_attached_to_an_image_that_another_one_stage
 ) -> None:
     """A job without rights runs the tests; this one, which runs no code of an image, signs and attaches the results."""
     digest = staged_elsewhere(yard)
-    proof = passing_evidence(yard.bench.project.root, yard.bench.image(EMBER), yard.bench.stored[BOARD])
-    passed = tuple(name for name in proof.passed if name not in failed)
+    evidence = passing_evidence(yard.bench.project.root, yard.bench.image(EMBER), yard.bench.stored[BOARD])
+    passed = tuple(name for name in evidence.passed if name not in failed)
     changes = {"image": digest, "passed": passed, "failed": failed}
-    results.write_evidence(yard.bench.project.state, proof.model_copy(update=changes))
+    results.write_evidence(yard.bench.project.state, evidence.model_copy(update=changes))
     staged = yard.stage()
     assert [image.digest for image in staged.elsewhere] == [digest]
     assert yard.reports(EMBER, digest) == 1
@@ -154,9 +154,9 @@ def test_results_of_this_machine_are_attached_to_an_image_that_another_one_stage
 
 def test_results_for_another_plan_are_not_attached(yard: Yard) -> None:
     digest = staged_elsewhere(yard)
-    proof = passing_evidence(yard.bench.project.root, yard.bench.image(EMBER), yard.bench.stored[BOARD])
+    evidence = passing_evidence(yard.bench.project.root, yard.bench.image(EMBER), yard.bench.stored[BOARD])
     changes = {"image": digest, "plan": "sha256:" + "e" * 64}
-    results.write_evidence(yard.bench.project.state, proof.model_copy(update=changes))
+    results.write_evidence(yard.bench.project.state, evidence.model_copy(update=changes))
     yard.stage()
     assert yard.reports(EMBER, digest) == 0
 
