@@ -11,7 +11,6 @@ from typing import Any
 import click
 from rich.text import Text
 
-from builder.build import outcomes
 from builder.build.layer_lookup import KnownImages, LayerLookup
 from builder.build.wheel_builds import SourceBuilder
 from builder.cli.context import Context, new_table
@@ -32,28 +31,26 @@ from builder.cli.options import (
     start_option,
     to_option,
 )
-from builder.cli.render import render_command
 from builder.common import errors, git
 from builder.common.console import View
 from builder.common.errors import BuilderError, IncompleteError, UsageError
 from builder.common.text import counted, duration, size
 from builder.evidence.signing import Signer
 from builder.layers.known_layers import KnownLayers
-from builder.lock import checks
 from builder.lock.resolve import Resolver
 from builder.matrix import support
-from builder.matrix.cells import Cell
+from builder.matrix.project import Project
 from builder.plan import ci, plan, render
 from builder.plan.plan import Plan
 from builder.release import publish, status
-from builder.release.publish import NotBuiltError, Released
+from builder.release.publish import Released
 from builder.release.staging import StagingArea
 from builder.release.status import Status, StatusReader
-from builder.steps import lock as locking
-from builder.steps.images import Options, make_images
+from builder.steps.images import Options
 from builder.steps.push import push
+from builder.steps.refresh import refresh
 from builder.steps.release import EXEMPTIONS, release
-from builder.steps.stage import stage
+from builder.steps.stage import StagingResult, stage
 
 
 @click.command(name="push", epilog=CELLS_HELP)
@@ -163,13 +160,7 @@ def stage_command(
     project = context.project
     area = StagingArea.of(project, place, context.host)
     planned = render.load_checked_plan(project, project.select(patterns))
-    if project.matrix.evidence and signer is None:
-        context.say(
-            "the test results are not signed: `builder release` on another machine will refuse them. To sign them:"
-        )
-        context.say(
-            f"  -> builder stage{given('patterns', 'place', 'images_only', 'untested', 'skip_incomplete')} --sign KEY"
-        )
+    _warn_unsigned(context, project, signer)
     store, view = context.store, View(context.err)
     assembler = None
     if untested:
@@ -189,22 +180,34 @@ def stage_command(
     elif images_only:
         context.say(f"{counted(len(staged.here), 'image')} staged, {size(staged.sent)} sent, not listed as a release")
     else:
-        others = f", {len(staged.elsewhere)} of them by another machine" if staged.elsewhere else ""
-        context.say(
-            f"release {staged.stamp}: {counted(len(staged.images), 'image')} staged{others}, {size(staged.sent)} sent "
-            f"({duration(time.monotonic() - began)})"
-        )
-        if staged.stamp.partition(".")[0] > f"{context.today:%Y%m%d}":
-            context.say(
-                "the registry has a release with a later date than today: the new stamp continues from that date"
-            )
-        context.say(f"  -> builder release {staged.stamp}{given('place', 'signer')}")
+        _say_staged(context, staged, began)
     if form == "github":  # also if images were left out: later jobs go on with the others
         ids = {image.cell for image in staged.images}
         outputs = ci.github_outputs([image for image in planned.images if image.id in ids])
         for name, value in ({"stamp": staged.stamp} | outputs).items():
             click.echo(f"{name}={value}")
     _require_all(staged.left_out, "staged")
+
+
+def _warn_unsigned(context: Context, project: Project, signer: Signer | None) -> None:
+    if project.matrix.evidence and signer is None:
+        options = given("patterns", "place", "images_only", "untested", "skip_incomplete")
+        context.say(
+            "the test results are not signed: `builder release` on another machine will refuse them. To sign them:"
+        )
+        context.say(f"  -> builder stage{options} --sign KEY")
+
+
+def _say_staged(context: Context, staged: StagingResult, began: float) -> None:
+    """Says what was staged as a release since `began`, of `time.monotonic`, and how to release it."""
+    others = f", {len(staged.elsewhere)} of them by another machine" if staged.elsewhere else ""
+    context.say(
+        f"release {staged.stamp}: {counted(len(staged.images), 'image')} staged{others}, {size(staged.sent)} sent "
+        f"({duration(time.monotonic() - began)})"
+    )
+    if staged.stamp.partition(".")[0] > f"{context.today:%Y%m%d}":
+        context.say("the registry has a release with a later date than today: the new stamp continues from that date")
+    context.say(f"  -> builder release {staged.stamp}{given('place', 'signer')}")
 
 
 @click.command(name="refresh", epilog=CELLS_HELP)
@@ -214,16 +217,9 @@ def stage_command(
 @start_option
 @staging_option
 @sign_option
-@click.pass_context
+@click.pass_obj
 def refresh_command(
-    click_context: click.Context,
-    /,
-    patterns: Sequence[str],
-    place: str,
-    signer: Any,
-    *,
-    start_engine: bool,
-    **options: Any,
+    context: Context, /, patterns: Sequence[str], place: str, signer: Signer | None, start_engine: bool, **values: Any
 ) -> None:
     """Apply Debian security updates: lock, build, test and stage.
 
@@ -236,70 +232,30 @@ def refresh_command(
     If a test fails, restore the earlier packages with `git restore locks images`, which also discards your other
     uncommitted changes there.
     """
-    context: Context = click_context.obj
-    project = context.project
+    began = time.monotonic()
+    project, store = context.project, context.store
     chosen = project.select(patterns)
-    revision = "HEAD" if git.commit(project.root, "HEAD") else ""
-    if revision:
-        before = ci.plan_digests(project, revision, context.say)
-    else:
-        before = {image.id: image.digest for image in plan.make_plan(project, project.cells).images}
-    with context.locked(project, "refresh"), project.scratch() as scratch:
-        # For groups whose lock is missing or out of date.
-        builder = SourceBuilder(project, context.host, View(context.err), context.store, Path(scratch))
-        resolver = Resolver(project, context.host, say=context.say, builder=builder)
-        updated = locking.lock(project, chosen, context.host, resolver, upgrade=False, refresh=True, say=context.say)
+    area = StagingArea.if_set(project, place, context.host)
+    if area:
+        _warn_unsigned(context, project, signer)
     context.say_support(project, chosen)
-    context.say_written(updated.written)
-    failures = [updated.error] if updated.error else []
-    if failures and not updated.done:
-        raise failures[0]
-
-    # Cells whose locks could not be made have nothing to render or build.
-    project = context.project  # its locks are new
-    current = checks.current_cells(project)
-    is_whole = len(current) == len(project.cells)
-    click_context.invoke(render_command, patterns=[] if is_whole else [cell.id for cell in current])
-    changed = ci.changed_images(before, plan.make_locked_plan(project, current).images)
-    ids = {cell.id for cell in chosen}
-    affected = [image.cell for image in changed if image.id in ids]
-    if others := len(changed) - len(affected):
-        context.say(f"{counted(others, 'image')} outside the selection also changed: run `builder refresh '*'`")
-    passed: list[Cell] = []
-    if affected:
-        began = time.monotonic()
-        with context.locked(project, "refresh"):
-            planned = render.load_checked_plan(project, affected)
-            run = context.connect(project, start=start_engine)
-            made = make_images(run, context.store, planned, Options(wait=context.wait, **options))
-        show_outcomes(context, run, made, began=began, form="text")
-        passed = [outcome.image.cell for outcome in made if not outcome.error]
-        if failure := outcomes.failure(made):
-            if not (passed or failures):
-                raise failure
-            failures.append(failure)
+    with context.locked(project, "refresh"), project.scratch() as scratch:
+        run = context.connect(project, start=start_engine)
+        builder = SourceBuilder(project, context.host, run.view, store, Path(scratch))
+        resolver = Resolver(project, context.host, say=context.say, builder=builder)
+        result = refresh(
+            run, store, chosen, resolver, Options(wait=context.wait, **values),
+            area=area, signer=signer, today=context.today,
+        )  # fmt: skip
+    context.say_written(result.written)
+    if result.outcomes:
+        show_outcomes(context, run, result.outcomes, began=began, form="text")
     else:
         context.say("no image changed")
-
-    if passed and (place or project.matrix.staging):
-        while failures:  # the tests of an image may have left out those of a smaller one, which has failed
-            _, errors_by_cell = publish.passed_images(project, context.store, plan.make_locked_plan(project, passed))
-            lacking = {cell: each for cell, each in errors_by_cell.items() if not isinstance(each, NotBuiltError)}
-            if not lacking:
-                break
-            failures += lacking.values()
-            passed = [cell for cell in passed if cell.id not in lacking]
-        if passed:
-            try:
-                click_context.invoke(stage_command, patterns=[cell.id for cell in passed], place=place, signer=signer)
-            except BuilderError as error:
-                if not failures:
-                    raise
-                failures.append(error)
-    if failures:
-        lines = [f"{error}\n  -> {error.hint}" if error.hint else str(error) for error in failures]
-        done = f"{counted(len(passed), 'image')} built and tested" if passed else "no image was built"
-        raise IncompleteError("\n".join([f"{done}; the rest failed:", *lines]))
+    if result.staged:
+        _say_staged(context, result.staged, began)
+    if result.error:
+        raise result.error
 
 
 @click.command(name="release")

@@ -8,11 +8,8 @@ import click
 
 from builder.cli.context import Context
 from builder.cli.options import ALL_CELLS_HELP, cells_argument
-from builder.common.errors import StaleError
-from builder.common.lock_text import KNOWN_LAYERS
 from builder.common.text import counted
-from builder.layers import known_layers
-from builder.plan import budget, plan, render
+from builder.steps.render import render_images
 
 
 @click.command(name="render", epilog=ALL_CELLS_HELP)
@@ -26,20 +23,12 @@ def render_command(context: Context, patterns: Sequence[str], check: bool) -> No
     of cells that are no longer in the matrix.
     """
     project = context.project
-    chosen = project.select(patterns or ("*",))
-    planned = plan.make_locked_plan(project, chosen)
-    budget.check_plan(project.matrix, planned.images)
-    files = render.render(project.root, project.matrix, planned)
-    inputs = {layer.inputs for image in planned.images for layer in image.layers}
+    chosen, is_part = project.select(patterns or ("*",)), bool(patterns)
     if check:
-        render.check_rendered(project.root, files, [cell.id for cell in chosen] if patterns else None)
-        if not patterns and known_layers.prune(project.root, inputs, check=True):
-            raise StaleError(f"{KNOWN_LAYERS} has layers that no image has", hint="Update it: builder render")
-        context.say(f"images/ is up to date ({counted(len(files), 'file')})")
+        count, _ = render_images(project, chosen, is_part=is_part, check=True)
+        context.say(f"images/ is up to date ({counted(count, 'file')})")
         return
     with context.locked(project, "render"):
-        changed = render.write_rendered(project.root, files, is_part=bool(patterns))
-        if not patterns and known_layers.prune(project.root, inputs):
-            changed.append(f"{KNOWN_LAYERS} (without layers that no image has)")
+        count, changed = render_images(project, chosen, is_part=is_part)
     context.say_written(changed)
-    context.say(f"{counted(len(files), 'file')}, {len(changed)} changed")
+    context.say(f"{counted(count, 'file')}, {len(changed)} changed")

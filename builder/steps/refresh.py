@@ -1,0 +1,109 @@
+"""Applies Debian's security updates: locks, renders, builds, tests and stages what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+
+from builder.build import outcomes
+from builder.build.context import RunContext
+from builder.build.outcomes import Outcome
+from builder.common import git
+from builder.common.errors import BuilderError, IncompleteError
+from builder.common.text import counted
+from builder.evidence.signing import Signer
+from builder.layers.store import Store
+from builder.lock import checks
+from builder.lock.resolve import Resolver
+from builder.matrix.cells import Cell
+from builder.plan import ci, plan, render
+from builder.release import publish
+from builder.release.publish import NotBuiltError
+from builder.release.staging import StagingArea
+from builder.steps.images import Options, make_images
+from builder.steps.lock import lock
+from builder.steps.render import render_images
+from builder.steps.stage import StagingResult, stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refreshed:
+    """The result of a refresh: `written` are the changed paths, `staged` is None if nothing was staged.
+
+    `error` is that of the one step that failed, or an IncompleteError if others were completed.
+    """
+
+    written: Sequence[str]
+    outcomes: Sequence[Outcome]
+    staged: StagingResult | None
+    error: BuilderError | None
+
+
+def refresh(
+    run: RunContext, store: Store, chosen: Sequence[Cell], resolver: Resolver, options: Options, *,
+    area: StagingArea | None, signer: Signer | None, today: date,
+) -> Refreshed:  # fmt: skip
+    """Locks the newest Debian packages of cells, then builds, tests and stages the images that differ.
+
+    They differ from those of the last commit, or without git from those before. Without `area`, nothing is staged. If a
+    Debian release cannot be locked, or an image fails, the others are completed. Raises the error of locking if nothing
+    could be locked.
+    """
+    project, view = run.project, run.view
+    if git.commit(project.root, "HEAD"):
+        before = ci.plan_digests(project, "HEAD", view.say)
+    else:
+        before = {image.id: image.digest for image in plan.make_plan(project, project.cells).images}
+
+    # Today's Debian packages, and the wheels of groups whose lock is missing or out of date.
+    updated = lock(project, chosen, run.host, resolver, upgrade=False, refresh=True, say=view.say)
+    failures = [updated.error] if updated.error else []
+    if failures and not updated.done:
+        raise failures[0]
+
+    # Dockerfiles. Cells whose locks could not be made have nothing to render or build.
+    current = checks.current_cells(project)
+    _, rendered = render_images(project, current, is_part=len(current) < len(project.cells))
+    written = [*updated.written, *rendered]
+
+    # Images with another plan. Locks are shared, so that images outside the selection may have one, too.
+    changed = ci.changed_images(before, plan.make_locked_plan(project, current).images)
+    ids = {cell.id for cell in chosen}
+    affected = [image.cell for image in changed if image.id in ids]
+    if others := len(changed) - len(affected):
+        view.say(f"{counted(others, 'image')} outside the selection also changed: run `builder refresh '*'`")
+    made = make_images(run, store, render.load_checked_plan(project, affected), options) if affected else []
+    passed = [outcome.image.cell for outcome in made if not outcome.error]
+    if failure := outcomes.failure(made):
+        if not (passed or failures):
+            return Refreshed(written=written, outcomes=made, staged=None, error=failure)
+        failures.append(failure)
+
+    # An image may have left out tests that a smaller one runs for both: without that one, it has not passed.
+    staged: StagingResult | None = None
+    while area and passed and failures:
+        _, lacking = publish.passed_images(project, store, plan.make_locked_plan(project, passed))
+        lacking = {cell: error for cell, error in lacking.items() if not isinstance(error, NotBuiltError)}
+        if not lacking:
+            break
+        failures += lacking.values()
+        passed = [cell for cell in passed if cell.id not in lacking]
+    if area and passed:
+        try:
+            with store.used():
+                staged = stage(
+                    project, store, view, area, render.load_checked_plan(project, passed),
+                    today=today, revision=git.state(project.root), signer=signer,
+                )  # fmt: skip
+        except BuilderError as error:
+            if not failures:
+                return Refreshed(written=written, outcomes=made, staged=None, error=error)
+            failures.append(error)
+
+    incomplete: BuilderError | None = None
+    if failures:
+        lines = [f"{error}\n  -> {error.hint}" if error.hint else str(error) for error in failures]
+        done = f"{counted(len(passed), 'image')} built and tested" if passed else "no image was built"
+        incomplete = IncompleteError("\n".join([f"{done}; the rest failed:", *lines]))
+    return Refreshed(written=written, outcomes=made, staged=staged, error=incomplete)
