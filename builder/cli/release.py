@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.text import Text
 
-from builder.build.layer_lookup import KnownImages, LayerLookup
+from builder.build.layer_lookup import LayerLookup
 from builder.build.wheel_builds import SourceBuilder
 from builder.cli.context import Context, new_table
 from builder.cli.images import gpu_option, show_outcomes
@@ -162,14 +162,11 @@ def stage_command(
     planned = render.load_checked_plan(project, project.select(patterns))
     _warn_unsigned(context, project, signer)
     store, view = context.store, View(context.err)
-    assembler = None
-    if untested:
-        lookup = LayerLookup(project, context.host, view, store, KnownLayers(project.root))
-        assembler = KnownImages(project=project, store=store, lookup=lookup)
+    lookup = LayerLookup(project, context.host, view, store, KnownLayers(project.root)) if untested else None
     with store.used():
         staged = stage(
             project, store, view, area, planned,
-            today=context.today, revision=git.state(project.root), signer=signer, assembler=assembler,
+            today=context.today, revision=git.state(project.root), signer=signer, lookup=lookup,
             images_only=images_only, skip_incomplete=skip_incomplete,
         )  # fmt: skip
     if form == "json":
