@@ -63,7 +63,7 @@ class Machine:
                 proof = Evidence(
                     image=assembled.manifest.digest,
                     cell=image.id,
-                    plan=image.digest,
+                    plan=image.plan,
                     suite=dict(suite.files),
                     kind="image",
                     passed=tuple(sorted(suite.of_image(image.components, IMAGE_TESTS))),

@@ -82,7 +82,7 @@ def update_prefetch(context: Context, patterns: Sequence[str], store: Path | Non
     for image in plan.make_plan(project, project.select(patterns)).images:
         click.echo(f"{image.id}: starting", err=True)
         command = image.settings.command if "services" in image.settings.command else ["python", "-c", "pass"]
-        find = ["docker", "image", "ls", "--quiet", f"--filter=label={PLAN_LABEL}={image.digest}"]
+        find = ["docker", "image", "ls", "--quiet", f"--filter=label={PLAN_LABEL}={image.plan}"]
         # It prints the id once for each tag.
         image_id = next(iter(subprocess.run(find, stdout=subprocess.PIPE, text=True, check=True).stdout.split()), "")
         if not image_id:
@@ -109,7 +109,7 @@ def _by_component(context: Context, image: PlannedImage, opened: set[str]) -> di
     by_inputs = {layer.inputs: layer for layer in image.layers}
     result: dict[str, set[str]] = {}
     for layer in image.layers:
-        if layer.kind == "files" and not layer.compiled:  # always prefetched
+        if layer.kind == "files":  # always prefetched
             continue
         stored = stored_layers.stored_layer(store, layer.inputs, known.get(layer.inputs))
         if stored is None:

@@ -68,9 +68,8 @@ class Assembler:
     ) -> None:
         self._run = run
         self._store = store
-        self._engine_store = run.engine.info().store
         self._loader = Loader(run.engine, store, str(run.project.root), run.view.say)
-        self._lookup = lookup or LayerLookup(run.project, run.host, run.view, store, KnownLayers(run.project.root))
+        self._lookup = lookup or LayerLookup.of(run.project, run.host, run.view, store)
         self._mmdebstrap = mmdebstrap or Mmdebstrap(run)
         archives = archives or Archives(run.project.matrix, run.host, run.view.say_once)
         self._systems = SystemLayers(run, store, self._lookup, self._mmdebstrap, archives, new_debian_fetcher)
@@ -161,7 +160,7 @@ class Assembler:
         # Bytecode, which needs an operating system and layers of wheels.
         for image in images:
             for layer in image.layers:
-                if layer.compiled and layer.inputs not in self._layers:
+                if layer.kind == "bytecode" and layer.inputs not in self._layers:
                     self._layers[layer.inputs] = self._compiling.submit(self._compile, layer, image)
 
     def as_ready(self, images: Sequence[PlannedImage]) -> Iterator[PlannedImage]:
@@ -203,7 +202,7 @@ class Assembler:
         system = self._layers[image.os_inputs].result()
         stack = []
         for layer in image.layers:
-            if layer.kind == "files" and not layer.compiled:  # takes no time, so it is made here
+            if layer.kind == "files":  # takes no time, so it is made here
                 entries = stored_layers.component_file_entries(self._files[image.id], system.folders)
                 stack.append(stored_layers.store_layer(store, layer, entries))
             else:
@@ -211,7 +210,7 @@ class Assembler:
 
         # Every machine must make the same layers: the first build records them in locks/layers.json.
         for planned, built in zip(image.layers, stack, strict=True):
-            if planned.kind == "os" or planned.wheels or planned.compiled:
+            if planned.kind != "files":
                 known.add(planned, built)
         known.write()
 
@@ -219,7 +218,7 @@ class Assembler:
         contents = [
             (planned, stored_layers.read_toc(store, built))
             for planned, built in zip(image.layers, stack, strict=True)
-            if planned.kind != "os" and not planned.compiled
+            if planned.kind not in ("os", "bytecode")
         ]
         for warning in stored_layers.check_paths(image.id, contents, set(system.taken)):
             self._run.view.say_once(warning)

@@ -89,7 +89,7 @@ class DockerfileBuilder:
             command += ["--provenance=false", f"--iidfile={id_file}", f"--file={context / image.dockerfile}"]
             # Proxies by name: their values, which may have passwords, are read from the environment.
             command += [f"--build-arg={argument}" for argument in (f"BASE={base}", *host.proxies)]
-            command += [f"--label={name}={value}" for name, value in built_labels(image.digest, "").items() if value]
+            command += [f"--label={name}={value}" for name, value in built_labels(image.plan, "").items() if value]
             if arch != run.engine.info().arch:
                 command.append(f"--platform=linux/{arch}")
             if host.network:

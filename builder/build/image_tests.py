@@ -269,7 +269,7 @@ class Tester:
             proof = Evidence(
                 image=loaded.digest,
                 cell=image.id,
-                plan=image.digest,
+                plan=image.plan,
                 suite=dict(self._suite.files),
                 kind=kind,
                 passed=results.passed,
@@ -334,7 +334,7 @@ def describe(image: PlannedImage, image_id: str, checkout: str) -> dict[str, obj
         "labels": {RUN_LABEL: checkout},
         "cell": asdict(image.cell),
         "id": image.id,
-        "plan": image.digest,
+        "plan": image.plan,
         "components": list(image.components),
         "thorough": sorted(image.thorough),
         "references": list(image.references),

@@ -48,6 +48,11 @@ class LayerLookup:
     new_registry: Callable[..., Repository] = Repository
     _failed: threading.Event = field(default_factory=threading.Event, init=False)
 
+    @classmethod
+    def of(cls, project: Project, host: Host, view: View, store: Store) -> LayerLookup:
+        """The lookup of a checkout, with the layers that its locks/layers.json lists now."""
+        return cls(project, host, view, store, KnownLayers(project.root))
+
     def in_store(self, inputs: str) -> Layer | None:
         """The layer that the store has; None if it differs from the known one."""
         return stored_layers.stored_layer(self.store, inputs, self.known.get(inputs))
@@ -144,7 +149,7 @@ class LayerLookup:
         for layer in image.layers:
             if layer.kind == "os":
                 stack.append(system)
-            elif layer.kind == "files" and not layer.compiled:
+            elif layer.kind == "files":
                 files = stored_layers.read_component_files(self.project.root, image)
                 entries = stored_layers.component_file_entries(files, system.folders)
                 stack.append(stored_layers.store_layer(self.store, layer, entries))

@@ -42,7 +42,6 @@ from builder.index.releases import parse_metadata
 from builder.index.wheels import LONGEST, PLATFORMS, BuiltWheel, LockedWheel, Sdist, tag_ranks
 from builder.layers import wheel_zip
 from builder.layers.blobs import wheel_file
-from builder.layers.known_layers import KnownLayers
 from builder.layers.store import Store
 from builder.layers.wheel_zip import WheelError
 from builder.lock.sources import WheelBuild
@@ -89,7 +88,7 @@ class SourceBuilder:
 
     @cached_property
     def _lookup(self) -> LayerLookup:
-        return LayerLookup(self._project, self._host, self._view, self._store, KnownLayers(self._project.root))
+        return LayerLookup.of(self._project, self._host, self._view, self._store)
 
     def requirements(self, build: WheelBuild) -> list[str]:
         """The requirements of a build, in the pyproject.toml of its source. Raises BuildError, FetchError."""

@@ -156,7 +156,7 @@ def prune_command(context: Context, place: str, registry: str, keep: int, delete
     publish.require_registry(project, registry)
     settings, view = context.host, View(context.err)
     public = inspection.repositories(project, settings, None, registry)
-    plans = [plan_tag(image.digest) for image in plan.make_plan(project, project.cells).images]
+    plans = [plan_tag(image.plan) for image in plan.make_plan(project, project.cells).images]
     with view.live():
         contents = prune.read_registries(StagingArea.of(project, place, settings), public, plans, keep, view)
     items = prune.unneeded(contents, keep, datetime.now(UTC))

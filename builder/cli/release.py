@@ -36,7 +36,6 @@ from builder.common.console import View
 from builder.common.errors import BuilderError, IncompleteError, UsageError
 from builder.common.text import counted, duration, size
 from builder.evidence.signing import Signer
-from builder.layers.known_layers import KnownLayers
 from builder.lock.resolve import Resolver
 from builder.matrix import support
 from builder.matrix.project import Project
@@ -162,7 +161,7 @@ def stage_command(
     planned = render.load_checked_plan(project, project.select(patterns))
     _warn_unsigned(context, project, signer)
     store, view = context.store, View(context.err)
-    lookup = LayerLookup(project, context.host, view, store, KnownLayers(project.root)) if untested else None
+    lookup = LayerLookup.of(project, context.host, view, store) if untested else None
     with store.used():
         staged = stage(
             project, store, view, area, planned,

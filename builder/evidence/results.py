@@ -114,7 +114,7 @@ class Requirement:
     def of(cls, planned: PlannedImage, image: str, suite: Suite) -> Requirement:
         """The requirement for the image with this digest, which was built as planned."""
         return cls(
-            image=image, cell=planned.id, plan=planned.digest, suite=suite,
+            image=image, cell=planned.id, plan=planned.plan, suite=suite,
             components=planned.components, thorough=planned.thorough,
         )  # fmt: skip
 

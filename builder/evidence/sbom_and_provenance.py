@@ -169,7 +169,7 @@ def provenance(planned: PlannedImage, *, source: str, revision: str) -> bytes:
             "buildType": BUILD_TYPE,
             "externalParameters": {"cell": planned.id, "revision": revision},
             "internalParameters": {
-                "plan": planned.digest,
+                "plan": planned.plan,
                 "operatingSystem": planned.os_inputs,
             },
             "resolvedDependencies": dependencies,

@@ -74,7 +74,7 @@ def find_stored_image(store: Store, planned: PlannedImage, known: KnownLayers | 
 
 def write_image(store: Store, planned: PlannedImage, system: Layer, layers: Sequence[Layer]) -> Image:
     """Writes the configuration and the manifest of an image of these layers, without a name."""
-    labels = built_labels(planned.digest, system.created)
+    labels = built_labels(planned.plan, system.created)
     history = tuple(map(oci.history_line, planned.layers))
     config = oci.config(planned.settings, layers, history, created=system.created, labels=labels)
     return put_image(store, config, layers, history=history, labels={**planned.settings.labels, **labels})
@@ -100,7 +100,7 @@ def put_name(
 
 
 def _key(planned: PlannedImage, system: Layer) -> str:
-    return digest_of_data(["image", planned.digest, system.digest])
+    return digest_of_data(["image", planned.plan, system.digest])
 
 
 # ---- by name

@@ -209,6 +209,8 @@ def platform_index(images: Mapping[str, Descriptor]) -> bytes:
 
 def history_line(layer: PlannedLayer) -> str:
     """A layer's line in the history. For wheels it has each with its SHA-256, so that anyone can rebuild the layer."""
+    if layer.kind == "bytecode":  # as earlier builders wrote it: the history is part of an image's digest
+        return f"files: {layer.name}"
     if layer.kind != "wheels":
         return layer.name if layer.kind == layer.name else f"{layer.kind}: {layer.name}"
     wheels = " ".join(f"{wheel.file}@sha256:{wheel.sha256}" for wheel in layer.wheels)

@@ -34,7 +34,7 @@ def plan_digests(project: Project, revision: str, say: Callable[[str], None]) ->
         return {}
     with checkout_revision(project, revision) as before:
         try:
-            return {image.id: image.digest for image in plan.make_plan(before, before.cells).images}
+            return {image.id: image.plan for image in plan.make_plan(before, before.cells).images}
         except BuilderError as error:
             say(f"{revision} cannot be planned, so all images count as changed: {error}")
             return {}
@@ -55,7 +55,7 @@ RUNNERS: dict[Arch, dict[str, str]] = {
 
 def changed_images(before: Mapping[str, str], images: Sequence[PlannedImage]) -> list[PlannedImage]:
     """The images whose plan is not the one that their cell had `before` (cell id -> digest)."""
-    return [image for image in images if before.get(image.id) != image.digest]
+    return [image for image in images if before.get(image.id) != image.plan]
 
 
 def split_by_disk(images: Sequence[PlannedImage], disk: int, max_images: int = MAX_IMAGES) -> list[list[PlannedImage]]:

@@ -34,7 +34,7 @@ _NOT_FOR_ALL = ("cusparselt", "nvshmem", "cufile", "curand")
 # Parts of CUDA's compiler, which few images have: with the small wheels, whatever their size.
 _COMPILERS = ("nvcc", "nvvm")
 
-LayerKind = Literal["os", "wheels", "files"]
+LayerKind = Literal["os", "wheels", "bytecode", "files"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +162,7 @@ def _wheel_layers(
     if of_python:
         compiled = tuple(layer.inputs for layer in layers if layer.python)
         bytecode = PlannedLayer(
-            kind="files",
+            kind="bytecode",
             name=f"{name} bytecode",
             component=name,
             inputs=digest_of_data([LAYER_FORMAT, compiler, python, list(compiled), *([list(first)] if first else [])]),

@@ -1,7 +1,7 @@
 """The plan: what would be built, in order, with the digest of every input. No clock, no network, no engine.
 
-It is made from matrix, locks and templates. The `digest` of an image covers everything that determines its bytes,
-except what is known only after the build.
+It is made from matrix, locks and templates. `PlannedImage.plan` is a digest of everything that determines the bytes of
+an image, except what is known only after the build.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class PlannedImage:
     os_request: OsRequest
     os_inputs: str
     compiler_inputs: str
-    digest: str
+    plan: str
     wheels: tuple[Wheel, ...]
     lists: tuple[WheelList, ...]
     layers: tuple[PlannedLayer, ...]
@@ -176,7 +176,7 @@ class Plan:
                     "dockerfile": image.dockerfile,
                     "references": list(image.references),
                     "base": image.base,
-                    "digest": image.digest,
+                    "digest": image.plan,
                     "components": list(image.components),
                     "support": [
                         {
@@ -251,7 +251,7 @@ def thorough_components(images: Iterable[PlannedImage]) -> dict[str, frozenset[s
                 *image.components,
                 *image.files,
                 *image.os_lock.versions.items(),
-                *(layer.inputs for layer in image.layers if layer.kind == "wheels" or layer.compiled),
+                *(layer.inputs for layer in image.layers if layer.kind in ("wheels", "bytecode")),
                 frozenset(image.settings.env.items()),
             ]
         )
@@ -425,7 +425,7 @@ class _Planner:
             os_request=system.request,
             os_inputs=system.layer.inputs,
             compiler_inputs=system.compiler,
-            digest=digest_of_data(inputs),
+            plan=digest_of_data(inputs),
             wheels=locked.wheels,
             lists=(*group.cuda, *(item for component in locked.requirements for item in group.lists[component])),
             layers=layers,

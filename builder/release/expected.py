@@ -45,7 +45,7 @@ def of_plan(root: Path, known: KnownLayers, image: PlannedImage, store: Store | 
     """An image of the plan, with its layers from the checkout at `root`, and from the store's records of the others."""
     layers: dict[int, tuple[Layer, How]] = {}
     for number, layer in enumerate(image.layers):
-        if layer.kind == "files" and not layer.compiled:
+        if layer.kind == "files":
             layers[number] = (_files(root, image), "derived")
         elif recorded := known.get(layer.inputs):
             layers[number] = (recorded, "known")
@@ -94,9 +94,9 @@ def differences(expected: PlannedDigests, image: Image, config: bytes) -> list[s
     labels = inner.get("Labels") if isinstance(inner, dict) else None
     labels = labels if isinstance(labels, dict) else {}
     plan = labels.get(PLAN_LABEL)
-    if plan != planned.digest:
+    if plan != planned.plan:
         return [
-            f"built from plan {short_digest(str(plan))}, but this checkout's plan is {short_digest(planned.digest)}: "
+            f"built from plan {short_digest(str(plan))}, but this checkout's plan is {short_digest(planned.plan)}: "
             "check out the revision that it was built from"
         ]
     layers, diff_ids = actual_manifest["layers"], actual["rootfs"]["diff_ids"]
@@ -104,7 +104,7 @@ def differences(expected: PlannedDigests, image: Image, config: bytes) -> list[s
     created = str(actual.get("created", ""))
     if (system := expected.system) and system.diff_id in diff_ids:
         created = system.created
-    built = built_labels(planned.digest, created)
+    built = built_labels(planned.plan, created)
     if len(layers) != len(planned.layers):
         inner_of_plan = json.loads(oci.config(planned.settings, [], [], created=created, labels=built))["config"]
         more = _compare("config", inner_of_plan, inner)

@@ -100,7 +100,7 @@ class StatusReader:
     def _status(self, planned: PlannedImage) -> Status:
         images = self._release.images if self._release else ()
         staged = next((image for image in images if image.cell == planned.id), None)
-        is_current = staged is not None and staged.plan == planned.digest
+        is_current = staged is not None and staged.plan == planned.plan
         stored = stored_images.find_stored_image(self.store, planned)
         if staged and is_current:
             tested, seconds, gpu = self._tests_in_registry(planned, staged)
@@ -212,7 +212,7 @@ def _is_of_plan(repository: Repository, reference: str, planned: PlannedImage) -
     with suppress(VerifyError, RejectedError):
         if manifest := repository.image_manifest(reference, planned.cell.arch):
             arch, labels = oci.read_labels(manifest.content, repository.read_blob)
-            return arch == planned.cell.arch and labels.get(PLAN_LABEL) == planned.digest
+            return arch == planned.cell.arch and labels.get(PLAN_LABEL) == planned.plan
     return False
 
 

@@ -54,7 +54,7 @@ def refresh(
     if git.commit(project.root, "HEAD"):
         before = ci.plan_digests(project, "HEAD", view.say)
     else:
-        before = {image.id: image.digest for image in plan.make_plan(project, project.cells).images}
+        before = {image.id: image.plan for image in plan.make_plan(project, project.cells).images}
 
     # Today's Debian packages, and the wheels of groups whose lock is missing or out of date.
     updated = lock(project, chosen, run.host, resolver, upgrade=False, refresh=True, say=view.say)

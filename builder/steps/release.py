@@ -214,7 +214,7 @@ def check_images(  # noqa: PLR0913  the options of the command
         """Compares the image with the plan of this checkout, reads its reports, and scans it."""
         # Whoever can write to staging may have changed the list: only images of this checkout's plan count.
         planned = plans.get(each.cell)
-        if planned is None or planned.digest != each.plan:
+        if planned is None or planned.plan != each.plan:
             raise staged.stale(each.cell)
         if skip_incomplete and (refusals := support.refusals(project.matrix, [planned.cell], today)):
             raise errors.join(refusals, f"ends of support are over for {each.cell}")

@@ -83,7 +83,7 @@ def stage(  # noqa: PLR0913  the options of the command
     for planned in plan.images:
         if not isinstance(failures.get(planned.id), NotBuiltError):
             continue
-        if present := area.open(_name(planned)).digest_of(plan_tag(planned.digest)):
+        if present := area.open(_name(planned)).digest_of(plan_tag(planned.plan)):
             elsewhere.append(_staged(planned, present))
             del failures[planned.id]
         elif lookup:
@@ -134,7 +134,7 @@ def stage(  # noqa: PLR0913  the options of the command
                     view.say_once(f"{wheel.file} is not in the store: staged without it")
         # Last the tag of the plan: whoever finds it finds the results, too.
         manifest = image.stored.manifest
-        repository.put_manifest(plan_tag(image.planned.digest), manifest.content, manifest.media_type)
+        repository.put_manifest(plan_tag(image.planned.plan), manifest.content, manifest.media_type)
         status = f"gpu: {image.coverage.gpu_status}" if own else "not tested"
         view.end(image.cell, "staged", f"{size(pushed.sent.sent)} sent, {status}")
         return pushed.sent.sent
@@ -168,4 +168,4 @@ def _name(planned: PlannedImage) -> str:
 
 
 def _staged(planned: PlannedImage, digest: str) -> StagedImage:
-    return StagedImage(cell=planned.id, repository=_name(planned), digest=digest, plan=planned.digest)
+    return StagedImage(cell=planned.id, repository=_name(planned), digest=digest, plan=planned.plan)

@@ -111,7 +111,7 @@ def complete_tests(  # noqa: PLR0913  what a test of a release needs
             layers = [
                 (layer, stored_layers.read_toc(store, made))
                 for layer, made in zip(image.layers, stored.layers, strict=True)
-                if layer.kind != "os" and not layer.compiled  # the paths of bytecode follow from those of its modules
+                if layer.kind not in ("os", "bytecode")  # the paths of bytecode follow from those of its modules
             ]
             system = known_layers.get(image.os_inputs)
             for warning in stored_layers.check_paths(image.id, layers, system.taken if system else ()):
@@ -170,7 +170,7 @@ def plan_of_release(run: RunContext, release: StagedRelease, chosen: set[str], *
     if own_arch:
         planned = only_for(run.engine.info().arch, planned, run.view)
     for image in planned.images:
-        if staged[image.id].plan != image.digest:
+        if staged[image.id].plan != image.plan:
             raise release.stale(image.id)
     return planned
 

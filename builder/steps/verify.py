@@ -77,7 +77,7 @@ def verify_named(
         # The plan of this checkout for the same cell says what the image should be.
         planned, built = None, None
         if project and (planned := planned_digests(project, store, source.cell)):
-            built = LayerLookup(project, host, view, store, KnownLayers(project.root)).built_wheel
+            built = LayerLookup.of(project, host, view, store).built_wheel
         attestations = None
         if isinstance(source, RegistrySource) and trust.signers:
             attestations = Attestations(source=source, reference=tagged, trust=trust)

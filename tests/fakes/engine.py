@@ -274,7 +274,7 @@ class FakeMaker:
         self.fake.calls.append(f"build {image.id}")
         if image.id in self.broken:
             raise self.broken[image.id]
-        self.made[image.id] = self.fake.add_image(f"sha256:{image.id}", labels={PLAN_LABEL: image.digest})
+        self.made[image.id] = self.fake.add_image(f"sha256:{image.id}", labels={PLAN_LABEL: image.plan})
         self.fake.add_contents(self.made[image.id], self.fake.known[f"sha256:{image.id}"], image)
         return LoadedImage(id=self.made[image.id], digest=self.made[image.id], origin="built")
 
@@ -306,7 +306,7 @@ class FakeTester(Tester):
         self.thorough[image.id] = image.thorough
         bad = image.id in self.failing
         evidence = Evidence(
-            image=loaded.digest, cell=image.id, plan=image.digest, suite={}, kind="image",
+            image=loaded.digest, cell=image.id, plan=image.plan, suite={}, kind="image",
             passed=("test_other",), failed=("test_it",) if bad else (),
         )  # fmt: skip
         self.results[loaded.digest] = coverage_of([Report(evidence=evidence, signer=OWN)])

@@ -26,7 +26,7 @@ def passing_evidence(root: Path, image: PlannedImage, stored: Image) -> Evidence
     return Evidence(
         image=stored.manifest.digest,
         cell=image.id,
-        plan=image.digest,
+        plan=image.plan,
         suite=dict(suite.files),
         kind="image",
         passed=tuple(sorted(suite.of_image(image.components, IMAGE_TESTS))),

@@ -264,7 +264,7 @@ def test_a_shared_layer_has_another_name_in_each_history(benches: Callable[[], A
             else layer
             for layer in image.layers
         )
-        return replace(image, layers=stack, references=("example/panel:1",), digest="sha256:panel")
+        return replace(image, layers=stack, references=("example/panel:1",), plan="sha256:panel")
 
     alone, together = benches(), benches()
     [image] = together.images(JUPYTER)

@@ -101,7 +101,7 @@ def checkout(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> TinyProject:
 def test_the_image_has_the_digest_of_the_plan(checkout: TinyProject) -> None:
     image_id = checkout.build().id
     assert built_ids(checkout.project.state) == {image_id}
-    assert checkout.engine.known[image_id].labels == {PLAN_LABEL: checkout.image.digest}
+    assert checkout.engine.known[image_id].labels == {PLAN_LABEL: checkout.image.plan}
 
 
 def test_an_image_for_another_architecture_than_the_engines(checkout: TinyProject) -> None:
@@ -168,7 +168,7 @@ def test_the_record_is_of_what_the_engine_built(checkout: TinyProject) -> None:
     """BuildKit's cache decides what is built again: another plan gives another image."""
     first = checkout.build()
     assert (first.origin, checkout.build().origin) == ("built", "present")
-    other = checkout.build(replace(checkout.image, digest="sha256:other"))
+    other = checkout.build(replace(checkout.image, plan="sha256:other"))
     assert (other.id != first.id, other.origin) == (True, "built")
 
 
@@ -178,7 +178,7 @@ def test_images_of_a_group_are_built_from_their_own_dockerfiles(checkout: TinyPr
     ids = [checkout.build(planned).id for planned in images]
     assert len(set(ids)) == 2
     labels = [checkout.engine.known[image_id].labels[PLAN_LABEL] for image_id in ids]
-    assert labels == [image.digest for image in images]
+    assert labels == [image.plan for image in images]
     assert (checkout.project.logs / f"{CELL}-board.log").is_file()
 
 

@@ -43,7 +43,7 @@ class EvidenceDesk:
         values = {
             "image": MANIFEST,
             "cell": CELL,
-            "plan": self.planned.digest,
+            "plan": self.planned.plan,
             "suite": Suite.of(self.project.root).files,
             "kind": "image",
             "passed": self.passed,

@@ -157,7 +157,7 @@ def test_the_provenance(planned: PlannedImage, system: OsLock, revision: str, co
     predicate: dict[str, Any] = json.loads(sbom_and_provenance.provenance(planned, source=address, revision=revision))
     definition = predicate["buildDefinition"]
     assert definition["externalParameters"] == {"cell": CELL, "revision": revision}
-    assert definition["internalParameters"]["plan"] == planned.digest
+    assert definition["internalParameters"]["plan"] == planned.plan
     uris = {each["uri"]: each["digest"] for each in definition["resolvedDependencies"]}
     assert uris.get(f"git+{address}", {}).get("gitCommit", "") == commit
     assert len(uris) == len(planned.wheels) + len(system.packages) + bool(commit)
@@ -171,7 +171,7 @@ def test_statements_agree_if_only_the_commit_differs(planned: PlannedImage, syst
     assert sbom_and_provenance.agree(provenance("a" * 40), provenance("b" * 40))
     assert not sbom_and_provenance.agree(provenance("a" * 40), provenance(""))
     assert not sbom_and_provenance.agree(
-        provenance("a" * 40), provenance("a" * 40, replace(planned, digest="sha256:other"))
+        provenance("a" * 40), provenance("a" * 40, replace(planned, plan="sha256:other"))
     )
     fewer = replace(planned, wheels=planned.wheels[1:])
     assert not sbom_and_provenance.agree(provenance("a" * 40), provenance("a" * 40, fewer))

@@ -149,7 +149,7 @@ def seen(project: Project, chosen: Sequence[Cell]) -> dict[str, tuple[Any, ...]]
     result = {}
     for image in planned.images:
         texts = render.render(project.root, project.matrix, plan.Plan(images=(image,)))
-        result[image.id] = (texts, image.layers, image.digest, image.os_inputs, image.constraints)
+        result[image.id] = (texts, image.layers, image.plan, image.os_inputs, image.constraints)
     return result
 
 

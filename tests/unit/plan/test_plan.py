@@ -65,7 +65,7 @@ def test_an_image_for_arm64_shares_what_does_not_depend_on_the_processor(edit: E
     assert amd64.compiler_inputs == arm64.compiler_inputs
     systems = plan.systems(project)[amd64.compiler_inputs]
     assert (systems[amd64.os_inputs], systems[arm64.os_inputs]) == ("amd64", "arm64")
-    assert amd64.digest != arm64.digest
+    assert amd64.plan != arm64.plan
     assert arm64.references == amd64.references == amd64.local_names
     assert arm64.local_names == tuple(f"{name}-arm64" for name in arm64.references)
     assert arm64.folder == f"{amd64.folder}-arm64"
@@ -141,13 +141,13 @@ def layers_of(project: Project) -> dict[str, str]:
     ],
 )
 def test_a_changed_file_changes_the_layers_made_from_it(tiny: Project, name: str, moved: set[str]) -> None:
-    before, digest = layers_of(tiny), planned(tiny).digest
+    before, digest = layers_of(tiny), planned(tiny).plan
     path = tiny.root / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text((path.read_text() if path.exists() else "") + "# more\n")
     after = layers_of(tiny)
     assert {layer for layer in before if before[layer] != after[layer]} == moved
-    assert (planned(tiny).digest != digest) is bool(moved)
+    assert (planned(tiny).plan != digest) is bool(moved)
 
 
 def test_sums(tiny: Project) -> None:
@@ -197,7 +197,7 @@ def test_the_base_image_of_dockerfiles_does_not_change_the_plan(edit: Edit) -> N
     before = planned(edit("namespace: team", "namespace: team"), CELL)
     after = planned(edit("example/base:new@", "example/base:newer@"), CELL)
     assert after.base != before.base
-    assert after.digest == before.digest
+    assert after.plan == before.plan
 
 
 MATRIX_CHANGES = {
@@ -235,7 +235,7 @@ def test_another_dockerfile_has_another_digest(edit: Edit, change: str) -> None:
     before = dockerfile(project)
     changed = relock(edit(BEFORE.get(change, (old, old))[1], new))
     assert dockerfile(changed) != before, "this test changes nothing"
-    assert planned(changed).digest != image.digest
+    assert planned(changed).plan != image.plan
 
 
 def test_other_facts_have_another_digest(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +246,7 @@ def test_other_facts_have_another_digest(tiny: Project, monkeypatch: pytest.Monk
     monkeypatch.setattr(facts, "load_facts", lambda: changed)
     assert dockerfile(tiny) != text
     after = planned(tiny)
-    assert after.digest != before.digest
+    assert after.plan != before.plan
     assert after.layers == before.layers
 
 
@@ -259,7 +259,7 @@ def test_a_fork_has_the_same_images(edit: Edit, old: str, new: str) -> None:
     before, text = planned(edit(old, old)), dockerfile(edit(old, old))
     project = edit(old, new)
     after = planned(project)
-    assert (after.digest, after.layers, after.settings) == (before.digest, before.layers, before.settings)
+    assert (after.plan, after.layers, after.settings) == (before.plan, before.layers, before.settings)
     assert dockerfile(project) == text
     assert after.references != before.references
 
@@ -330,12 +330,12 @@ def test_a_link_is_content(tiny: Project) -> None:
     path = tiny.root / "templates/base/files/usr/lib/it.so.1"
     path.parent.mkdir(parents=True)
     path.symlink_to("/opt/nowhere/it.so.1")
-    before, digest_before = layers_of(tiny), planned(tiny).digest
+    before, digest_before = layers_of(tiny), planned(tiny).plan
     path.unlink()
     path.symlink_to("/opt/elsewhere/it.so.1")
     after = layers_of(tiny)
     assert {layer for layer in before if before[layer] != after[layer]} == {"files"}
-    assert planned(tiny).digest != digest_before
+    assert planned(tiny).plan != digest_before
 
 
 def test_an_image_for_the_cpu_has_the_same_layers_without_cuda(on_cpu: Project) -> None:
@@ -350,7 +350,7 @@ def test_an_image_for_the_cpu_has_the_same_layers_without_cuda(on_cpu: Project) 
     assert [layer.name for layer in without_cuda] == [layer.name for layer in cpu.layers]
     assert without_cuda[:-1] == list(cpu.layers[:-1])
     assert cuda.layers[-1].inputs != cpu.layers[-1].inputs
-    assert cpu.digest != cuda.digest
+    assert cpu.plan != cuda.plan
     text = render.render(on_cpu.root, on_cpu.matrix, plan.make_plan(on_cpu, on_cpu.select(["qz-0.5-cpu-py311"])))
     dockerfile = text["images/qz-0.5-cpu-py311/plain.Dockerfile"]
     assert not [line for line in dockerfile.splitlines() if "nvidia" in line.lower() and not line.startswith("#")]
@@ -401,7 +401,7 @@ def test_ten_thousand_cells(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> N
     large = plan.make_plan(project, chosen)
     assert len(large.unlocked) == 20 * 2 * 3
     assert len(large.images) == 8 * 20 * 2 * 3
-    assert len({image.digest for image in large.images}) == len(large.images)
+    assert len({image.plan for image in large.images}) == len(large.images)
     # Each lock once; a template at most twice: with its component and with the component's files.
     assert {read[cell.group] for cell in chosen} == {1}
     assert max(read.values()) <= 2, read.most_common(3)

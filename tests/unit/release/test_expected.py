@@ -40,7 +40,7 @@ def documents(image: PlannedImage) -> tuple[dict[str, Any], dict[str, Any]]:
     ]
     history = [oci.history_line(layer) for layer in image.layers]
     created = "2026-11-01T00:00:00Z"
-    labels = settings.built_labels(image.digest, created)
+    labels = settings.built_labels(image.plan, created)
     config = oci.config(image.settings, stack, history, created=created, labels=labels)
     descriptor = Descriptor(media_type=CONFIG_TYPE, digest=digest_of_bytes(config), size=len(config))
     return json.loads(oci.manifest(descriptor, stack)), json.loads(config)

@@ -40,7 +40,7 @@ def test_images_whose_tag_is_of_another_plan(tiny: Project, monkeypatch: pytest.
     assert status.unreleased(images, Host(), lambda *_, **__: registry) == images
     by_cell = {image.id: image for image in images}
     tags = {cell: image.references[0].rpartition(":")[2] for cell, image in by_cell.items()}
-    for cell, digest in ((EMBER, by_cell[EMBER].digest), (BOARD, "sha256:other")):
+    for cell, digest in ((EMBER, by_cell[EMBER].plan), (BOARD, "sha256:other")):
         labels = {"config": {"Labels": {"gpu-images.plan": digest}}, "rootfs": {"diff_ids": []}}
         registry.tags[tags[cell]] = registry.add_image(labels)
     assert status.unreleased(images, Host(), lambda *_, **__: registry) == [by_cell[BOARD]]
@@ -56,7 +56,7 @@ def test_staged_images_of_this_plan_and_of_another(
 
     monkeypatch.setattr(staging, "image_of", image_of)
     planned = plan.make_locked_plan(tiny, tiny.select([EMBER, BOARD]))
-    plans = {image.id: image.digest for image in planned.images} | {BOARD: "sha256:other"}
+    plans = {image.id: image.plan for image in planned.images} | {BOARD: "sha256:other"}
     images = [SimpleNamespace(cell=cell, plan=digest, digest="sha256:x") for cell, digest in plans.items()]
     place: Any = SimpleNamespace(
         stamps=lambda: ["20261123"],
@@ -73,9 +73,9 @@ def test_staged_images_of_this_plan_and_of_another(
 def test_a_tag_of_several_architectures_is_released_if_all_of_its_images_are(tiny: Project, tmp_path: Path) -> None:
     registry = MemoryRegistry()
     [amd64] = plan.make_locked_plan(tiny, tiny.select([EMBER])).images
-    arm64 = replace(amd64, cell=replace(amd64.cell, arch="arm64"), digest="sha256:" + "a" * 64)
+    arm64 = replace(amd64, cell=replace(amd64.cell, arch="arm64"), plan="sha256:" + "a" * 64)
     digests = {
-        arch: registry.add_image({"architecture": arch, "config": {"Labels": {"gpu-images.plan": image.digest}}})
+        arch: registry.add_image({"architecture": arch, "config": {"Labels": {"gpu-images.plan": image.plan}}})
         for arch, image in {"amd64": amd64, "arm64": arm64}.items()
     }
     full, *others = tags_of(amd64)
@@ -96,7 +96,7 @@ def test_a_tag_of_several_architectures_is_released_if_all_of_its_images_are(tin
     assert [row.released for row in reader.read(Plan(images=(arm64,)))] == ["invalid index"]
     registry.tags[full] = index
     # A release needs the images of all architectures, also that of the one which has not changed.
-    newer = replace(arm64, digest="sha256:" + "b" * 64)
+    newer = replace(arm64, plan="sha256:" + "b" * 64)
     assert unreleased(amd64, newer) == [amd64.id, newer.id]
     registry.tags[full] = digests["amd64"]
     assert unreleased(amd64) == []
@@ -111,7 +111,7 @@ def test_a_released_image_that_is_neither_staged_nor_stored(
     registry = MemoryRegistry()
     planned = plan.make_locked_plan(tiny, tiny.select([EMBER]))
     [image] = planned.images
-    labels = {"config": {"Labels": {"gpu-images.plan": image.digest if is_planned else "sha256:other"}}}
+    labels = {"config": {"Labels": {"gpu-images.plan": image.plan if is_planned else "sha256:other"}}}
     registry.tags = dict.fromkeys(tags_of(image), registry.add_image(labels | {"rootfs": {"diff_ids": []}}))
     store = Store(tmp_path / "store")
     store.prepare()
@@ -129,7 +129,7 @@ class ReleasedImage:
         self.plan = plan.make_locked_plan(project, project.select([EMBER]))
         [self.image] = self.plan.images
         self.full, *self.others = tags_of(self.image)
-        labels = {"config": {"Labels": {"gpu-images.plan": self.image.digest}}, "rootfs": {"diff_ids": []}}
+        labels = {"config": {"Labels": {"gpu-images.plan": self.image.plan}}, "rootfs": {"diff_ids": []}}
         self.digest = self.registry.add_image(labels)
         self.registry.tags = dict.fromkeys([self.full, *self.others], self.digest)
         self.registry.tags[f"{self.digest.replace(':', '-')}.sig"] = self.digest

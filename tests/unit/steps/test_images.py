@@ -349,7 +349,7 @@ def test_required_gpu_tests_that_cannot_run_are_an_error_before_the_build(bench:
         bench.run()
     with pytest.raises(ImageTestError, match="no driver"):
         bench.retest()
-    assert bench.calls(*ALL, "check") == ["check 2", "check 2"]
+    assert bench.calls(*ALL, "check") == ["check 2", "close", "check 2"]
 
 
 def test_retest(bench: BuildBench) -> None:

@@ -96,7 +96,7 @@ class ReleaseDesk:
             promised, _ = root.layers.get(number, (None, ""))
             layers.append(promised or Layer(digest=f"sha256:{number:064x}", diff_id=f"sha256:{number:064x}", size=1))
         history = [oci.history_line(layer) for layer in planned.layers]
-        built = {**built_labels(planned.digest, "2026-11-01T00:00:00Z"), **labels}
+        built = {**built_labels(planned.plan, "2026-11-01T00:00:00Z"), **labels}
         config = oci.config(planned.settings, layers, history, created="2026-11-01T00:00:00Z", labels=built)
         blob = Descriptor(media_type=CONFIG_TYPE, digest=digest_of_bytes(config), size=len(config))
         manifest = oci.manifest(blob, layers)
@@ -115,7 +115,7 @@ class ReleaseDesk:
         values = {
             "image": self.image.manifest.digest,
             "cell": CELL,
-            "plan": self.planned.digest,
+            "plan": self.planned.plan,
             "suite": Suite.of(self.project.root).files,
             "kind": "image",
             "passed": self.passed,
@@ -140,14 +140,14 @@ class ReleaseDesk:
             "cell": CELL,
             "repository": "quartz-cuda",
             "digest": self.image.manifest.digest,
-            "plan": self.planned.digest,
+            "plan": self.planned.plan,
         }
         return StagedRelease(stamp=STAMP, revision="abc", images=(StagedImage(**{**values, **changes}),))
 
     def staged_and(self, planned: PlannedImage, image: Image) -> StagedRelease:
         """The staged release with a second image."""
         digest = image.manifest.digest
-        other = StagedImage(cell=planned.id, repository="quartz-cuda", digest=digest, plan=planned.digest)
+        other = StagedImage(cell=planned.id, repository="quartz-cuda", digest=digest, plan=planned.plan)
         return self.staged().model_copy(update={"images": (*self.staged().images, other)})
 
     def release(
@@ -431,7 +431,7 @@ def twins(desk: ReleaseDesk, edit: Callable[[str, str], Project]) -> Pair:
     """Of two architectures."""
     desk.project = edit('python: ["3.11"]}', 'python: ["3.11"], arch: [amd64, arm64]}')
     [cell] = desk.project.select([TWIN])
-    planned = {CELL: desk.planned, TWIN: replace(desk.planned, cell=cell, digest="sha256:" + "a" * 64)}
+    planned = {CELL: desk.planned, TWIN: replace(desk.planned, cell=cell, plan="sha256:" + "a" * 64)}
     return Pair(desk=desk, staged=desk.staged_and(planned[TWIN], desk.add_image(planned[TWIN])), planned=planned)
 
 
@@ -528,7 +528,7 @@ def test_a_label_that_the_tag_would_contradict(desk: ReleaseDesk, labels: dict[s
 def test_other_files_than_those_of_the_checkout(desk: ReleaseDesk) -> None:
     """The layer of files is made again from the checkout."""
     planned = desk.planned
-    number = next(n for n, layer in enumerate(planned.layers) if layer.kind == "files" and not layer.compiled)
+    number = next(n for n, layer in enumerate(planned.layers) if layer.kind == "files")
     manifest = json.loads(desk.registry.contents[desk.image.manifest.digest])
     manifest["layers"][number]["digest"] = "sha256:" + "d" * 64
     content = json.dumps(manifest).encode()

@@ -123,7 +123,7 @@ def test_an_image_that_another_machine_staged_is_listed_too(yard: Yard) -> None:
     with pytest.raises(ImageTestError, match=f"{EMBER}: not built"):
         yard.stage(images_only=True)
     assert not [call for memory in yard.repositories.values() for call in memory.calls], "nothing is sent"
-    yard.repository(EMBER).tags[plan_tag(yard.bench.image(EMBER).digest)] = digest
+    yard.repository(EMBER).tags[plan_tag(yard.bench.image(EMBER).plan)] = digest
     staged = yard.stage(images_only=True)
     assert yard.reports(EMBER, digest) == 0, "this machine has not tested it"
     assert [(image.cell, image.digest) for image in staged.elsewhere] == [(EMBER, digest)]
@@ -188,7 +188,7 @@ def staged_elsewhere(yard: Yard, *, with_tag: bool = True) -> str:
     content = oci.config(planned.settings, [], [], created="2026-11-01T00:00:00Z", labels={})
     config = Descriptor(media_type=CONFIG_TYPE, digest=digest_of_bytes(content), size=len(content))
     memory.contents[config.digest] = content
-    tag = plan_tag(planned.digest)
+    tag = plan_tag(planned.plan)
     digest = memory.put_manifest(tag, oci.manifest(config, []), MANIFEST_TYPE)
     memory.calls.clear()
     if not with_tag:

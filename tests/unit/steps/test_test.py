@@ -106,7 +106,7 @@ class GpuMachine:
         values = {
             "image": self.image.manifest.digest,
             "cell": JUPYTER,
-            "plan": self.planned.digest,
+            "plan": self.planned.plan,
             "suite": dict(Suite.of(self.bench.project.root).files),
             "kind": "image",
             "passed": self.passed,
@@ -125,7 +125,7 @@ class GpuMachine:
     ) -> Outcome:  # fmt: skip
         """Runs the tests that the reports lack; `ran` is what this machine found."""
         staged = StagedImage(
-            cell=JUPYTER, repository="ember-cuda", digest=self.image.manifest.digest, plan=self.planned.digest
+            cell=JUPYTER, repository="ember-cuda", digest=self.image.manifest.digest, plan=self.planned.plan
         )
         area = StagingArea("registry.example.test/staging", "", Host(), new_registry=lambda *_, **__: self.registry)
         tester = StateTester(

@@ -1,0 +1,77 @@
+"""Locks today's Debian packages for operating systems whose locked packages no archive has any more."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from builder.build.context import RunContext
+from builder.build.layer_lookup import LayerLookup
+from builder.common.errors import LockError, StaleError, join
+from builder.common.files import write_atomically
+from builder.debian import os_lock, os_resolve
+from builder.debian.archives import Archives
+from builder.debian.os_lock import DebianPackage
+from builder.layers import known_layers
+from builder.layers.store import Store
+from builder.plan import plan
+from builder.plan.plan import Plan
+
+SHOWN = 20  # changed packages; the others are counted
+
+
+def lock_stale_systems(
+    run: RunContext,
+    store: Store,
+    planned: Plan,
+    lookup: LayerLookup,
+    archives: Archives,
+    *,
+    is_locked: bool,
+    again: str,
+) -> bool:
+    """Locks current packages for operating systems that must be made, and whose locked packages no archive has.
+
+    Returns whether there were any. With `is_locked` (--locked), raises StaleError instead, or the error of
+    locking them; `again` is the command without it, for the hint.
+    """
+    project, view = run.project, run.view
+    with store.used():
+        requests = {
+            image.os_request
+            for image in {image.os_inputs: image for image in planned.images}.values()
+            if not (lookup.in_store(image.os_inputs) or lookup.in_registry(image.os_inputs))
+        }
+
+    def is_kept(package: DebianPackage) -> bool:
+        return store.has(f"sha256:{package.sha256}", package.size)
+
+    new, failures = os_resolve.current_locks_of_stale(project, requests, archives, run.host, is_kept, view.say)
+    if is_locked and failures:
+        raise join(failures, "locks failed")
+    for failure in failures:  # without --locked, only the images that need this operating system fail, when built
+        view.say(f"cannot lock current packages: {failure}")
+    if not new:
+        return False
+
+    before = {request: os_lock.read_os_lock(project.root, request) for request in new}
+    lines = os_lock.changes(before, new)
+    more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    ids = [image.id for image in planned.images if image.os_request in new]
+    reason = "Locked Debian packages are no longer in any archive."
+    if any(lock.has_sources and (old := before[request]) and not old.has_sources for request, lock in new.items()):
+        reason = "Locks of an earlier builder have no source packages, which the addresses of packages are made of."
+    follows = "With --locked, that is an error:" if is_locked else "Locking the current versions:"
+    text = "\n".join(
+        [f"{reason} {follows}", *(f"  {line}" for line in [*lines[:SHOWN], *more, f"in {', '.join(ids)}"])]
+    )
+    if is_locked:
+        hint = f"Lock the current versions, build and test with them, then commit locks/: {again}"
+        raise StaleError(text, hint=hint)
+    view.say(text)
+    for request, lock in new.items():
+        write_atomically(project.root / request.path, os_lock.dump(lock))
+    # No image has the layers of the earlier packages any more; `builder render --check` would report them.
+    with suppress(LockError, StaleError):  # other cells are not locked, or their locks are out of date
+        complete = plan.make_locked_plan(project, project.cells)
+        known_layers.prune(project.root, {layer.inputs for image in complete.images for layer in image.layers})
+    return True
