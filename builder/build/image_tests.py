@@ -7,33 +7,26 @@ error, before anything is built.
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import platform
 import shutil
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
+from builder.build import pytest_run
 from builder.build.context import LoadedImage, RunContext
-from builder.build.programs import Program, Programs
+from builder.build.programs import Programs
 from builder.common import errors, machine
 from builder.common.errors import EngineError, ImageTestError
-from builder.common.text import one_line
 from builder.compat import gpu_support, gpus
 from builder.compat.gpus import Gpu
-from builder.engine.client import RUN_LABEL
 from builder.evidence.results import Coverage, Evidence, Kind, Requirement, coverage_of, local_coverage, write_evidence
-from builder.evidence.suite import IMAGE_TESTS, NOT_APPLICABLE, Suite, gpu_test
+from builder.evidence.suite import IMAGE_TESTS, Suite, gpu_test
 from builder.matrix import facts
 from builder.plan.plan import PlannedImage
 
-TIMEOUT_S = 1800
 PACKAGES = {
     "pytest": "pytest",
     "testinfra": "pytest-testinfra",
@@ -223,86 +216,59 @@ class Tester:
 
         Raises ImageTestError if the tests were stopped, EngineError if the engine does not respond.
         """
-        root = self._project.root
-        with self._project.scratch() as scratch:
-            subject, report, figures = (
-                Path(scratch) / name for name in ("image.json", "report.jsonl", "figures.jsonl")
-            )
-            info = self._engine_info
-            names = [info.gpu_name(gpu.uuid, gpu.index) for gpu in leased]
-            described = describe(image, loaded.id, str(root)) | {
-                "engine": info.name,
-                "is_emulated": self._is_emulated(image),
-                "gpu_options": info.gpu_options(names) if names else {},
-                "private_hosts": self._private_hosts,
-            }
-            subject.write_text(json.dumps(described), encoding="utf-8")
-            command = [
-                sys.executable, "-m", "pytest", "-v", "--color=no", "-p", "no:cacheprovider", "--rootdir", str(root),
-                f"--basetemp={scratch}/pytest", "--durations=10", *map(str, files),
-            ]  # fmt: skip
-            tests = self._suite.of_image(image.components, IMAGE_TESTS, thorough=image.thorough)
-            processes = min(self._processes, 1 + len(tests) // TESTS_EACH)
-            if kind == "image" and processes > 1:
-                # Tests of one file share containers, which the last of them may end: they stay in their order.
-                command += ["-p", "xdist.plugin", "-n", str(processes), "--dist", "loadfile"]
-            if self._junit:
-                command += [f"--junit-xml={self._junit.resolve()}/{image.id}.{LOGS[kind]}.xml", "-o"]
-                command += [f"junit_suite_name={image.id}"]
-            variables = {
-                **self._engine.address.variables,
-                "PYTEST_ADDOPTS": "",  # a user's options must not leave tests out
-                # No plugins either: importing those of this environment takes 0.8 s.
-                "PYTEST_PLUGINS": "",
-                "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-                "PYTEST_XDIST_WORKER": "",  # set if tests of this program run it
-                "IMAGE_TEST_SUBJECT": str(subject),
-                "IMAGE_TEST_REPORT": str(report),
-                "IMAGE_TEST_FIGURES": str(figures),
-            }
-            status = self._pytest(image.id, command, variables, self._log(image, kind))
-            results = read_results(report, status, files, root)
-            if results.failed:
-                self._engine.check()  # that may be why they failed
-            if self._programs.stopped:
-                raise ImageTestError(f"{image.id}: the tests were interrupted")
-            proof = Evidence(
-                image=loaded.digest,
-                cell=image.id,
-                plan=image.plan,
-                suite=dict(self._suite.files),
-                kind=kind,
-                passed=results.passed,
-                failed=results.failed,
-                reasons={name: self._hide(reason) for name, reason in results.reasons.items()},
-                not_applicable=results.not_applicable,
-                no_gpu=no_gpu,
-                seconds=results.seconds,
-                figures=tuple(_lines(figures)),
-                machine=self._machine(image, leased),
-                finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            )
-            # Now, not at the end: a kill during the GPU tests does not lose minutes of image tests.
-            write_evidence(self._project.state, proof)
-            return proof
-
-    def _pytest(self, row: str, command: list[str], variables: Mapping[str, str], log_path: Path) -> int:
-        """Runs a command with its output in a log and in a row of the view; returns its status."""
+        info, root = self._engine_info, self._project.root
+        names = [info.gpu_name(gpu.uuid, gpu.index) for gpu in leased]
+        subject = {
+            **pytest_run.describe(image, loaded.id, str(root)),
+            "engine": info.name,
+            "is_emulated": self._is_emulated(image),
+            "gpu_options": info.gpu_options(names) if names else {},
+            "private_hosts": self._private_hosts,
+        }
+        options: list[str] = []
+        tests = self._suite.of_image(image.components, IMAGE_TESTS, thorough=image.thorough)
+        processes = min(self._processes, 1 + len(tests) // TESTS_EACH)
+        if kind == "image" and processes > 1:
+            # Tests of one file share containers, which the last of them may end: they stay in their order.
+            options += ["-p", "xdist.plugin", "-n", str(processes), "--dist", "loadfile"]
+        if self._junit:
+            options += [f"--junit-xml={self._junit.resolve()}/{image.id}.{LOGS[kind]}.xml", "-o"]
+            options += [f"junit_suite_name={image.id}"]
 
         def on_line(line: str) -> str:
             line = self._hide(line)
             if "::" in line and self._view.is_live:
-                self._view.note(row, line.rpartition("::")[2].strip())
+                self._view.note(image.id, line.rpartition("::")[2].strip())
             return line
 
-        program = Program(
-            command=command,
-            environment={**os.environ, **variables},
-            folder=self._project.root,
-            log=log_path,
-            timeout_s=TIMEOUT_S,
+        with self._project.scratch() as scratch:
+            results = pytest_run.run_tests(
+                self._programs, root, Path(scratch), files, subject,
+                options=options, variables=self._engine.address.variables, log=self._log(image, kind), on_line=on_line,
+            )  # fmt: skip
+        if results.failed:
+            self._engine.check()  # that may be why they failed
+        if self._programs.stopped:
+            raise ImageTestError(f"{image.id}: the tests were interrupted")
+        result = Evidence(
+            image=loaded.digest,
+            cell=image.id,
+            plan=image.plan,
+            suite=dict(self._suite.files),
+            kind=kind,
+            passed=results.passed,
+            failed=results.failed,
+            reasons={name: self._hide(reason) for name, reason in results.reasons.items()},
+            not_applicable=results.not_applicable,
+            no_gpu=no_gpu,
+            seconds=results.seconds,
+            figures=results.figures,
+            machine=self._machine(image, leased),
+            finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         )
-        return self._programs.run(program, on_line)
+        # Now, not at the end: a kill during the GPU tests does not lose minutes of image tests.
+        write_evidence(self._project.state, result)
+        return result
 
     def _log(self, image: PlannedImage, kind: Kind) -> Path:
         return self._project.logs / f"{image.id}.{LOGS[kind]}.log"
@@ -325,78 +291,6 @@ def check_docker_client() -> None:
             "the image tests need the `docker` command",
             hint="On Debian or Ubuntu: apt-get install docker.io   (docker-cli since Debian 13)",
         )
-
-
-def describe(image: PlannedImage, image_id: str, checkout: str) -> dict[str, object]:
-    """The image under test, for tests/images/conftest.py."""
-    return {
-        "image_id": image_id,
-        "labels": {RUN_LABEL: checkout},
-        "cell": asdict(image.cell),
-        "id": image.id,
-        "plan": image.plan,
-        "components": list(image.components),
-        "thorough": sorted(image.thorough),
-        "references": list(image.references),
-        "requirements": image.requirements,
-        "wheels": {wheel.name: wheel.version for wheel in image.wheels},
-        "cuda_wheels": [wheel.name for wheel in image.wheels if wheel.is_cuda],
-    }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Results:
-    """Names of tests by their outcome. `seconds` are durations by test, `reasons` the first line of each failure."""
-
-    passed: tuple[str, ...]
-    failed: tuple[str, ...]
-    not_applicable: tuple[str, ...]
-    seconds: dict[str, float]
-    reasons: dict[str, str]
-
-
-def read_results(report: Path, status: int, files: Sequence[Path], root: Path) -> Results:
-    """The results in the report that tests/images/conftest.py writes, one JSON line for each phase of a test.
-
-    `status` is that of pytest. A test run that ended badly without naming a failed test (killed, collection error) is
-    itself a failure, and so is each of the `files` without a test: a component that was not tested has not passed.
-    """
-    results: dict[str, bool] = {}
-    reasons: dict[str, str] = {}
-    seconds: dict[str, float] = {}
-    not_applicable: list[str] = []
-    for entry in _lines(report):
-        seconds[entry["test"]] = entry.get("seconds", 0.0)
-        if reason := entry.get("reason"):
-            reasons.setdefault(entry["test"], one_line(reason))  # it may quote the output of an image
-        if entry["outcome"] == NOT_APPLICABLE:
-            not_applicable.append(entry["test"])
-        else:
-            results[entry["test"]] = results.get(entry["test"], True) and entry["outcome"] == "passed"
-    failed = [name for name, is_pass in results.items() if not is_pass]
-    if status != 0 and not failed:
-        failed.append(f"the test run itself (pytest ended with status {status})")
-    for name in (path.relative_to(root).as_posix() for path in files):
-        if not any(test.startswith(f"{name}::") for test in results):
-            failed.append(f"{name}: no test")
-    return Results(
-        passed=tuple(name for name, is_pass in results.items() if is_pass),
-        failed=tuple(failed),
-        not_applicable=tuple(not_applicable),
-        seconds=seconds,
-        reasons=reasons,
-    )
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """JSON lines that tests wrote, without a line that was cut off when the tests were killed."""
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            continue
-    return lines
 
 
 def _no_gpu_test(images: str, reason: str) -> ImageTestError:

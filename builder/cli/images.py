@@ -86,9 +86,7 @@ def command(name: str, *options: Callable[..., Any]) -> Callable[[Callable[..., 
 
 
 @command("images", METHOD, _LOCKED, gpu_option, *REPORT)
-def images_command(
-    context: Context, /, patterns: Sequence[str], form: str = "text", *, start_engine: bool, **values: Any
-) -> None:
+def images_command(context: Context, /, patterns: Sequence[str], **values: Any) -> None:
     """Build, test and tag images.
 
     Skips what is already done: an image that is up to date and has passed its tests is neither built nor tested again.
@@ -96,23 +94,29 @@ def images_command(
     If needed locked Debian packages are no longer in any archive, locks the current ones and lists the changes. With
     --locked, fails instead.
     """
-    began = time.monotonic()
-    again = f"builder images --no-locked{given('gpu_mode', 'junit', 'jobs', 'patterns')}"
-    options = Options(wait=context.wait, again=again, **values)
-    project = context.project
-    with context.locked(project, "images" if options.test else "build"):
-        planned = render.load_checked_plan(project, project.select(patterns))
-        run = context.connect(project, start=start_engine)
-        done = make_images(run, context.store, planned, options)
-    show_outcomes(context, run, done, began=began, form=form)
-    if failure := outcomes.failure(done):
-        raise failure
+    _make(context, "images", patterns, **values)
 
 
 @command("build", METHOD, _LOCKED)
-def build_command(context: Context, /, **values: Any) -> None:
+def build_command(context: Context, /, patterns: Sequence[str], **values: Any) -> None:
     """Build images, without testing or tagging them."""
-    click.get_current_context().invoke(images_command, **values, test=False)
+    _make(context, "build", patterns, test=False, **values)
+
+
+def _make(
+    context: Context, name: str, patterns: Sequence[str], *, start_engine: bool, form: str = "text", **values: Any
+) -> None:
+    """Makes images for the command `name`; `values` are fields of `Options`."""
+    began = time.monotonic()
+    again = f"builder images --no-locked{given('gpu_mode', 'junit', 'jobs', 'patterns')}"
+    project = context.project
+    with context.locked(project, name):
+        planned = render.load_checked_plan(project, project.select(patterns))
+        run = context.connect(project, start=start_engine)
+        done = make_images(run, context.store, planned, Options(wait=context.wait, again=again, **values))
+    show_outcomes(context, run, done, began=began, form=form)
+    if failure := outcomes.failure(done):
+        raise failure
 
 
 @command(

@@ -73,7 +73,7 @@ def _parse_indexes(context: click.Context, option: click.Parameter, values: Sequ
 )
 @format_option("json: print the results to standard output.")
 @click.pass_obj
-def verify_command(  # noqa: PLR0913  the options of the command
+def verify_command(
     context: Context, /, image: str, fast: bool, allow_unknown: bool, keys: Sequence[str], identity: str, issuer: str,
     arch: str, indexes: Mapping[str, str], form: str
 ) -> None:  # fmt: skip

@@ -196,7 +196,7 @@ class Engine:
             response = self._post("/images/load", archive, {"quiet": True})
             _check("loading", self._api._stream_helper(response, decode=True))
 
-    def run_to_file(  # noqa: PLR0913  what a container gets and gives back
+    def run_to_file(
         self,
         image: str,
         *,
@@ -354,18 +354,6 @@ class Engine:
             yield RunningContainer(container)
         finally:
             with translated(f"removing a container of {image}"), suppress(NotFound):
-                container.remove(force=True, v=True)
-
-    def read_file(self, image: str, path: str, *, checkout: str) -> bytes:
-        """A file of an image, read from a container that is never started."""
-        with translated(f"reading {path} of {image}"):
-            containers: Any = self._client.containers
-            container = containers.create(image, labels={RUN_LABEL: checkout})
-            try:
-                with tarfile.open(fileobj=io.BytesIO(b"".join(container.get_archive(path)[0]))) as tar:
-                    content = tar.extractfile(Path(path).name)
-                    return content.read() if content else b""
-            finally:
                 container.remove(force=True, v=True)
 
     def sweep(self, checkout: str) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from builder.common.files import digest_of_bytes, files_below
 
 IMAGE_TESTS, GPU_TESTS = "tests/images", "tests/gpu"
-RUNNER = "builder/build/image_tests.py"
+RUNNER = "builder/build/pytest_run.py"
 PACKAGE = Path(__file__).parents[1]
 _MARK = "pytest.mark."
 THOROUGH, EMULATED = "thorough", "emulated"  # marks: see pyproject.toml

@@ -54,7 +54,7 @@ class Updated:
         return IncompleteError("\n".join(lines))
 
 
-def lock(  # noqa: PLR0913  the options of the command
+def lock(
     project: Project,
     chosen: Sequence[Cell],
     host: Host,

@@ -18,7 +18,7 @@ from builder.release import publish, tagging
 from builder.release.publish import PublishableImage, Released
 
 
-def push(  # noqa: PLR0913  the options of the command
+def push(
     project: Project,
     host: Host,
     store: Store,

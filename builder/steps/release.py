@@ -58,7 +58,7 @@ EXEMPTIONS: tuple[Exemption, ...] = get_args(Exemption)
 NOT_READY = (ImageTestError, StaleError, RefusedError, VerifyError)
 
 
-def release(  # noqa: PLR0913  the options of the command
+def release(
     project: Project,
     host: Host,
     store: Store,
@@ -160,7 +160,7 @@ def release(  # noqa: PLR0913  the options of the command
     return result
 
 
-def check_images(  # noqa: PLR0913  the options of the command
+def check_images(
     project: Project,
     view: View,
     area: StagingArea,

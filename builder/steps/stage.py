@@ -46,7 +46,7 @@ class StagingResult:
         return sorted([*self.here, *self.elsewhere], key=lambda image: image.cell)
 
 
-def stage(  # noqa: PLR0913  the options of the command
+def stage(
     project: Project,
     store: Store,
     view: View,

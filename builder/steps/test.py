@@ -63,7 +63,7 @@ def retest_images(
     return [done[image.id] for image in planned.images]
 
 
-def complete_tests(  # noqa: PLR0913  what a test of a release needs
+def complete_tests(
     run: RunContext, store: Store, area: StagingArea, release: StagedRelease, planned: Plan, tester: Tester,
     *, jobs: int, signer: Signer | None, attach: bool = True,
 ) -> list[Outcome]:  # fmt: skip

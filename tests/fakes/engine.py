@@ -26,7 +26,6 @@ from builder.common.reference import ImageRef
 from builder.engine.client import Engine
 from builder.engine.model import EngineInfo, ImageInfo
 from builder.evidence.results import OWN, Coverage, Evidence, Report, coverage_of
-from builder.layers import installed
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import PlannedImage
 
@@ -89,7 +88,6 @@ class FakeEngine(Engine):
         self.loaded: list[list[str]] = []
         self.pulled: list[list[str]] = []
         self.blobs: set[str] = set()
-        self.files: dict[tuple[str, str], bytes] = {}
 
     def check(self) -> None:
         """It answers."""
@@ -105,18 +103,12 @@ class FakeEngine(Engine):
         self.known[reference] = image
         return image.id
 
-    def add_contents(self, image_id: str, info: ImageInfo, image: PlannedImage, *, dpkg: str = DPKG) -> None:
+    def add_contents(self, image_id: str, info: ImageInfo, image: PlannedImage) -> None:
         """What an image consists of, under its id: the diff ids of its layers are their inputs."""
         self.known[image_id] = replace(info, layers=tuple(layer.inputs for layer in image.layers))
-        self.files[image_id, f"/{installed.DPKG}"] = dpkg.encode()
 
     def image(self, reference: str) -> ImageInfo | None:
         return self.known.get(reference)
-
-    def read_file(self, image: str, path: str, *, checkout: str) -> bytes:
-        if (image, path) not in self.files:
-            raise EngineError(f"{image} has no {path}")
-        return self.files[image, path]
 
     def images(self, label: str) -> list[ImageInfo]:
         key, _, value = label.partition("=")

@@ -35,7 +35,7 @@ SECONDS: dict[str, float] = {}  # of each test, with its set-up
 
 @dataclass(frozen=True)
 class Subject:
-    """The image under test, as `builder.build.image_tests.describe` describes it."""
+    """The image under test, as `builder.build.pytest_run.describe` describes it."""
 
     data: dict[str, Any]
 

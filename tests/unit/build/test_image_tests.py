@@ -14,7 +14,7 @@ import pytest
 
 from builder.build import image_tests
 from builder.build.context import LoadedImage, RunContext
-from builder.build.image_tests import describe, read_results
+from builder.build.pytest_run import describe, read_results
 from builder.common.console import View
 from builder.common.errors import ImageTestError
 from builder.compat import gpus
@@ -63,7 +63,7 @@ OUTCOMES: dict[str, tuple[Lines, int, str, str]] = {  # with names of one letter
 
 @pytest.mark.parametrize(("lines", "status", "passed", "failed"), OUTCOMES.values(), ids=OUTCOMES.keys())
 def test_outcome(tmp_path: Path, lines: Lines, status: int, passed: str, failed: str) -> None:
-    results = read_results(report(tmp_path / "r", lines), status, [], tmp_path)
+    results = read_results(report(tmp_path / "r", lines), tmp_path / "figures", status, [], tmp_path)
     not_applicable = tuple(test for test, result in lines if result == "not applicable")
     assert (results.passed, results.failed, results.not_applicable) == (tuple(passed), tuple(failed), not_applicable)
     assert results.reasons == {test: "assert 1 == 2" for test, result in lines if result != "passed"}
@@ -73,19 +73,19 @@ def test_outcome(tmp_path: Path, lines: Lines, status: int, passed: str, failed:
 @pytest.mark.parametrize(("lines", "status"), [([], 5), ([("a", "passed")], 2), ([("a", "passed")], -9)])
 def test_a_run_that_ends_badly_without_a_failed_test_is_a_failure(tmp_path: Path, lines: Lines, status: int) -> None:
     """Nothing was collected; collection failed; the run was killed."""
-    results = read_results(report(tmp_path / "r", lines), status, [], tmp_path)
+    results = read_results(report(tmp_path / "r", lines), tmp_path / "figures", status, [], tmp_path)
     assert results.passed == tuple(test for test, _ in lines)
     assert results.failed == (f"the test run itself (pytest ended with status {status})",)
-    absent = read_results(tmp_path / "absent", status, [], tmp_path)
+    absent = read_results(tmp_path / "absent", tmp_path / "figures", status, [], tmp_path)
     assert (absent.passed, absent.failed) == ((), results.failed)
-    empty = read_results(tmp_path / "absent", 0, [], tmp_path)
+    empty = read_results(tmp_path / "absent", tmp_path / "figures", 0, [], tmp_path)
     assert (empty.passed, empty.failed) == ((), ())
 
 
 def test_a_line_of_the_report_that_was_cut_off_is_ignored(tmp_path: Path) -> None:
     path = report(tmp_path / "r", [("a", "passed")])
     path.write_text(path.read_text() + '{"test": "b", "out')
-    results = read_results(path, -9, [], tmp_path)
+    results = read_results(path, tmp_path / "figures", -9, [], tmp_path)
     assert results.passed == ("a",)
     assert len(results.failed) == 1
 

@@ -206,7 +206,7 @@ def test_only_two_kinds_of_tests(desk: EvidenceDesk) -> None:
     [
         ({}, ""),
         ({"plan": OTHER}, "it is about another plan"),
-        ({"suite": {}}, "test suite changed since it was tested: builder/build/image_tests.py and "),
+        ({"suite": {}}, "test suite changed since it was tested: builder/build/pytest_run.py and "),
         ({"failed": ("x",)}, "tests failed"),
         ({"passed": ()}, "tests failed"),
     ],

@@ -46,13 +46,13 @@ def test_other_files_are_no_part_of_the_suite(tmp_path: Path) -> None:
 
 
 def test_the_module_that_runs_the_tests_is_part_of_the_suite(tmp_path: Path) -> None:
-    runner = tmp_path / "builder/build/image_tests.py"
+    runner = tmp_path / "builder/build/pytest_run.py"
     runner.parent.mkdir(parents=True)
     suites = []
     for content in ("first", "second"):
         runner.write_text(content)
         suites.append(Suite.of(tmp_path, tmp_path / "builder").files)
-    assert results.changed_files(*suites) == ["builder/build/image_tests.py"]
+    assert results.changed_files(*suites) == ["builder/build/pytest_run.py"]
 
 
 def test_what_the_tests_import_is_part_of_the_suite(tmp_path: Path) -> None:

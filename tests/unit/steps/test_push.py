@@ -181,7 +181,7 @@ def test_an_image_that_is_not_built(bench: PublishBench) -> None:
     ("changes", "reason"),
     [
         ({"plan": "sha256:other"}, "it is about another plan"),
-        ({"suite": {}}, "test suite changed since it was tested: builder/build/image_tests.py and "),
+        ({"suite": {}}, "test suite changed since it was tested: builder/build/pytest_run.py and "),
         ({"kind": "gpu", "failed": ("test_it",)}, "tests failed"),
     ],
     ids=str,
