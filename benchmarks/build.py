@@ -34,8 +34,7 @@ from builder.common.text import duration, size
 from builder.engine.client import Engine
 from builder.engine.load import Loader, docker_archive
 from builder.index.download import Fetcher
-from builder.layers import images as stored_images
-from builder.layers import splice, wheel
+from builder.layers import splice, stored_images, wheel
 from builder.layers.blobs import CHUNK, MANIFEST_TYPE
 from builder.layers.oci import Layer, Manifest
 from builder.layers.splice import Entry

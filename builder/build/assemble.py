@@ -29,13 +29,12 @@ from builder.common.errors import BuilderError, BuildError, DamagedError, Verify
 from builder.debian.archives import Archives, DebianFetcher
 from builder.engine.load import Loader
 from builder.index.download import CONNECTIONS, Fetcher
-from builder.layers import estargz, splice, stored_layers, wheel_zip
-from builder.layers import images as stored_images
-from builder.layers.images import UNTESTED
+from builder.layers import estargz, splice, stored_images, stored_layers, wheel_zip
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
 from builder.layers.splice import Entry
 from builder.layers.store import Store
+from builder.layers.stored_images import UNTESTED
 from builder.layers.wheel import FILE_MODE, InstallScheme, environment, new_folders
 from builder.matrix.schema import Arch
 from builder.plan import budget, plan

@@ -9,8 +9,7 @@ from pathlib import Path
 from builder.build.context import RunContext
 from builder.common.errors import FREE_DISK, DamagedError, DiskError
 from builder.common.text import counted, size
-from builder.layers import images as stored_image
-from builder.layers import stored_layers
+from builder.layers import stored_images, stored_layers
 from builder.layers.blobs import Descriptor
 from builder.layers.oci import CONTAINERD, Image
 from builder.layers.store import Store
@@ -54,7 +53,7 @@ def store_bytes(store: Store, images: Iterable[PlannedImage]) -> int:
 def _stored(store: Store, image: PlannedImage) -> Image | None:
     """The image, if the store has all of it. Faster than reading the record of each of its layers."""
     try:
-        return stored_image.find_stored_image(store, image)
+        return stored_images.find_stored_image(store, image)
     except DamagedError:
         return None
 

@@ -19,7 +19,7 @@ from builder.common.reference import ImageRef, staged_repository
 from builder.common.tasks import RetryPolicy
 from builder.host import Host
 from builder.index.wheels import LockedWheel
-from builder.layers import images, stored_layers
+from builder.layers import stored_images, stored_layers
 from builder.layers.blobs import Descriptor, wheel_file
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
@@ -159,7 +159,7 @@ class LayerLookup:
                 stack.append(found)
             else:
                 raise missing(f"no registry has layer {layer.name}")
-        return images.write_image(self.store, image, system, stack)
+        return stored_images.write_image(self.store, image, system, stack)
 
     def fetch(self, blob: Descriptor) -> Path:
         """Downloads a blob to the store, for a registry that cannot mount it. Raises RegistryError."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "build": ("images", "Build images, without testing or tagging them."),
     "clean": ("machine", "Remove test containers, untagged images and logs."),
-    "diff": ("compare", "Show what changed from A to B, by package and bytes."),
+    "diff": ("diff", "Show what changed from A to B, by package and bytes."),
     "doctor": ("machine", "Check whether this machine can build images."),
     "engine": ("machine", "Find a running Docker Engine, or install one."),
     "explain": ("explain", "Show whether a combination works, or which images run on a GPU."),

@@ -18,7 +18,7 @@ from builder.common.text import counted, size
 from builder.debian.archives import Archives
 from builder.engine import setup
 from builder.engine.client import Engine
-from builder.layers import garbage, images
+from builder.layers import garbage, stored_images
 from builder.layers.store import Store, sizes
 
 
@@ -87,7 +87,7 @@ def gc_command(context: Context, dry_run: bool, patterns: Sequence[str], check: 
     references = context.references() if patterns else {}
     forgotten: dict[str, None] = {}
     for pattern in patterns:
-        matches = images.match_names(stored, pattern, references)
+        matches = stored_images.match_names(stored, pattern, references)
         if not matches:
             raise UsageError(f"the store has no image {pattern!r}", hint="`builder gc --dry-run` lists its images.")
         forgotten |= dict.fromkeys(matches)

@@ -15,8 +15,9 @@ from builder.cli.context import Context, new_table
 from builder.cli.options import CELLS_HELP, Size, cells_argument, format_option
 from builder.common.errors import LockError, for_cells
 from builder.common.text import counted, size
-from builder.plan import ci, plan
+from builder.plan import plan
 from builder.plan.plan import Plan, PlannedImage
+from builder.steps import ci
 
 
 @click.command(name="plan", epilog=CELLS_HELP)

@@ -39,12 +39,13 @@ from builder.evidence.signing import Signer
 from builder.lock.resolve import Resolver
 from builder.matrix import support
 from builder.matrix.project import Project
-from builder.plan import ci, plan, render
+from builder.plan import plan, render
 from builder.plan.plan import Plan
 from builder.release import publish, status
 from builder.release.publish import Released
 from builder.release.staging import StagingArea
 from builder.release.status import Status, StatusReader
+from builder.steps import ci
 from builder.steps.images import Options
 from builder.steps.push import push
 from builder.steps.refresh import refresh

@@ -24,7 +24,7 @@ from builder.common.files import digest_of_bytes
 from builder.common.lock_text import KNOWN_LAYERS
 from builder.engine.client import LABEL, RUN_LABEL, Engine
 from builder.engine.endpoint import Content, Endpoint
-from builder.layers import images, oci
+from builder.layers import oci, stored_images
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, REPAIR, Descriptor
 from builder.layers.oci import CONTAINERD, Image, Layer
 from builder.layers.store import Store
@@ -53,7 +53,7 @@ class Loader:
         It is for the engine's architecture, whatever the layer is for.
         """
         config = oci.bare_config([layer], {RUN_LABEL: self._checkout}, self._engine.info().arch)
-        return self.load(images.put_image(self._store, config, [layer]))
+        return self.load(stored_images.put_image(self._store, config, [layer]))
 
     def load(self, image: Image, progress: Progress = lambda _: None) -> str:
         """Loads the image untagged, unless the engine has it; returns its id.
@@ -125,7 +125,7 @@ class Loader:
         Raises BuildError for a layer whose contents are not those that are recorded, after removing its blob.
         """
         self._store.remove_damaged([image.config.digest, *(layer.digest for layer in image.layers)])
-        for blob in images.missing(self._store, image.manifest.digest):
+        for blob in stored_images.missing(self._store, image.manifest.digest):
             raise DamagedError(f"blob {blob} is missing from the store", hint=REPAIR, blob=blob)
         # The diff id of a known layer is not computed when the layer is made again.
         for layer, name in zip(image.layers, image.history or [layer.digest for layer in image.layers], strict=True):

@@ -16,7 +16,7 @@ from pathlib import Path
 from builder.common.errors import FREE_STORE, DamagedError, DiskError
 from builder.common.files import TEMPORARY_SUFFIX, short_digest
 from builder.common.text import size
-from builder.layers import images, store
+from builder.layers import store, stored_images
 from builder.layers.blobs import MANIFEST_TYPE, REPAIR, Descriptor
 from builder.layers.store import IMAGE_NAME, PACKAGES, Store
 
@@ -71,7 +71,7 @@ def uses(stored: Store, *, without: Collection[str] = ()) -> list[Use]:
     blobs: dict[str, dict[str, int]] = {}
     for manifest in names.values():
         try:
-            blobs[manifest] = images.blobs(stored, manifest)
+            blobs[manifest] = stored_images.blobs(stored, manifest)
         except DamagedError:
             blobs[manifest] = {}
     users = Counter(blob for sizes in blobs.values() for blob in sizes)
@@ -93,7 +93,7 @@ def incomplete(stored: Store, *, without: Collection[str] = ()) -> dict[str, str
         if name in without:
             continue
         try:
-            if missing := images.missing(stored, manifest.digest):
+            if missing := stored_images.missing(stored, manifest.digest):
                 count = "1 blob is" if len(missing) == 1 else f"{len(missing)} blobs are"
                 faults[name] = f"{count} missing or truncated: {missing[0]}"
         except DamagedError as error:
@@ -114,7 +114,7 @@ def find_garbage(stored: Store, *, without: Collection[str] = ()) -> Garbage:
             "nothing was freed, because images of the store are damaged\n" + "\n".join(lines),
             hint=f"{REPAIR} Or remove the images: builder gc --forget NAME",
         )
-    kept = {blob for use in uses(stored, without=without) for blob in images.blobs(stored, use.manifest)}
+    kept = {blob for use in uses(stored, without=without) for blob in stored_images.blobs(stored, use.manifest)}
     records = map(store.read_record, (stored.root / "layers").iterdir())
     named = {blob for record in records if record.get("digest") in kept for blob in record.get(PACKAGES, ())}
     packages = {blob: stored.path(blob).stat().st_size for blob in named if stored.path(blob).exists()}
@@ -211,7 +211,7 @@ def _restore_index(stored: Store) -> tuple[str, ...]:
         blob = f"sha256:{path.name}"
         if blob not in known and count < LARGEST_MANIFEST:
             with suppress(DamagedError):  # not a manifest
-                images.blobs(stored, blob)
+                stored_images.blobs(stored, blob)
                 named.append((f"recovered:{short_digest(blob)}", blob, count))
     names = {
         name: Descriptor(media_type=MANIFEST_TYPE, digest=blob, size=count)

@@ -20,8 +20,7 @@ from builder.evidence import results
 from builder.evidence.results import Coverage, Requirement
 from builder.evidence.suite import Suite
 from builder.host import Host
-from builder.layers import images as stored_images
-from builder.layers import oci
+from builder.layers import oci, stored_images
 from builder.layers.blobs import Descriptor
 from builder.layers.oci import Image, Manifest
 from builder.layers.store import Store

@@ -14,8 +14,7 @@ from builder.evidence.results import OWN, Coverage, Requirement
 from builder.evidence.signing import Trust
 from builder.evidence.suite import Suite
 from builder.host import Host
-from builder.layers import images as stored_images
-from builder.layers import oci
+from builder.layers import oci, stored_images
 from builder.layers.oci import Image
 from builder.layers.store import Store
 from builder.matrix.project import Project

@@ -22,9 +22,8 @@ from builder.lock import diff
 from builder.lock.diff import Diff, ImageContents, InstalledWheel, Revisions
 from builder.matrix import cells
 from builder.matrix.project import Project
-from builder.plan import ci
 from builder.release.image_sources import ImageSource
-from builder.steps import verify
+from builder.steps import ci, verify
 
 FORMS = "A and B are cell ids, git revisions, REVISION:CELL, or images as org/name:tag or registry/org/name:tag."
 HERE = "working tree"

@@ -17,10 +17,11 @@ from builder.layers.store import Store
 from builder.lock import checks
 from builder.lock.resolve import Resolver
 from builder.matrix.cells import Cell
-from builder.plan import ci, plan, render
+from builder.plan import plan, render
 from builder.release import publish
 from builder.release.publish import NotBuiltError
 from builder.release.staging import StagingArea
+from builder.steps import ci
 from builder.steps.images import Options, make_images
 from builder.steps.lock import lock
 from builder.steps.render import render_images

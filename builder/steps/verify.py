@@ -16,7 +16,7 @@ from builder.common.reference import ImageRef
 from builder.evidence.signing import Trust
 from builder.host import Host
 from builder.index.download import Fetcher
-from builder.layers import images
+from builder.layers import stored_images
 from builder.layers.installed import Installed
 from builder.layers.known_layers import KnownLayers
 from builder.layers.store import Store
@@ -147,7 +147,7 @@ def find_images(
         return image_sources.sources_in_registry(repository, reference.target, store.root / "tmp", arch)
     stored = store.images()
     local_names = tags.local_names(project.matrix, project.cells) if project else {}
-    if matches := images.match_names(stored, str(reference), local_names):
+    if matches := stored_images.match_names(stored, str(reference), local_names):
         return [StoredSource(manifest=store.read(stored[matches[0]].digest), store=store)]
     raise UsageError(
         f"the store {store.root} has no image {str(reference)!r}",

@@ -21,7 +21,7 @@ from builder import host
 from builder.build import disk
 from builder.engine.client import Engine
 from builder.engine.load import Loader
-from builder.layers import images, oci
+from builder.layers import oci, stored_images
 from builder.layers.blobs import LAYER_TYPE
 from builder.layers.oci import CONTAINERD, Image, Layer
 from builder.layers.store import Store
@@ -43,7 +43,7 @@ def loadable(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Image]:
     store = Store(tmp_path_factory.mktemp("store") / "store")
     store.prepare()
     layers = [_layer(store, number) for number in range(LAYERS)]
-    return store, images.put_image(store, oci.bare_config(layers, {"number": "1"}), layers)
+    return store, stored_images.put_image(store, oci.bare_config(layers, {"number": "1"}), layers)
 
 
 def _layer(store: Store, number: int) -> Layer:

@@ -150,7 +150,7 @@ def test_arm64_is_switched_on_by_a_variable(is_on: bool) -> None:
     assert value(plan["env"]["CELLS"]).split() == ["all", *(["arm64"] if is_on else [])]
     assert value(plan["env"]["CELLS"], env={"PUBLISH": "false"}).split()[:2] == ["all", "unsupported"]
     assert value(plan["env"]["CELLS"], inputs={"cells": "pt-*"}) == "pt-*"
-    assert workflows["ci: images"]["runs-on"] == "${{ matrix.runner }}", "of the part: see builder/plan/ci.py"
+    assert workflows["ci: images"]["runs-on"] == "${{ matrix.runner }}", "of the part: see builder/steps/ci.py"
     [release] = [step for step in workflows["ci: release"]["steps"] if step.get("id") == "release"]
     options = value(release["env"]["ALLOW"], needs={"plan": {"outputs": {"gpu": "true"}}}).split()
     assert options == ([] if is_on else ["--allow-missing-arch"])

@@ -25,8 +25,7 @@ from builder.host import Host
 from builder.index.download import Fetcher
 from builder.index.settings import IndexSettings
 from builder.index.wheels import LockedWheel, Sdist, Wheel
-from builder.layers import images as stored_images
-from builder.layers import oci, stored_layers
+from builder.layers import oci, stored_images, stored_layers
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image
 from builder.layers.store import Store

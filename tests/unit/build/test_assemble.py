@@ -15,8 +15,7 @@ from builder.build.context import built_ids
 from builder.common.errors import BuildError
 from builder.common.files import digest_of_bytes
 from builder.common.lock_text import KNOWN_LAYERS
-from builder.layers import garbage, oci, stored_layers
-from builder.layers import images as stored_images
+from builder.layers import garbage, oci, stored_images, stored_layers
 from builder.lock import lockfile
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL

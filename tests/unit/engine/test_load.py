@@ -18,7 +18,7 @@ from builder.engine import load
 from builder.engine.client import RUN_LABEL
 from builder.engine.endpoint import Content, Endpoint
 from builder.engine.load import Loader, PullProgress
-from builder.layers import images, oci
+from builder.layers import oci, stored_images
 from builder.layers.blobs import LAYER_TYPE, MANIFEST_TYPE
 from builder.layers.oci import Image, Layer
 from builder.layers.store import Store
@@ -46,7 +46,7 @@ def put_image(store: Store, *contents: bytes) -> Image:
     settings = Settings(env={}, ports=(), command=("x",), labels={"a": "1"})
     history = tuple(f"layer {number}" for number in range(len(layers)))
     config = oci.config(settings, layers, history, created="2026-01-01T00:00:00Z", labels={})
-    return images.put_image(store, config, layers, history=history, labels={"a": "1"})
+    return stored_images.put_image(store, config, layers, history=history, labels={"a": "1"})
 
 
 def engine_of(kind: str, *, is_remote: bool = False) -> FakeEngine:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builder.cli import compare
+from builder.cli import diff as diff_command
 from builder.cli.context import Context
 from builder.common.errors import BuilderError, FileError, MatrixError, UsageError, VerifyError
 from builder.common.files import digest_of_bytes, digest_of_data
@@ -306,7 +306,7 @@ class DiffCommand:
         console = MemoryConsole()
         context = Context(root=self.root, store_root=self.root / "store", out=console)
         context.host = Host()
-        done = CliRunner().invoke(compare.diff_command, arguments, obj=context, standalone_mode=False)
+        done = CliRunner().invoke(diff_command.diff_command, arguments, obj=context, standalone_mode=False)
         if done.exception:
             raise done.exception
         return console.text + done.stdout

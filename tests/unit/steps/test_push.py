@@ -62,7 +62,9 @@ class PublishBench:
         }
         for image in self.plan.images:
             self.prove(image)
-        monkeypatch.setattr("builder.layers.images.find_stored_image", lambda _, image: self.stored.get(image.id))
+        monkeypatch.setattr(
+            "builder.layers.stored_images.find_stored_image", lambda _, image: self.stored.get(image.id)
+        )
 
     def _make(self, image: PlannedImage) -> Image:
         blob = self.store.put(f"layer of {image.id}".encode(), LAYER_TYPE)

@@ -10,8 +10,9 @@ import pytest
 
 from builder.common.errors import UsageError
 from builder.matrix.project import Project
-from builder.plan import ci, plan
+from builder.plan import plan
 from builder.plan.plan import PlannedImage
+from builder.steps import ci
 
 HUGE = 10**15
 

@@ -8,7 +8,7 @@ import pytest
 
 from builder.common.errors import DamagedError, FileError
 from builder.common.files import digest_of_bytes
-from builder.layers import images, oci
+from builder.layers import oci, stored_images
 from builder.layers.blobs import LAYER_TYPE, MANIFEST_TYPE
 from builder.layers.oci import Image, Layer
 from builder.layers.store import Store
@@ -35,15 +35,15 @@ def put_image(store: Store, *contents: bytes, name: str = "") -> Image:
     settings = Settings(env={}, ports=(), command=("x",), labels={"a": "1"})
     history = tuple(f"layer {number}" for number in range(len(layers)))
     config = oci.config(settings, layers, history, created="2026-01-01T00:00:00Z", labels={})
-    image = images.put_image(store, config, layers, history=history, labels={"a": "1"})
+    image = stored_images.put_image(store, config, layers, history=history, labels={"a": "1"})
     store.name(name or repr(contents), image.manifest.descriptor)
     return image
 
 
 def test_an_image_is_read_as_it_was_stored(store: Store) -> None:
     image = put_image(store, b"one", b"two")
-    assert images.read_stored_image(store, image.manifest.digest) == image
-    assert images.missing(store, image.manifest.digest) == []
+    assert stored_images.read_stored_image(store, image.manifest.digest) == image
+    assert stored_images.missing(store, image.manifest.digest) == []
 
 
 def test_missing_and_truncated_blobs(store: Store) -> None:
@@ -51,10 +51,10 @@ def test_missing_and_truncated_blobs(store: Store) -> None:
     missing, truncated, _ = (layer.digest for layer in image.layers)
     store.path(missing).unlink()
     store.path(truncated).write_bytes(b"trunc")
-    assert images.missing(store, image.manifest.digest) == [missing, truncated]
+    assert stored_images.missing(store, image.manifest.digest) == [missing, truncated]
     store.path(image.config.digest).unlink()
     with pytest.raises(DamagedError, match="is missing from the store"):
-        images.read_stored_image(store, image.manifest.digest)
+        stored_images.read_stored_image(store, image.manifest.digest)
 
 
 def test_an_image_is_found_by_its_plan_and_its_operating_system(store: Store, tiny: Project) -> None:
@@ -65,25 +65,25 @@ def test_an_image_is_found_by_its_plan_and_its_operating_system(store: Store, ti
         digest=image.layers[0].digest, diff_id=image.layers[0].diff_id, size=2, unpacked=3,
         created="2026-01-01T00:00:00Z", taken=(), folders=(),
     )  # fmt: skip
-    images.put_name(store, planned, system, image, "x")
-    assert images.find_stored_image(store, planned) is None, "without its operating system"
+    stored_images.put_name(store, planned, system, image, "x")
+    assert stored_images.find_stored_image(store, planned) is None, "without its operating system"
     other = replace(system, digest=image.layers[1].digest, size=image.layers[1].size)
     for made, expected in ((other, None), (system, image)):
         store.put_record(planned.os_inputs, asdict(made))
-        assert images.find_stored_image(store, planned) == expected
+        assert stored_images.find_stored_image(store, planned) == expected
     store.path(image.layers[1].digest).unlink()
-    assert images.find_stored_image(store, planned) is None
+    assert stored_images.find_stored_image(store, planned) is None
 
 
 def test_an_image_without_its_manifest(store: Store) -> None:
     with pytest.raises(FileError):
-        images.read_stored_image(store, "sha256:" + "0" * 64)
+        stored_images.read_stored_image(store, "sha256:" + "0" * 64)
 
 
 @pytest.mark.parametrize("text", [b"{}", b"[]", b'{"config": 1, "layers": []}', b'{"config": {"digest": 1}}', b"x"])
 def test_an_invalid_manifest_is_damaged(store: Store, text: bytes) -> None:
     blob = store.put(text, MANIFEST_TYPE)
-    for read in (images.blobs, images.read_stored_image):
+    for read in (stored_images.blobs, stored_images.read_stored_image):
         with pytest.raises(DamagedError, match="invalid manifest") as caught:
             read(store, blob.digest)
         assert caught.value.blob == blob.digest
@@ -107,8 +107,8 @@ def test_an_invalid_manifest_is_damaged(store: Store, text: bytes) -> None:
     ],
 )
 def test_names_ids_tags_and_patterns(word: str, hits: list[str]) -> None:
-    assert images.match_names(reversed(NAMES), word, REFERENCES) == hits
+    assert stored_images.match_names(reversed(NAMES), word, REFERENCES) == hits
 
 
 def test_names_match_without_a_checkout() -> None:
-    assert images.match_names(NAMES, "org/pt:*-py311", {}) == [PLAIN]
+    assert stored_images.match_names(NAMES, "org/pt:*-py311", {}) == [PLAIN]
