@@ -49,9 +49,9 @@ clean: .venv/.ready ## remove this checkout's untagged images, containers, logs
 
 check: lint unit ## lint, types and unit tests: no engine, no network
 
-test: check integration ## what a contributor runs: lint, unit and integration tests; the latter need an engine
+test: check local integration ## what a contributor runs: lint, unit, local and integration tests; the last need an engine
 
-test-all: test nightly ## also the tests that run each night: other engines, uv's builds of Python, the workflows
+test-all: test nightly ## also the tests that run each night: other engines and registries, packages from source, the workflows
 
 ci: test demo ## what CI runs for every change: all tests of the project, then the demo
 
@@ -61,13 +61,16 @@ lint: .venv/.ready ## ruff, mypy, hadolint, shellcheck, workflow checks, rendere
 unit: .venv/.ready ## unit tests: no engine, no network
 	@.venv/bin/pytest -q -n auto tests/unit
 
+local: .venv/.ready ## tests with programs and servers of this machine: no engine
+	@.venv/bin/pytest -q -n auto tests/local
+
 PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder --durations 15
 NIGHTLY := tests/integration/nightly
 
 integration: engine ## integration tests: the real engine, tiny wheels
 	@.venv/bin/pytest $(PARALLEL) --ignore $(NIGHTLY) tests/integration
 
-nightly: engine ## further integration tests (FILES=test_podman.py): other engines, uv's builds of Python, the workflows
+nightly: engine ## further integration tests (FILES=test_podman.py): other engines and registries, packages from source, the workflows
 	@.venv/bin/pytest $(PARALLEL) $(addprefix $(NIGHTLY)/,$(FILES)) $(if $(FILES),,$(NIGHTLY))
 
 browser: engine ## Jupyter and TensorBoard in a real Chromium, with the newest Jupyter image of PyTorch

@@ -103,6 +103,16 @@ def docker(*arguments: str, host: str = "", timeout: int = TIMEOUT_S) -> str:
     return result.stdout.strip()
 
 
+def committed(folder: Path, files: Mapping[str, str]) -> str:
+    """The id of a commit with these files."""
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    for command in ("init -q", "add .", "-c user.name=t -c user.email=t@example.test commit -qm files"):
+        subprocess.run(["git", "-C", folder, *command.split()], check=True)
+    return subprocess.check_output(["git", "-C", folder, "rev-parse", "HEAD"], text=True).strip()
+
+
 def today() -> str:
     """The day as in stamps; a constant would be that of yesterday in tests that run after midnight UTC."""
     return time.strftime("%Y%m%d", time.gmtime())

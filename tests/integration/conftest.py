@@ -39,10 +39,9 @@ LONGEST_TEST_S = 400
 # The order for `pytest --dist loadfile --no-loadscope-reorder`, which gives the next file to the first free process:
 # files that need no seed while one process makes it, then the longest ones, so that none of these is left at the end.
 FIRST = (
-    "test_images", "test_wheel_like_pip", "test_readme", "test_bytecode", "test_push_faults", "test_nvml_stub",
-    "test_faults", "test_release", "test_store", "test_interrupted", "test_build_failures", "test_engine_lost",
-    "test_workflows_run", "test_publish", "test_same_bytes", "test_prune", "test_load", "test_layers",
-    "test_image_tests", "test_cosign", "test_plain_build",
+    "test_readme", "test_copy_of_repository", "test_matrix_guide", "test_disk_use", "test_real_tests",
+    "test_dockerfile", "test_faults", "test_release", "test_store", "test_interrupted", "test_package_sources",
+    "test_engine_lost", "test_workflows_run", "test_publish", "test_same_bytes", "test_copies", "test_cosign",
 )  # fmt: skip
 
 

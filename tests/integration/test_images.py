@@ -5,8 +5,20 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from tests.integration.checkout import PLAIN, Checkout
+import pytest
+
+from tests.integration.checkout import SHORT, Checkout
 from tests.integration.conftest import NewCheckout
+
+
+@pytest.fixture(scope="module")
+def built(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """A checkout with both images, built and tested with short image tests."""
+    new = new_checkout(tmp_path_factory.mktemp("built"))
+    new.write_tests(SHORT)
+    new.lock_and_render()
+    new.builder("images")
+    return new
 
 
 def times(checkout: Checkout, pattern: str) -> dict[str, int]:
@@ -53,12 +65,3 @@ def test_an_edited_test_means_testing_again_without_a_build(built: Checkout) -> 
     assert all(times(built, "*.test.log")[name] > time for name, time in tests.items())
     assert built.tags() == tags
     assert "up to date" in built.builder("images")
-
-
-def test_the_tests_of_real_images_pass(new_checkout: NewCheckout, tmp_path: Path) -> None:
-    """With the packages that they test: pip in new environments, and certificates."""
-    real = new_checkout(tmp_path)
-    real.edit("matrix.yaml", "{debian: bookworm, apt: [python3]}", "{debian: bookworm}")
-    real.edit("matrix.yaml", "[libnss-extrausers, tini]", "[ca-certificates, libnss-extrausers, tini]")
-    real.lock_and_render()
-    assert "1 image built, tested and tagged" in real.builder("images", PLAIN)

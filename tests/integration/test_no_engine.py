@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+
 import pytest
 
-from tests.integration.checkout import Checkout
+from tests.integration.checkout import BUILDER, Checkout
 from tests.integration.conftest import NewCheckout
 
 
@@ -37,3 +40,16 @@ def test_doctor_shows_the_rest(alone: Checkout) -> None:
     for name in ("python", "uv", "docker", "disk: checkout", "index"):
         assert rows[name] == "ok"
     assert "missing: engine" in output
+
+
+def test_a_user_without_access_to_the_socket() -> None:
+    """It said that no engine answers, and that `builder engine` installs and starts one."""
+    done = subprocess.run(
+        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", str(BUILDER), "engine"],
+        cwd="/", env={**os.environ, "HOME": "/tmp"}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    if "Permission denied" in done.stderr and "docker.sock" not in done.stderr:
+        pytest.fail(f"this checkout cannot be read by another user: {done.stderr}")
+    assert done.returncode == 6, done.stderr
+    assert "no permission to use Docker's socket" in done.stderr
+    assert "usermod -aG docker" in done.stderr

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +15,8 @@ from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.matrix.schema import CPU
 from builder.plan import plan
-from tests.integration import programs
+from tests.integration import clones, programs
+from tests.integration.clones import run
 from tests.paths import ROOT
 
 PROJECT = Project(ROOT)
@@ -29,7 +27,6 @@ EXAMPLES = sorted(
 REGISTRY = "registry.example.com/org/"  # in the examples
 STAMP = "-20261122"
 BLOCK = re.compile(r"^```(sh|diff)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-TIMEOUT_S = 300
 # CI runs them, or their parts.
 NOT_RUN = (
     "make check",
@@ -81,29 +78,7 @@ def commands(body: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """This working tree, as a clone with its own environment."""
-    target = tmp_path_factory.mktemp("readme") / "clone"
-    files = run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], ROOT).split("\0")
-    for name in filter(None, files):
-        if (ROOT / name).is_file() or (ROOT / name).is_symlink():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, target / name, follow_symlinks=False)
-    run(["git", "init", "-q"], target)
-    run(["git", "add", "-A"], target)
-    run(["git", "-c", "user.name=t", "-c", "user.email=t@example.test", "commit", "-qm", "as it is"], target)
-    return target
-
-
-def run(command: list[str], cwd: Path) -> str:
-    """What it prints. A make that is run here must not take this test for a part of the make that runs the tests."""
-    outside = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    done = subprocess.run(
-        command, cwd=cwd, text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
-        capture_output=True, env={**outside, "COLUMNS": "200", "GPU_IMAGES_STORE": f"{cwd}/.builder/store",
-            "COSIGN_PASSWORD": ""},
-    )  # fmt: skip
-    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    return clones.make(tmp_path_factory.mktemp("readme") / "clone")
 
 
 def apply(diff: str, clone: Path) -> None:
@@ -145,7 +120,7 @@ def check(command: str, clone: Path) -> None:
         tags = run([".venv/bin/builder", "plan", "all"], ROOT)
         assert re.search(rf"{re.escape(image)}\s*$", tags, re.MULTILINE), f"no image is called {image}"
     elif words[:2] == ["docker", "build"]:
-        assert (ROOT / words[words.index("-f") + 1]).is_file()  # built for real in test_plain_build.py
+        assert (ROOT / words[words.index("-f") + 1]).is_file()  # built for real in test_dockerfile.py
     elif command.startswith(HARMLESS):
         refused = (
             "|| test $? = 16" if command.startswith("builder explain") else ""
@@ -160,11 +135,21 @@ def check(command: str, clone: Path) -> None:
         assert command.startswith(NOT_RUN), f"say here how to try `{command}` without changing this machine's images"
 
 
-@pytest.mark.parametrize("section", list(sections()), ids=lambda section: section.title)
+# A section that repeats the blocks of another one is not run again.
+ONCE = list({section.blocks: section for section in reversed(list(sections()))}.values())[::-1]
+# They resolve packages of the real index for minutes: nightly/test_matrix_guide.py.
+AT_NIGHT = [section for section in ONCE if section.title.startswith("docs/matrix.md")]
+
+
+@pytest.mark.parametrize(
+    "section", [section for section in ONCE if section not in AT_NIGHT], ids=lambda section: section.title
+)
 def test_what_the_readme_says_works(section: Section, clone: Path) -> None:
-    run(["make", ".venv/.ready"], clone)
-    run(["git", "checkout", "-q", "."], clone)
-    run(["git", "clean", "-qfd"], clone)
+    follow(section, clone)
+
+
+def follow(section: Section, clone: Path) -> None:
+    clones.reset(clone)
     for kind, body in section.blocks:
         if kind == "diff":
             apply(body, clone)
@@ -177,8 +162,7 @@ def test_what_the_readme_says_works(section: Section, clone: Path) -> None:
 
 def test_the_parts_of_a_change_are_outputs_of_a_step(clone: Path) -> None:
     """What the workflow `ci` builds."""
-    run(["make", ".venv/.ready"], clone)
-    run(["git", "checkout", "-q", "."], clone)
+    clones.reset(clone)
     parts = [".venv/bin/builder", "plan", "all", "--changed-since", "HEAD", "--format", "github"]
     assert run(parts, clone) == 'parts={"include": []}\ncells=\n'
     (clone / "templates/jupyter/files/etc/changed").write_text("changed")
@@ -196,59 +180,6 @@ def test_the_documents_have_the_sections_that_are_promised() -> None:
     assert {"README.md: Make the images", "README.md: Use an image", "README.md: Change what is built"} <= titles
     added = ("framework version", "Python version", "variant", "package")
     assert {f"docs/matrix.md: A {what}" for what in added} <= titles
-
-
-# ---- a copy of this repository, with a matrix.yaml of the team's own
-
-SERVICE = {
-    "run": "#!/bin/sh\nexec sleep infinity\n",
-    "check": "#!/bin/sh\nexit 0\n",
-}
-# Tests of the tool have data of their own, and take minutes; these read that of the repository.
-OF_THE_REPOSITORY = (
-    "test_repository.py", "test_examples.py", "test_workflows.py", "test_pins.py", "templates", "lock/test_checks.py",
-    "lock/test_locality.py", "matrix/test_facts.py", "registry/test_suite.py",
-)  # fmt: skip
-
-
-def test_a_copy_with_pytorch_alone_and_a_component_of_its_own_passes_the_checks(clone: Path) -> None:
-    """builder named one entry to edit at a time, and tests expected the frameworks and services of this repository."""
-    run(["make", ".venv/.ready"], clone)
-    run(["git", "checkout", "-q", "."], clone)
-    run(["git", "clean", "-qfd"], clone)
-    path = clone / "matrix.yaml"
-    text = path.read_text(encoding="utf-8")
-    text = re.sub(r"^  tensorflow:\n.*?(?=^\S)", "", text, count=1, flags=re.MULTILINE | re.DOTALL)
-    text = re.sub(r"^  (tensorflow|jax): \{.*\n", "", text, flags=re.MULTILINE)
-    text = text.replace("  plain: []\n", "  plain: []\n  hello: [hello]\n")
-    text = text.replace("\ncomponents:\n", "\ncomponents:\n  hello: {needs: [python], command: [services]}\n")
-    path.write_text(text, encoding="utf-8")
-    service = clone / "templates/hello/files/etc/services.d/hello"
-    service.mkdir(parents=True)
-    for name, program in SERVICE.items():
-        (service / name).write_text(program, encoding="utf-8")
-        (service / name).chmod(0o755)
-    test = "def test_the_service_is_there(host):\n    assert host.file('/etc/services.d/hello/run').exists\n"
-    (clone / "tests/images/test_hello.py").write_text(test.replace("'", '"'), encoding="utf-8")
-
-    # The entries that the message names, and no others, are deleted.
-    done = subprocess.run([".venv/bin/builder", "plan"], cwd=clone, capture_output=True, text=True, check=False)
-    entries = re.findall(r"^  matrix\.yaml:(\d+):\d+: '(.*)' matches no cell", done.stderr, re.MULTILINE)
-    assert done.stderr.startswith(f"matrix: {len(entries)} entries match no cell\n"), done.stderr
-    lines = text.splitlines(keepends=True)
-    for number, pattern in entries:
-        line = lines[int(number) - 1].replace(f', "{pattern}"', "").replace(f'"{pattern}"', "").replace("[, ", "[")
-        lines[int(number) - 1] = "" if "cells: ," in line or line.rstrip().endswith("[]") else line
-    path.write_text("".join(lines), encoding="utf-8")
-
-    run([".venv/bin/builder", "lock"], clone)
-    run([".venv/bin/builder", "render"], clone)
-    run(["git", "add", "-A"], clone)
-    run(["make", "lint"], clone)
-    tests = [f"tests/unit/{name}" for name in OF_THE_REPOSITORY]
-    run([".venv/bin/pytest", "-q", "-n", "2", *tests], clone)
-    for name in Project(clone).matrix.sets:
-        run([".venv/bin/builder", "plan", name], clone)
 
 
 # ---- the documents and CI are for this matrix.yaml: a copy with another one sees it here, not in the unit tests

@@ -1,7 +1,7 @@
 """examples/: what they say about images, and what the schemas that `make lint` uses cannot check.
 
-tests/integration/test_examples.py starts the Compose file, and runs the Slurm scripts with stand-ins; in the same
-folder, test_readme.py looks for their images in matrix.yaml.
+tests/integration/test_examples.py starts the Compose file; tests/local/test_slurm.py runs the Slurm scripts with
+stand-ins; tests/integration/test_readme.py looks for their images in matrix.yaml.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import json
 import re
 import secrets
 import shutil
-import subprocess
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,11 +19,9 @@ from typing import Any
 
 import pytest
 
-from builder.common import git
-from builder.common.errors import UsageError
 from tests.integration import registry as registries
 from tests.integration import stores, wheels
-from tests.integration.checkout import SHORT, Checkout, docker
+from tests.integration.checkout import SHORT, Checkout, committed, docker
 from tests.integration.conftest import NewCheckout
 from tests.integration.index import Index
 from tests.integration.registry import Server
@@ -93,16 +90,6 @@ def sdist(name: str, version: str, files: Mapping[str, str], **about: str) -> Di
             item.size = len(text)
             tar.addfile(item, io.BytesIO(text.encode()))
     return Distribution(project=name, file=f"{name}-{version}.tar.gz", content=content.getvalue())
-
-
-def committed(folder: Path, files: Mapping[str, str]) -> str:
-    """The id of a commit with these files."""
-    folder.mkdir()
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    for command in ("init -q", "add .", "-c user.name=t -c user.email=t@example.test commit -qm files"):
-        subprocess.run(["git", "-C", folder, *command.split()], check=True)
-    return subprocess.check_output(["git", "-C", folder, "rev-parse", "HEAD"], text=True).strip()
 
 
 @dataclass
@@ -218,23 +205,6 @@ def test_the_same_sources_give_the_same_wheels(sources: Sources) -> None:
     output = sources.checkout.builder("lock", "--build", "tinynative", "--build", "tinypure", "--build", "tinygit")
     assert output.count("is the locked wheel") == 3
     assert sources.built() == before
-
-
-@pytest.mark.parametrize("most_bytes", [2_000_000, 900_000])
-def test_a_fetch_of_git_ends_at_its_limit(tmp_path: Path, most_bytes: int) -> None:
-    """A repository of others may have more than the disk."""
-    megabyte = secrets.token_hex(1_000_000)  # 1 MB after compression
-    commit, repository = committed(tmp_path / "origin", {"data": megabyte}), tmp_path / "fetched"
-    repository.mkdir()
-    git.run_git(repository, "init", "-q", "--bare")
-    fetch = ("fetch", "-q", f"file://{tmp_path}/origin", commit)
-    git.run_git(repository, "config", "transfer.unpackLimit", "100")  # as a user may have it
-    if most_bytes > 1_000_000:
-        git.run_git(repository, *fetch, most_bytes=most_bytes)
-        assert git.commit(repository, commit) == commit
-    else:
-        with pytest.raises(UsageError, match="index-pack failed, probably at the limit of 900,000 bytes"):
-            git.run_git(repository, *fetch, most_bytes=most_bytes)
 
 
 def test_a_changed_folder_is_a_stale_lock(sources: Sources) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests import nvml
-from tests.integration.checkout import ROOT
 from tests.nvml import Card
+from tests.paths import ROOT
 
 DRIVER = "570.86.10"
 H100 = Card("NVIDIA H100 80GB HBM3", "9.0", 81559, 600)

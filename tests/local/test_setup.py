@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.checkout import ROOT
+from tests.paths import ROOT
 
 # Answers as a Python of that version without pip; as an environment if `prefix` differs from `base_prefix`.
 PYTHON = """\

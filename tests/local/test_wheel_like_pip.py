@@ -155,7 +155,7 @@ def projects(draw: st.DrawFn, number: int) -> Project:
     )
 
 
-BATCHES = st.tuples(*(projects(number) for number in range(5)))
+BATCHES = st.tuples(*(projects(number) for number in range(12)))
 
 
 # ---- installation
@@ -326,12 +326,12 @@ def check_record(installed: Tree, project: Project, pip: Tree) -> None:
 
 
 @settings(
-    max_examples=25,
+    max_examples=11,  # each takes an installation by pip and one by uv
     deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=list(HealthCheck),
-    phases=[Phase.generate],  # an installation takes too long for many of them
+    phases=[Phase.generate],  # no search for a smaller example
 )
 @given(BATCHES)
 def test_random_wheels(environment: Environment, batch: tuple[Project, ...]) -> None:

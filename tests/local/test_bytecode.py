@@ -23,7 +23,7 @@ from types import CodeType
 
 import pytest
 
-from tests.integration.checkout import ROOT
+from tests.paths import ROOT
 
 PROGRAM = ROOT / "templates/steps/compile.py"
 PACKAGES = (asyncio, email, json, logging, unittest)

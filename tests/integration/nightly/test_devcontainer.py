@@ -82,7 +82,7 @@ def named(user: int) -> Iterator[None]:
 
 
 @pytest.fixture
-def start(cli: Path, built: Checkout) -> Iterator[Callable[[int], DevContainer]]:
+def start(cli: Path, released_once: Checkout) -> Iterator[Callable[[int], DevContainer]]:
     """A function that starts a dev container in a new folder of a user; all are removed at the end."""
     with TemporaryDirectory(prefix="devcontainer-") as name:
         top = Path(name)
@@ -92,7 +92,8 @@ def start(cli: Path, built: Checkout) -> Iterator[Callable[[int], DevContainer]]
             example = (ROOT / "examples/devcontainer.json").read_text(encoding="utf-8")
             assert example.count(IMAGE) == example.count(SHM) == 1
             # The index of the tests listens on this machine's loopback.
-            example = example.replace(IMAGE, json.dumps(built.references()[0])).replace(SHM, '["--network=host"]')
+            image = json.dumps(released_once.references()[0])
+            example = example.replace(IMAGE, image).replace(SHM, '["--network=host"]')
             folder = top / f"of-{user}"
             (folder / ".devcontainer").mkdir(parents=True)
             (folder / ".devcontainer/devcontainer.json").write_text(example, encoding="utf-8")
