@@ -85,6 +85,7 @@ MAKES_OS = re.compile(r"^os-bookworm-py3\.11\S*: building$", re.MULTILINE)
 IN_CONTAINER = "mmdebstrap cannot run here (setpriv and unshare are not installed): running it in a container"
 OS_SCRIPT = "templates/steps/os.sh"
 METHODS = ("assemble", "dockerfile")
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}  # exit codes by signal
 SOURCE = "https://example.com/"  # with the namespace: a label that no image of another checkout has
 _OS_LOCKS: dict[str, str] = {}  # those that checkouts made, by file name
 # What checkouts made, by what they were made from: the namespace, and the files of locks/ and images/.
@@ -156,6 +157,11 @@ class Running:
 
     def says(self, text: str) -> None:
         self.reaches(lambda: text in self.output)
+
+    def stops(self, number: signal.Signals) -> str:
+        """Sends a signal, which must end the program as it should; returns the output."""
+        self.process.send_signal(number)
+        return self.ends(CODES[number])
 
     def ends(self, code: int, within_s: float = TIMEOUT_S) -> str:
         """Waits for the end; returns the output."""

@@ -20,8 +20,10 @@ from typing import Protocol
 
 import pytest
 
+from tests.integration import company as companies
 from tests.integration import fetched, leftovers, programs, stores, wheels
 from tests.integration.checkout import OURS, SHARED_RELEASE, SHORT, Checkout, make
+from tests.integration.company import Company
 from tests.integration.engine_proxy import EngineProxy
 from tests.integration.index import Index
 
@@ -158,7 +160,7 @@ def _make(folder: Path, release: str, served: Index, environ: dict[str, str]) ->
 
 @pytest.fixture(scope="session")
 def new_checkout(served: Index, environ: dict[str, str], seed: Path) -> Iterator[NewCheckout]:
-    """A function that creates a checkout in a folder; images and containers are removed at the end.
+    """A function that creates a checkout in a folder; what is left of its images and containers is removed at the end.
 
     The wheels of a `fresh` one must be fetched, and the engine must pull its layers.
     """
@@ -172,34 +174,38 @@ def new_checkout(served: Index, environ: dict[str, str], seed: Path) -> Iterator
 
     yield new
     for each in checkouts:
-        each.engine = ""
-        each.remove()
+        _remove(each)
 
 
 @pytest.fixture
-def checkout(new_checkout: NewCheckout, index: Index, tmp_path: Path) -> Checkout:
+def checkout(new_checkout: NewCheckout, index: Index, tmp_path: Path) -> Iterator[Checkout]:
     """A checkout for one test, with short image tests, without locks and rendered files."""
     new = new_checkout(tmp_path)
     new.write_tests(SHORT)
-    return new
+    yield new
+    _remove(new)
 
 
 @pytest.fixture
-def fresh(new_checkout: NewCheckout, index: Index, tmp_path: Path) -> Checkout:
+def fresh(new_checkout: NewCheckout, index: Index, tmp_path: Path) -> Iterator[Checkout]:
     """As `checkout`, with a framework of its own."""
     new = new_checkout(tmp_path, fresh=True)
     new.write_tests(SHORT)
-    return new
+    yield new
+    _remove(new)
 
 
-@pytest.fixture(scope="session")
-def built(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    """A checkout with both images, built and tested with short image tests; for tests that change nothing."""
-    new = new_checkout(tmp_path_factory.mktemp("built"))
-    new.write_tests(SHORT)
-    new.lock_and_render()
-    new.builder("images")
-    return new
+def _remove(checkout: Checkout) -> None:
+    """Removes its images and containers; with all at the end, the last process would be busy for a minute."""
+    checkout.engine = ""
+    checkout.remove()
+
+
+@pytest.fixture
+def company(fresh: Checkout) -> Iterator[Company]:
+    """A checkout that needs a private index."""
+    with companies.company(fresh) as new:
+        yield new
 
 
 @pytest.fixture
@@ -220,7 +226,7 @@ def alone(fresh: Checkout, seed: Path, proxy: EngineProxy) -> Checkout:
 
 @pytest.fixture(scope="session")
 def released_once(new_checkout: NewCheckout, seed: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    """As `released`, for tests that change nothing."""
+    """As `released`, for tests that change nothing: other tests may have left images without tags."""
     folder = tmp_path_factory.mktemp("released")
     new = new_checkout(folder)
     new.environ["DOCKER_CONFIG"] = str(folder / "docker")  # without logins of this machine's user

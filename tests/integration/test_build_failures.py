@@ -1,4 +1,4 @@
-"""Failing builds: the message has the package, the reason, the end of the step's output, and the path of the log."""
+"""Failing builds: the message has the package, the reason, and what to do."""
 
 from __future__ import annotations
 
@@ -13,26 +13,6 @@ from tests.integration.checkout import EXTRA, METHODS, PLAIN, Checkout, docker
 from tests.integration.conftest import NewCheckout
 from tests.integration.index import Fault, Index
 
-OS = "the log of the operating system"
-
-
-def fails(checkout: Checkout, code: int, *, method: str = "assemble", log: str = "") -> str:
-    """Runs a build that must fail; returns its output. `log` is the name of the failed step's log."""
-    output = checkout.builder("images", PLAIN, "--method", method, code=code)
-    assert f"{PLAIN}: failed" in output
-    assert "  -> " in output, "there is no hint"
-    if log:
-        path = checkout.os_log() if log == OS else checkout.root / f".builder/logs/{log}.log"
-        assert str(path.relative_to(checkout.root)) in output
-        assert "  | " in output, "the end of the failing step's output is not shown"
-        assert path.stat().st_size > 0
-        assert checkout.index.address not in path.read_text(encoding="utf-8")
-    assert checkout.tags() == {}
-    assert checkout.image_ids() == set()
-    assert checkout.working_images() == []
-    assert checkout.stored() == {}
-    return output
-
 
 @pytest.fixture(scope="module")
 def project(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
@@ -44,24 +24,13 @@ def project(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory)
 
 def test_a_fault_of_the_index_names_the_wheel(project: Checkout, index: Index) -> None:
     index.faults["tinyframe"] = Fault.FILE_HAS_OTHER_BYTES
-    output = fails(project, 13)
+    output = project.builder("images", PLAIN, code=13)
+    assert f"{PLAIN}: failed" in output
+    assert "  -> " in output, "there is no hint"
     assert f"tinyframe-{project.release}-py3-none-any.whl" in output
     assert "SHA-256 mismatch" in output
-
-
-def test_the_dockerfile_method_shows_what_uv_says(project: Checkout, index: Index) -> None:
-    index.faults["tinyframe"] = Fault.FILE_HAS_OTHER_BYTES
-    output = fails(project, 7, method="dockerfile", log=PLAIN)
-    assert "tinyframe" in output
-    assert "Hash mismatch" in output
-
-
-def test_the_dockerfile_method_refuses_an_index_with_a_password(project: Checkout, index: Index) -> None:
-    url = index.url.replace("://", "://someone:a-secret@")
-    output = project.builder("images", "--method", "dockerfile", code=2, UV_DEFAULT_INDEX=url)
-    assert "user name or password" in output
-    assert "a-secret" not in output
-    assert project.image_ids() == set()
+    assert (project.tags(), project.image_ids(), project.working_images()) == ({}, set(), [])
+    assert project.stored() == {}
 
 
 def test_a_password_is_used_for_downloads_and_stored_nowhere(fresh: Checkout, index: Index) -> None:
@@ -82,22 +51,21 @@ def test_a_missing_certificate_bundle_is_named(project: Checkout, tmp_path: Path
     assert missing in project.builder("images", "--method", method, code=2, SSL_CERT_FILE=missing)
 
 
-@pytest.mark.parametrize(("method", "code"), [("assemble", 13), ("dockerfile", 7)])
-def test_one_image_that_fails_does_not_stop_the_other(fresh: Checkout, index: Index, method: str, code: int) -> None:
+def test_one_image_that_fails_does_not_stop_the_other(fresh: Checkout, index: Index) -> None:
     fresh.lock_and_render()
     index.faults["tinyextra"] = Fault.FILE_404
-    output = fresh.builder("images", "--method", method, code=code)
+    output = fresh.builder("images", code=13)
     assert f"{EXTRA}: failed" in output
     assert "tinyextra" in output
     assert set(fresh.tags()) == set(fresh.references())
 
     index.heal()
-    assert "1 image built, tested and tagged. 1 image up to date" in fresh.builder("images", "--method", method)
+    assert "1 image built, tested and tagged. 1 image up to date" in fresh.builder("images")
     assert set(fresh.tags()) == {*fresh.references(), *fresh.references("-extra")}
 
 
 def test_two_wheels_with_different_files_for_one_path(fresh: Checkout, index: Index) -> None:
-    """uv installs them in any order; an assembled image has the file of the later one, and its bytecode."""
+    """The image has the file of the later one, and its bytecode. With a Dockerfile: test_dockerfile.py."""
     for name in ("tinyone", "tinytwo"):
         index.publish(wheels.wheel(name, "1.0", {"shared.py": f"NAME = '{name}'\n".encode(), f"{name}.py": b""}))
     fresh.edit("matrix.yaml", f"packages: [tinyextra=={fresh.release}]", "packages: [tinyextra, tinyone, tinytwo]")
@@ -111,9 +79,6 @@ def test_two_wheels_with_different_files_for_one_path(fresh: Checkout, index: In
     program = "import shared; print(open(shared.__file__).read(), shared.NAME, open(shared.__cached__, 'rb').read())"
     shown = docker("run", "--rm", image, "python", "-c", program)  # the bytecode is not compared with its source
     assert ("tinyone" in shown, shown.count("tinytwo")) == (False, 3)
-    output = fresh.builder("build", "--method", "dockerfile", EXTRA, code=7)
-    assert f"tinyone-1.0 and tinytwo-1.0 have different files for {path}" in output
-    assert "without `--method dockerfile`" in output
 
 
 def test_a_debian_package_that_does_not_exist_is_not_locked(checkout: Checkout) -> None:

@@ -50,18 +50,3 @@ def test_an_engine_that_cannot_reach_this_machine_gets_archives(alone: Checkout,
     layers = stores.blobs_of(alone.store, alone.stored()[alone.references()[0]])
     assert proxy.loaded[-1] > sum(layers.values())
     assert proxy.pulled == []
-
-
-def test_a_damaged_layer_is_built_again(alone: Checkout, proxy: EngineProxy) -> None:
-    """The engine refuses it at once, without retries for a minute."""
-    alone.builder("build", PLAIN)
-    digest = alone.stored()[alone.references()[0]]
-    alone.docker("image", "rm", *alone.image_ids())
-    [layer] = [layer for line, layer in stores.layers(alone.store, digest) if " tinyframe-" in line]
-    stores.flip(alone.store, layer)
-    output = alone.builder("build", PLAIN, code=12)
-    assert "did not match its digest and was removed" in output
-    is_loaded(alone, 0)
-    alone.builder("build", PLAIN)
-    is_loaded(alone, 1)
-    assert max(proxy.loaded) < OF_A_TAR, "the failed pull was replaced by an archive"

@@ -2,91 +2,24 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
 import re
-import secrets
 import shutil
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
-
 from tests.integration import registry as registries
 from tests.integration import stores, wheels
-from tests.integration.checkout import EXTRA, SHORT, Checkout, docker
-from tests.integration.conftest import NewCheckout
-from tests.integration.index import Fault, Index
+from tests.integration.checkout import EXTRA, docker
+from tests.integration.company import CPU, CPU_EXTRA, Company
+from tests.integration.index import Fault
 from tests.integration.registry import Server
-
-CPU, CPU_EXTRA = "ty-1.0-cpu-py311", "ty-1.0-cpu-py311-extra"
-PRIVATE = ("tinyextra", "tinyinner")
-
-
-@dataclass
-class Company:
-    """A checkout whose extra component, and whose framework on the CPU, come from a private index.
-
-    `public` is the default index; the private `index` redirects downloads to `storage`, which demands no login.
-    """
-
-    checkout: Checkout
-    public: Index
-    index: Index
-    storage: Index
-    password: str
-    start: int = 0
-    authorized: int = 0
-
-    def asked_in_public(self) -> list[str]:
-        """The paths of requests for private packages to the default index, since the start."""
-        paths = [answer.path for answer in self.public.answered[self.start :]]
-        return [path for path in paths if path.split("/")[2] in PRIVATE]
-
-    def has_password(self, content: bytes) -> bool:
-        """Whether the password is there, plain or as in a header of a request."""
-        encoded = base64.b64encode(f"__token__:{self.password}".encode())
-        return self.password.encode() in content or encoded in content
-
-
-@pytest.fixture
-def company(new_checkout: NewCheckout, index: Index, tmp_path: Path) -> Iterator[Company]:
-    checkout = new_checkout(tmp_path, fresh=True)
-    checkout.write_tests(SHORT)
-    release = checkout.release
-    with ExitStack() as stack:
-        private, storage = stack.enter_context(Index().serving()), stack.enter_context(Index().serving())
-        new = Company(checkout, index, private, storage, secrets.token_hex(12))
-        # The default index has all of their names too, in higher versions.
-        index.publish(wheels.extra("99.0"), wheels.wheel("tinyinner", "99.0", {"tinyinner.py": b""}))
-        for place in (private, storage):
-            place.publish(
-                wheels.wheel(
-                    "tinyextra", f"{release}+co", {"tinyextra/__init__.py": b'VERSION = "1"\n'}, requires=["tinyinner"]
-                ),
-                wheels.wheel("tinyinner", "1.0", {"tinyinner.py": b""}),
-                wheels.framework(f"{release}+cpu", requires=["tinyinner"]),
-                # Packages of the default index must not come from here either.
-                wheels.driver_library("99.0"),
-            )
-        checkout.environ["UV_INDEX_COMPANY_PASSWORD"] = new.password
-        private.login, private.storage = ("__token__", new.password), storage
-        checkout.edit("matrix.yaml", "debian:\n", f"indexes:\n  company: {private.url}\ndebian:\n")
-        checkout.edit("matrix.yaml", '  "12.8": {}\n', '  "12.8": {}\n  cpu: {}\n')
-        checkout.edit("matrix.yaml", "    image: ty-cuda\n", "    image: ty-cuda\n    cpu_image: ty-cpu\n")
-        checkout.edit("matrix.yaml", 'cuda: ["12.8"]', 'cuda: ["12.8", cpu], index_on: {cpu: company}')
-        checkout.edit(
-            "matrix.yaml", f"packages: [tinyextra=={release}]", "packages: [tinyextra, tinyinner], index: company"
-        )
-        new.start, new.authorized = len(index.answered), len(index.authorized)
-        yield new
-        index.withdraw("tinyextra", "99.0")  # the index is shared with other tests
 
 
 @dataclass
@@ -251,19 +184,3 @@ def test_an_index_that_lies_is_refused_without_a_request_to_another_one(company:
     output = checkout.builder("build", EXTRA, code=13)
     assert f"tinyextra-{checkout.release}+co-py3-none-any.whl: not listed by the index company" in output
     assert company.asked_in_public() == []
-
-
-def test_dockerfiles_take_the_login_from_a_secret(company: Company) -> None:
-    checkout = company.checkout
-    checkout.builder("lock", CPU_EXTRA)
-    checkout.builder("render", CPU_EXTRA)
-    company.start = len(company.public.answered)
-    output = checkout.builder("build", "--method", "dockerfile", CPU_EXTRA)
-    assert company.asked_in_public() == []
-    assert company.storage.authorized == []
-    places = {"output": output.encode()}
-    places |= {str(path): path.read_bytes() for path in checkout.root.rglob("*") if path.is_file()}
-    (image,) = checkout.image_ids()
-    places["history"] = docker("history", "--no-trunc", image).encode()
-    assert [place for place, content in places.items() if company.has_password(content)] == []
-    assert b"127.0.0.1" not in places["history"]

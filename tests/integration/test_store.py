@@ -16,8 +16,10 @@ from builder.layers.store import PACKAGES
 from tests.integration import programs, stores
 from tests.integration import registry as registries
 from tests.integration.checkout import PLAIN, Checkout
+from tests.integration.engine_proxy import EngineProxy
 from tests.integration.index import Fault, Index
 from tests.integration.registry import Server
+from tests.integration.test_load import OF_A_TAR
 
 MB = 10**6
 ROOMY = 400 * MB
@@ -197,7 +199,9 @@ def test_a_limit_is_kept_by_freeing_what_no_image_uses(ready: Checkout) -> None:
     assert set(ready.stored()) == {ready.references()[0]}
 
 
-def test_a_damaged_layer_is_noticed_when_it_is_loaded(ready: Checkout) -> None:
+def test_a_damaged_layer_is_noticed_when_it_is_loaded(ready: Checkout, proxy: EngineProxy) -> None:
+    """The engine refuses it at once, without retries for a minute."""
+    ready.engine = proxy.host
     ready.builder("build", PLAIN)
     before = ready.stored()
     for line in ("tinyframe-", "files: tiny bytecode", "os"):
@@ -211,6 +215,7 @@ def test_a_damaged_layer_is_noticed_when_it_is_loaded(ready: Checkout) -> None:
 
         ready.builder("build", PLAIN)
         assert ready.stored() == before
+    assert max(proxy.loaded) < OF_A_TAR, "the failed pull was replaced by an archive"
 
 
 def _layer(checkout: Checkout, line: str) -> str:

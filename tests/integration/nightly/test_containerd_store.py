@@ -26,11 +26,11 @@ OF_A_TAR = 50_000  # more than the headers of an archive take
 
 
 @pytest.fixture(scope="module")
-def engine(built: Checkout) -> Iterator[EngineProxy]:
+def engine(released_once: Checkout) -> Iterator[EngineProxy]:
     """The engine, with the base image of the machine's own."""
     assert os.geteuid() == 0, "these tests start an engine of their own, which needs root"
     programs = newer_docker.unpack(ROOT / ".builder/test-cache/newer-docker")
-    base = built.base_image("trixie")
+    base = released_once.base_image("trixie")
     with TemporaryDirectory(prefix="dockerd-") as folder:
         daemon = Daemon(folder=Path(folder), port=free_port(), programs=programs, features=("containerd-snapshotter",))
         with daemon.disk(DISK):

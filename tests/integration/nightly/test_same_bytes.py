@@ -1,15 +1,20 @@
-"""Same inputs, same bytes, in every folder and build order. (For engines, see nightly/test_containerd_store.)"""
+"""Same inputs, same bytes, in every folder and build order; operating systems that a container makes.
+
+For engines, see nightly/test_containerd_store.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests.integration import stores
 from tests.integration.checkout import EXTRA, IN_CONTAINER, MAKES_OS, PLAIN, Checkout, without
+from tests.integration.test_interrupted import is_stopped_in_os_script
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +58,7 @@ def test_this_machine_and_a_container_make_the_same_operating_system(checkout: C
         digests.append(checkout.stored())
     assert len(digests[0]) == 1
     assert digests[0] == digests[1]
+
+
+def test_an_interrupt_while_a_container_makes_the_operating_system(alone: Checkout, tmp_path: Path) -> None:
+    is_stopped_in_os_script(alone, signal.SIGINT, without(tmp_path, "unshare"))

@@ -29,7 +29,7 @@ from tests.integration.conftest import NewCheckout
 from tests.integration.index import Fault, Index
 from tests.integration.registry import Server
 from tests.integration.releases.machines import UNTESTED_GPU
-from tests.integration.test_plain_build import tree
+from tests.integration.tree import differences, tree
 from tests.integration.wheels import Distribution
 
 # Debian's libraries of a Python that is linked to them; uv's builds contain their own.
@@ -227,12 +227,11 @@ def test_plain_docker_build_gives_the_same_files(made: Checkout, build: Build) -
         for path in files:
             (made.root / path).unlink()
     assert result.returncode == 0, result.stderr
-    expected, actual = tree(made, made.references()[0]), tree(made, name)
+    expected, actual = tree(made.references()[0]), tree(name)
     for reserved in RESERVED:
         del expected[reserved]
     assert f"opt/python/{build.key}/lib/python3.11/json/__pycache__/__init__.cpython-311.pyc" in expected
-    assert {path: (expected.get(path), actual.get(path)) for path in expected.keys() ^ actual.keys()} == {}
-    assert {path: (expected[path], actual[path]) for path in expected if expected[path] != actual[path]} == {}
+    assert differences(expected, actual) == {}
 
 
 def test_the_image_is_staged_and_released(made: Checkout, build: Build, tmp_path: Path) -> None:

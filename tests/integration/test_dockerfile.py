@@ -1,0 +1,184 @@
+"""Images from Dockerfiles: the files and the configuration of assembled ones, failures, interrupts, logins.
+
+All builds with Dockerfiles are in this file, which one process runs: BuildKit then keeps the operating system.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+
+import pytest
+
+from builder import host
+from builder.layers.estargz import RESERVED
+from builder.plan import settings
+from tests.integration import wheels
+from tests.integration.checkout import EXTRA, PLAIN, TIMEOUT_S, Checkout, docker
+from tests.integration.company import CPU_EXTRA, Company
+from tests.integration.conftest import NewCheckout
+from tests.integration.index import Fault, Index
+from tests.integration.test_interrupted import leftovers
+from tests.integration.tree import differences, inspect, tree
+
+METHOD = ("--method", "dockerfile")
+SUFFIXES = pytest.mark.parametrize("suffix", ["", "-extra"], ids=["plain", "extra"])
+# BuildKit's layers have no table of contents: only those of the builder are eStargz.
+MAY_DIFFER = set(RESERVED)
+LINK = "opt/venv/lib/python/site-packages/tinyframe/libcudart.so.12"  # COPY changes the modes of the folders above it
+
+
+# ---- the same image, whoever builds it
+
+
+@pytest.fixture(scope="module")
+def both(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[str, str]]:
+    """By suffix, the ids of an assembled image and of one from the same Dockerfile.
+
+    The plain one is built by `docker build` without the builder (templates/host/README.md), the extra one with it.
+    """
+    checkout = new_checkout(tmp_path_factory.mktemp("both"))
+    link = checkout.root / "templates/tiny/files" / LINK
+    link.parent.mkdir(parents=True)
+    link.symlink_to("../nvidia/cuda_runtime/lib/libcudart.so.12")
+    (checkout.root / "templates/host/README.md").unlink()  # the builder leaves it out: BuildKit would see a difference
+    checkout.lock_and_render()
+    checkout.builder("build")
+    assembled = {_label(image, "gpu-images.variant"): image for image in checkout.image_ids()}
+    checkout.builder("build", EXTRA, *METHOD)
+    [extra] = checkout.image_ids() - set(assembled.values())
+    return {"": (assembled["plain"], _plain_docker_build(checkout)), "-extra": (assembled["extra"], extra)}
+
+
+def _label(image: str, name: str) -> str:
+    return docker("image", "inspect", "--format", f'{{{{index .Config.Labels "{name}"}}}}', image)
+
+
+def _plain_docker_build(checkout: Checkout) -> str:
+    base = checkout.base_image()
+    host_files = host.read_host(checkout.environ).files("bookworm")
+    for name, content in host_files.items():
+        (checkout.root / name).write_bytes(content)
+    assert "templates/host/index.env" in host_files
+    name = f"{checkout.namespace}/plain"
+    command = ["docker", "build", "--quiet", "--network", "host", "--build-arg", f"BASE={base}", "--tag", name]
+    command += ["--no-cache-filter", "image"]  # only Debian packages may be cached
+    result = subprocess.run(
+        [*command, "--file", f"images/{PLAIN}/plain.Dockerfile", "."],
+        cwd=checkout.root, env={**os.environ, "DOCKER_BUILDKIT": "1"}, capture_output=True, text=True,
+        timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    for path in host_files:
+        (checkout.root / path).unlink()
+    assert result.returncode == 0, result.stderr
+    return docker("image", "inspect", "--format", "{{.Id}}", name)
+
+
+@SUFFIXES
+def test_every_path_is_the_same(both: Mapping[str, tuple[str, str]], suffix: str) -> None:
+    assembled, built = map(tree, both[suffix])
+    for path in (
+        "opt/venv/bin/tinyframe",
+        "opt/venv/lib/python/site-packages/nvidia/cuda_runtime/lib/libcudart.so.12",
+        "usr/bin/tini",
+        LINK,
+    ):
+        assert path in assembled
+    assert any(path.endswith("tinyframe/__pycache__/__init__.cpython-311.pyc") for path in assembled)
+    assert ("opt/venv/lib/python/site-packages/tinyextra/__init__.py" in assembled) == bool(suffix)
+    assert {path: text for path, text in differences(assembled, built).items() if path not in MAY_DIFFER} == {}
+
+
+@SUFFIXES
+def test_the_configuration_is_the_same(both: Mapping[str, tuple[str, str]], suffix: str) -> None:
+    assembled, built = map(inspect, both[suffix])
+    assert assembled["Entrypoint"]
+    if suffix:
+        assert {"TINY_EMPTY=", 'TINY_FLAGS=--list=a,b --home=$HOME ${HOME} #"x" \\$PATH \\'} <= {*assembled["Env"]}
+    else:  # the builder sets some labels while it builds
+        set_later = {name: assembled["Labels"].pop(name, "") for name in settings.built_labels("", "")}
+        assert set_later["gpu-images.plan"].startswith("sha256:")
+    assert assembled["Labels"]
+    assert assembled == built
+
+
+@SUFFIXES
+def test_it_runs(both: Mapping[str, tuple[str, str]], suffix: str) -> None:
+    one, other = (docker("run", "--rm", image, "tinyframe") for image in both[suffix])
+    assert one == other != ""
+
+
+# ---- failures
+
+
+def test_an_index_with_a_password_is_refused(checkout: Checkout, index: Index) -> None:
+    checkout.lock_and_render()
+    url = index.url.replace("://", "://someone:a-secret@")
+    output = checkout.builder("images", *METHOD, code=2, UV_DEFAULT_INDEX=url)
+    assert "user name or password" in output
+    assert "a-secret" not in output
+    assert checkout.image_ids() == set()
+
+
+def test_one_image_that_fails_shows_what_uv_says_and_does_not_stop_the_other(fresh: Checkout, index: Index) -> None:
+    fresh.lock_and_render()
+    index.faults["tinyextra"] = Fault.FILE_HAS_OTHER_BYTES
+    output = fresh.builder("images", *METHOD, code=7)
+    assert f"{EXTRA}: failed" in output
+    assert "  | " in output, "the end of the failing step's output is not shown"
+    assert "tinyextra" in output
+    assert "Hash mismatch" in output
+    assert f"-> Full log: .builder/logs/{EXTRA}.log" in output
+    assert index.address not in (fresh.root / f".builder/logs/{EXTRA}.log").read_text(encoding="utf-8")
+    assert set(fresh.tags()) == set(fresh.references())
+    assert fresh.image_ids() == set(fresh.tags().values())
+    assert fresh.working_images() == []
+
+    index.heal()
+    assert "1 image built, tested and tagged. 1 image up to date" in fresh.builder("images", *METHOD)
+    assert set(fresh.tags()) == {*fresh.references(), *fresh.references("-extra")}
+
+
+def test_two_wheels_with_different_files_for_one_path_are_refused(fresh: Checkout, index: Index) -> None:
+    """uv installs them in any order. For assembled images: test_build_failures.py."""
+    for name in ("tinyone", "tinytwo"):
+        index.publish(wheels.wheel(name, "1.0", {"shared.py": f"NAME = '{name}'\n".encode(), f"{name}.py": b""}))
+    fresh.edit("matrix.yaml", f"packages: [tinyextra=={fresh.release}]", "packages: [tinyextra, tinyone, tinytwo]")
+    fresh.builder("lock")
+    fresh.builder("render")
+    output = fresh.builder("build", *METHOD, EXTRA, code=7)
+    path = "/opt/venv/lib/python/site-packages/shared.py"
+    assert f"tinyone-1.0 and tinytwo-1.0 have different files for {path}" in output
+    assert "without `--method dockerfile`" in output
+
+
+def test_interrupted_builds(fresh: Checkout, index: Index) -> None:
+    fresh.lock_and_render()
+    for number in (signal.SIGKILL, signal.SIGINT):
+        index.faults["tinyframe"] = Fault.FILE_STALLS
+        with fresh.running("images", PLAIN, *METHOD) as run:
+            run.reaches(index.stalled.is_set, seconds=180)
+            run.stops(number)
+        index.heal()
+        assert fresh.image_ids() == set()
+    fresh.builder("images", PLAIN, *METHOD)
+    assert set(fresh.tags()) == set(fresh.references())
+    assert leftovers(fresh) == []
+
+
+def test_the_login_of_an_index_is_a_secret(company: Company) -> None:
+    checkout = company.checkout
+    checkout.builder("lock", CPU_EXTRA)
+    checkout.builder("render", CPU_EXTRA)
+    company.start = len(company.public.answered)
+    output = checkout.builder("build", *METHOD, CPU_EXTRA)
+    assert company.asked_in_public() == []
+    assert company.storage.authorized == []
+    places = {"output": output.encode()}
+    places |= {str(path): path.read_bytes() for path in checkout.root.rglob("*") if path.is_file()}
+    (image,) = checkout.image_ids()
+    places["history"] = docker("history", "--no-trunc", image).encode()
+    assert [place for place, content in places.items() if company.has_password(content)] == []
+    assert b"127.0.0.1" not in places["history"]
