@@ -129,7 +129,7 @@ class FetchError(BuilderError):
     title = "download"
 
     def __init__(self, message: str, *, hint: str = "", package: str = "") -> None:
-        """`package` is one whose wheel the index no longer has: `hint` then ends with how to choose another version."""
+        """`package` is one whose wheel the index no longer has: `hint` then ends with the command to replace it."""
         again = choose_again(package) if package else ""
         super().__init__(message, hint=f"{hint} {again}".strip())
         self.package = package
@@ -207,9 +207,9 @@ def collect(
     """
     results: list[_Output] = []
     failures: list[BuilderError] = []
-    for each in inputs:
+    for item in inputs:
         try:
-            results.append(function(each))
+            results.append(function(item))
         except BuilderError as error:
             failures.append(error)
             if isinstance(error, NoRegistryError):
@@ -254,7 +254,7 @@ def for_cells(command: str, ids: Sequence[str]) -> str:
 
 
 def choose_again(package: str, ids: Sequence[str] = ()) -> str:
-    """A hint: how to replace a version of a package in the locks of these cells, or of all."""
+    """A hint with the command that replaces a version of a package in the locks of these cells, or of all cells."""
     return f"Choose another version: {for_cells(f'builder lock --upgrade-package {package}', ids)} && builder render"
 
 

@@ -54,7 +54,7 @@ def digest_of_bytes(blob: bytes) -> str:
 
 
 def is_digest(value: object) -> bool:
-    """Whether a value is `sha256:<hex>`."""
+    """True if a value is `sha256:<hex>`."""
     return isinstance(value, str) and re.fullmatch(f"sha256:{SHA256_HEX}", value) is not None
 
 

@@ -1,4 +1,4 @@
-"""What the clients of indexes, archives and registries share: why requests fail, which are repeated, and downloads.
+"""Shared by the clients of indexes, archives and registries: the faults of requests, which to repeat, and downloads.
 
 It opens no connection.
 """
@@ -36,7 +36,7 @@ _REFUSED_CLIENT = re.compile(r"ALERT_.*(CERTIFICATE|UNKNOWN_CA)")  # by the serv
 
 
 class Fault(Enum):
-    """What went wrong with a request: a sentence about a server, and exceptions. The first that matches counts."""
+    """A kind of failed request: a sentence about a server, and exceptions. The first kind that matches counts."""
 
     CERTIFICATE = "the certificate of {} is not trusted", ssl.SSLCertVerificationError
     CLIENT_CERTIFICATE = ("{} requires a client certificate, or refuses this one",)
@@ -57,7 +57,7 @@ class Fault(Enum):
 
     @property
     def is_final(self) -> bool:
-        """Whether every other attempt would fail too, until the server or this machine is set up otherwise."""
+        """True if every other attempt would fail too, until the server or this machine is set up otherwise."""
         return self in (Fault.CERTIFICATE, Fault.CLIENT_CERTIFICATE, Fault.NO_TLS)
 
 
@@ -78,7 +78,7 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Why a request failed, from an exception of requests, urllib3 or Python."""
+    """The failure of a request, from an exception of requests, urllib3 or Python."""
     chain = causes(error)
     system = [each for each in chain if isinstance(each, OSError) and not isinstance(each, requests.RequestException)]
     is_connected = not any(isinstance(each, (ConnectTimeoutError, socket.gaierror)) for each in chain)
@@ -128,7 +128,7 @@ class Download:
 
     @classmethod
     def resumed(cls, file: BufferedRandom, progress: Callable[[int], None]) -> Download:
-        """Continues with what an earlier run wrote to `file`."""
+        """Continues a download with the bytes that an earlier run wrote to `file`."""
         part = cls(file, progress)
         file.seek(0)
         part._hash = hashlib.file_digest(file, "sha256")

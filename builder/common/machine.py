@@ -16,7 +16,7 @@ MOST_JOBS = 32
 
 
 def processors() -> int:
-    """How many processors this process may use. Source: cgroup v2, cpu.max; sched_getaffinity(2)."""
+    """The number of processors that this process may use. Source: cgroup v2, cpu.max; sched_getaffinity(2)."""
     count = len(os.sched_getaffinity(0))
     try:
         quota, period = (CGROUP / "cpu.max").read_text(encoding="ascii").split()
@@ -41,14 +41,15 @@ def free_memory() -> int:
 
 
 def default_jobs() -> int:
-    """How many images to process at the same time: one for each processor and each JOB_MEMORY of memory."""
+    """The number of images to process at the same time: one for each processor and each JOB_MEMORY of memory."""
     return max(1, min(processors(), memory() // JOB_MEMORY, MOST_JOBS))
 
 
 def emulates(platform: str) -> bool:
-    """Whether the kernel runs programs of another processor, such as aarch64, with QEMU, in containers and chroots too.
+    """True if the kernel runs programs of another processor, such as aarch64, with QEMU.
 
-    For these it must have opened QEMU already: flag F. Source: Linux, admin-guide/binfmt-misc.rst.
+    Also in containers and chroots. For these, it must have opened QEMU already: flag F. Source: Linux,
+    admin-guide/binfmt-misc.rst.
     """
     try:
         entry = (BINFMT / f"qemu-{platform}").read_text(encoding="ascii")

@@ -28,7 +28,7 @@ def _is_registry(text: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class ImageRef:
-    """`registry` is empty for Docker's default. Raises ValueError for an invalid part."""
+    """An image reference. `registry` is empty for Docker's default."""
 
     registry: str = ""
     repository: str
@@ -36,6 +36,7 @@ class ImageRef:
     digest: str = ""
 
     def __post_init__(self) -> None:
+        """Raises ValueError for an invalid part."""
         checks = (
             ("an image name", self.repository, len(self.repository) <= 255 and _NAME.fullmatch(self.repository)),
             ("a registry", self.registry, not self.registry or _is_registry(self.registry)),
@@ -64,7 +65,7 @@ class ImageRef:
 
     @classmethod
     def parse(cls, text: str) -> ImageRef:
-        """Raises ValueError that names the invalid part."""
+        """Parses a reference. Raises a ValueError that names the invalid part."""
         rest, _, digest = text.partition("@")
         if "@" in text and not digest:
             raise ValueError(f"{text!r} has an empty digest")
@@ -80,8 +81,9 @@ class ImageRef:
 
 
 def staged_repository(staging: str, registry: str, name: str) -> ImageRef:
-    """Where staged images of a name are: `staging` is a registry with a prefix for names, `registry` is used if it has
-    none. Raises ValueError.
+    """The repository of staged images of a name. Raises ValueError.
+
+    `staging` is a registry, optionally with a prefix for names, or a prefix alone: then the registry is `registry`.
     """
     reference = ImageRef.parse(f"{staging}/{name}")
     return replace(reference, registry=reference.registry or registry)

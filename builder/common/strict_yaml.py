@@ -1,8 +1,8 @@
-"""A YAML reader that refuses what is rarely meant, and keeps the place of every value.
+"""A YAML reader that refuses input that is rarely intended, and keeps the place of every value.
 
-Refused: duplicate keys, anchors and aliases, explicit tags, several documents, deep nesting, control and
-bidirectional characters, files over a megabyte. Built on PyYAML's SafeLoader. Numbers stay numbers (an unquoted 3.10
-is the float 3.1), and `Located.raw` keeps the text as typed, so that an error can show both.
+Refused: duplicate keys, anchors and aliases, explicit tags, several documents, deep nesting, control and bidirectional
+characters, files over a megabyte. Built on PyYAML's SafeLoader. Numbers stay numbers (an unquoted 3.10 is the float
+3.1), and `Located.raw` keeps the text as typed, so that an error can show both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_DEPTH = 12  # PyYAML recurses: input with deeper nesting could exhaust Pytho
 # Invisible characters that change how a line is displayed (Unicode TR36 and CVE-2021-42574).
 _HIDDEN = "\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff"
 _FORBIDDEN = re.compile(f"[{_HIDDEN}]|{Reader.NON_PRINTABLE.pattern}")
-# What no value may contain, not even as an escape such as "\\u202e" or "\\0".
+# Characters that no value may contain, not even as an escape such as "\\u202e" or "\\0".
 _UNPRINTABLE = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff{_HIDDEN}]")
 _KINDS = {"float": "a number", "int": "a number", "bool": "true/false", "null": "null"}
 

@@ -27,7 +27,7 @@ def thread_pool(workers: int, name: str) -> Iterator[ThreadPoolExecutor]:
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """Timeouts of a request, and how often a failed one is repeated, after growing delays."""
+    """Timeouts of a request, and the number of its repetitions after failures, with growing delays."""
 
     connect_s: float = 20
     read_s: float = 60

@@ -1,6 +1,4 @@
-"""Text for people: bytes, seconds and counts, the output of programs without control characters, and the redaction of
-host names and credentials. Pure.
-"""
+"""Text for people: bytes, seconds and counts, printable output of programs, redaction of hosts and logins. Pure."""
 
 from __future__ import annotations
 

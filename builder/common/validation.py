@@ -23,7 +23,7 @@ def explain(error: ValidationError, model: type[BaseModel], located: Located) ->
 
 
 def message_of(item: Mapping[str, object]) -> str:
-    """What is wrong, of a fault that pydantic found: without its prefix for errors of our own validators."""
+    """The message of a fault that pydantic found, without pydantic's prefix for errors of our own validators."""
     return str(item["msg"]).removeprefix("Value error, ")
 
 
@@ -61,7 +61,7 @@ def _explain(item: dict[str, Any], model: type[BaseModel], located: Located) -> 
 
 
 def _advice(path: Key, typed: str, model: type[BaseModel], located: Located) -> str:
-    """What to do about a value that YAML does not read as text: quote it, if it is valid in quotes."""
+    """Advice on a value that YAML does not read as text: to quote it, if it is valid in quotes."""
     data = copy.deepcopy(located.data)
     parent = data
     for part in path[:-1]:
