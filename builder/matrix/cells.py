@@ -1,4 +1,4 @@
-"""Cells: the points of the matrix, their ids and components, and how they are selected. Pure."""
+"""Cells: the points of the matrix, their ids, their components, and their selection. Pure."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def select(matrix: Matrix, cells: Sequence[Cell], patterns: Sequence[str]) -> tu
 
 
 def _is_in(matrix: Matrix, cell: Cell, name: str) -> bool:
-    """Whether a cell is in a built-in set: `unsupported`, `all` others, or those of a Debian release or framework.
+    """True if a cell is in a built-in set: `unsupported`, `all` others, or those of a Debian release or framework.
 
     `arm64` has all cells for arm64, and the other sets none: a machine builds images for its own architecture. Cells
     whose Python has `not_built` in matrix.yaml are in the set `not-built` alone. `unsupported` are the cells with an

@@ -68,10 +68,10 @@ class Toolkits(StrictModel):
 
 
 class Build(StrictModel):
-    """What a wheel was compiled for: `cuda`, and `architectures` as sm_90 (machine code) or compute_90 (PTX).
+    """The CUDA that a wheel was compiled with, and its `architectures`: sm_90 (machine code) or compute_90 (PTX).
 
-    `arm64` are the architectures of the wheel for that CPU, empty if they are not known or if it has no CUDA.
-    `cudnn` is the major version, empty if the wheel does not record it.
+    `arm64` are the architectures of the wheel for that CPU, empty if they are not known or if it has no CUDA. `cudnn`
+    is the major version, empty if the wheel does not record it.
     """
 
     cuda: CudaVersion
@@ -177,11 +177,11 @@ class Facts(StrictModel):
         return self.toolkits.drivers.get(".".join(cuda.split(".")[:2]), "")
 
     def build(self, package: str, release: str, cuda: str = "") -> Build | None:
-        """What a release of a package was compiled for; `cuda` selects among packages for one CUDA each."""
+        """The build of a release of a package; `cuda` selects among packages for one CUDA each."""
         return self.builds.get(self.compiled_package(package, cuda), {}).get(release)
 
     def build_of_cell(self, matrix: Matrix, cell: Cell) -> Build | None:
-        """What the framework of a cell was compiled for.
+        """The build of the framework of a cell.
 
         A named index has other builds of a release: their entries have a local version, such as 2.9.1+cu126.
         """
@@ -222,15 +222,16 @@ class Facts(StrictModel):
     def violations(self, versions: Mapping[str, str]) -> list[str]:
         """Conflicts between packages that no metadata has, as lines; `versions` by canonical name."""
         lines = []
-        for trap in self.traps:
-            version, other = versions.get(trap.package), versions.get(trap.other)
-            if version is None or not SpecifierSet(trap.affected).contains(version, prereleases=True):
+        for conflict in self.traps:
+            version, other = versions.get(conflict.package), versions.get(conflict.other)
+            if version is None or not SpecifierSet(conflict.affected).contains(version, prereleases=True):
                 continue
-            if other is None and not trap.required:
+            if other is None and not conflict.required:
                 continue
-            if other is None or not SpecifierSet(trap.wants).contains(other, prereleases=True):
+            if other is None or not SpecifierSet(conflict.wants).contains(other, prereleases=True):
                 found = "" if other is None else f", not {other}"
-                lines.append(f"{trap.package} {version} needs {trap.other}{trap.wants}{found}: {trap.reason}")
+                needed = f"{conflict.other}{conflict.wants}{found}"
+                lines.append(f"{conflict.package} {version} needs {needed}: {conflict.reason}")
         return lines
 
 

@@ -24,7 +24,7 @@ PinnedVersion = Annotated[str, StringConstraints(pattern=r"^(v?[0-9]+(\.[0-9]+)*
 
 
 class Pin(StrictModel):
-    """A newer version should be looked for `days` days after `released`.
+    """A pinned version. Maintainers look for a newer one `days` days after `released`.
 
     `version` is empty for a file with the versions of many packages.
     """
@@ -43,7 +43,7 @@ class Vulnerability(StrictModel):
     source: Line
 
     def affects(self, version: str) -> bool:
-        """Whether a release has it; a major version without a fixed release does if it is older than all of them."""
+        """True if a release has it. A major version without a fixed release has it if it is older than all of them."""
         number, fixed = Version(version), sorted(map(Version, self.fixed))
         return number < next((first for first in fixed if first.major == number.major), fixed[0])
 
@@ -53,7 +53,7 @@ class Pins(StrictModel):
     vulnerable: dict[Name, Annotated[tuple[Vulnerability, ...], Field(strict=False)]]
 
     def vulnerabilities(self, program: str, version: str) -> list[Vulnerability]:
-        """Those of a release of a program."""
+        """The vulnerabilities of a release of a program."""
         return [each for each in self.vulnerable.get(program, ()) if each.affects(version)]
 
     def safe_releases(self, program: str) -> list[str]:

@@ -180,7 +180,7 @@ def _index_faults(matrix: Matrix) -> Iterator[str]:
 
 
 def _set_faults(matrix: Matrix) -> Iterator[str]:
-    """Sets with the name of one that needs no entry."""
+    """Sets with the name of a built-in set."""
     for name in matrix.sets:
         if name in BUILT_IN_SETS or name in matrix.debian or name in matrix.frameworks:
             where = matrix.where("sets", name, key=True)

@@ -236,12 +236,12 @@ class StrictModel(BaseModel):
 
 
 class Debian(StrictModel):
-    """`archive` is the address that a release has moved to, `snapshot` that of an archive of all versions, by time.
+    """A Debian release. `archive` is the address that it has moved to, `snapshot` that of an archive of all versions.
 
-    Both have `debian` and `debian-security` below it. Without `snapshot`, a build uses the one that apt has by default;
-    `none`: no snapshot archive.
-    `ignore_valid_until` is why Release files that have expired are accepted; without a reason, they are refused.
-    `after_support`, here and below, is why images are released after the end of support in facts.yaml.
+    Both have `debian` and `debian-security` below them. Without `snapshot`, a build uses the one that apt has by
+    default; `none`: no snapshot archive. `ignore_valid_until` is the reason to accept Release files that have expired;
+    without a reason, they are refused. `after_support`, here and below, is the reason to release images after the end
+    of support in facts.yaml.
     """
 
     image: PinnedImage
@@ -255,7 +255,7 @@ class Debian(StrictModel):
 class Python(StrictModel):
     """Debian's Python, from the packages `apt`, or the release `uv` of uv's builds, on a Debian release.
 
-    `not_built` is why its images are locked but were not built and tested yet.
+    `not_built` is the reason that its images are locked but were not built and tested yet.
     """
 
     debian: Name
@@ -271,7 +271,7 @@ class Python(StrictModel):
 
 
 class Cuda(StrictModel):
-    """`toolkit` is the release of NVIDIA's metapackage `cuda-toolkit` that gives the versions no framework pins.
+    """A CUDA version. `toolkit` is the release of NVIDIA's metapackage `cuda-toolkit` for what no framework pins.
 
     `env` are environment variables of its images.
     """
@@ -289,10 +289,10 @@ class NamedIndex(StrictModel):
 
 
 class FrameworkVersion(StrictModel):
-    """`constraints` bound the versions of dependencies; `components` are those that only this line needs.
+    """A line of a framework. `constraints` bound versions of dependencies; `components` are those that only it needs.
 
-    `index` is where the framework's package and `packages` come from, empty for the default; `index_on` overrides it
-    by CUDA version. `arch` has the architectures, by CUDA version if they differ.
+    `index` is the index of the framework's package and of `packages`, empty for the default; `index_on` overrides it by
+    CUDA version. `arch` has the architectures, by CUDA version if they differ.
     """
 
     release: PublicVersion
@@ -314,7 +314,7 @@ class FrameworkVersion(StrictModel):
 
 
 class Framework(StrictModel):
-    """`package_on` overrides `package` by CUDA major; `cpu_image` overrides `image` on the cpu.
+    """A framework. `package_on` overrides `package` by CUDA major; `cpu_image` overrides `image` on the cpu.
 
     `pinned` are the packages that the framework requires in exactly one version, besides those of CUDA.
     """
@@ -336,9 +336,9 @@ class Framework(StrictModel):
 
 
 class Component(StrictModel):
-    """`only_on` are the CUDA majors (or `cpu`) with this component; empty for all.
+    """A component. `only_on` are the CUDA majors (or `cpu`) with it; empty for all.
 
-    `index` is where its `packages` come from, in every image, also if another package requires them.
+    `index` is the index of its `packages`, in every image, also if another package requires them.
     """
 
     needs: list[Name] = []
@@ -498,7 +498,7 @@ class Matrix(StrictModel):
         return result
 
     def origin(self, package: str) -> str:
-        """Where a package of `sources` comes from, as locks have it; empty for an sdist, which the version determines.
+        """The origin of a package of `sources`, as locks have it; empty for an sdist, which the version determines.
 
         `git+https://host/project@<commit>`, or `./folder#sha256=<digest of its files>`.
         """

@@ -42,7 +42,7 @@ class SupportEnd:
         return today > self.last
 
     def is_near(self, today: date) -> bool:
-        """Whether it is over, or 60 days away or less."""
+        """True if it is over, or at most 60 days away."""
         return (self.last - today).days <= WARN_DAYS
 
     def sentence(self, today: date) -> str:

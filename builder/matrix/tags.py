@@ -86,13 +86,13 @@ def stamped(reference: ImageRef, stamp: str) -> ImageRef:
 
 def stamps(first: str) -> Iterator[str]:
     """A stamp and the later ones of its day, in order: `20261122`, then `20261122.1` for a second release."""
-    day, number = stamp_order(first)
-    for each in count(number):
-        yield f"{day}.{each}" if each else day
+    day, start = stamp_order(first)
+    for number in count(start):
+        yield f"{day}.{number}" if number else day
 
 
 def is_stamp(text: str) -> bool:
-    """Whether a text is the stamp of a release."""
+    """True if a text is the stamp of a release."""
     return re.fullmatch(r"[0-9]{8}(\.[1-9][0-9]{0,3})?", text, re.ASCII) is not None
 
 
@@ -103,7 +103,7 @@ def stamp_order(stamp: str) -> tuple[str, int]:
 
 
 def is_tag_of(tag: str, full: str) -> bool:
-    """Whether an image with this full tag may have a tag without a stamp: the full tag, or an alias."""
+    """True if an image with this full tag may have a tag without a stamp: the full tag, or an alias."""
     version, *axes = full.split("-")
     numbers = re.split(r"\.?[a-z]", version)[0]  # 2.10.0 of 2.10.0rc1, whose line may be 2.10.0
     start, *rest = tag.split("-")
@@ -119,6 +119,6 @@ def cells_by_short_name(matrix: Matrix, cells: Iterable[Cell]) -> dict[str, Cell
     for cell_id, references in compute(matrix, by_id.values()).items():
         for reference in references:
             name = f"{reference.repository}:{reference.tag}"
-            for each in (name, name.rsplit("/", maxsplit=1)[-1]):
-                by_name.setdefault(each, by_id[cell_id])
+            for short_name in (name, name.rsplit("/", maxsplit=1)[-1]):
+                by_name.setdefault(short_name, by_id[cell_id])
     return by_name
