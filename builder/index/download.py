@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 CONNECTIONS = 4  # downloads at once
 LARGEST_UNKNOWN = 2_000_000_000  # bytes of a file whose size is not locked: an sdist
-LONGEST_REASON = 200  # characters of why a file is yanked
+LONGEST_REASON = 200  # characters of the reason for which a file is yanked
 LOCK_S = 0.2  # between two attempts to lock a wheel that another process downloads
 DEFAULT_POLICY = RetryPolicy(connect_s=10, read_s=30, retries=4, first_delay_s=1)
 _KEPT = "The part that was downloaded is kept: run again."
@@ -116,7 +116,7 @@ class FileFetcher(ABC, Generic[_File]):
         try:
             while True:
                 with part_path.open("ab+") as file:
-                    # Another process may be downloading this file: wait for its lock, and check `stop` meanwhile.
+                    # Another process may be downloading this file: wait for its lock, and check `stopped` meanwhile.
                     while True:
                         try:
                             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -124,7 +124,7 @@ class FileFetcher(ABC, Generic[_File]):
                         except BlockingIOError:
                             self._stopped.wait(LOCK_S)
                             self._check_stopped(locked)
-                    try:  # whether the open file still has its name
+                    try:  # the file may have been renamed or removed since it was opened
                         is_named = os.path.samestat(os.fstat(file.fileno()), part_path.stat())
                     except FileNotFoundError:
                         is_named = False
@@ -149,7 +149,7 @@ class FileFetcher(ABC, Generic[_File]):
             raise store_error(error, self._folder.parent) from error
 
     def stop(self) -> None:
-        """Ends all downloads soon and keeps what was downloaded."""
+        """Ends all downloads soon and keeps the incomplete files."""
         self._stopped.set()
 
     def _download(self, locked: _File, file: BufferedRandom, address: str | Callable[[], str]) -> None:
@@ -194,9 +194,9 @@ class FileFetcher(ABC, Generic[_File]):
             if part.size < locked.size:
                 raise _RetryError(f"incomplete: {part.size} of {locked.size} bytes")
             sha256 = part.sha256
-            limit, whose = (locked.size, "in the lock") if locked.size else (LARGEST_UNKNOWN, "that are allowed")
+            limit, basis = (locked.size, "in the lock") if locked.size else (LARGEST_UNKNOWN, "that are allowed")
             if part.size > limit:
-                fault = f"{self._server(locked)} serves more than the {limit} bytes {whose}"
+                fault = f"{self._server(locked)} serves more than the {limit} bytes {basis}"
             elif sha256 != locked.sha256:
                 fault = f"SHA-256 mismatch: {sha256[:12]}... was downloaded, {locked.sha256[:12]}... is locked"
             else:

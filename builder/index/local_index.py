@@ -31,7 +31,7 @@ METADATA = "text/plain; charset=utf-8"
 
 @dataclass(frozen=True)
 class Sources:
-    """The packages that are built from source: whether each has sdists on its index, or else one source.
+    """The packages that are built from source. `has_sdists` is False for a package with one source, such as a commit.
 
     `built` are the wheels of sdists by name and file, and of other packages by name and an empty text.
     """
@@ -92,7 +92,7 @@ class LocalIndex:
         return None
 
     def _answer_of_source(self, kind: str, name: str, path: str) -> tuple[str, bytes] | None:
-        """As `answer`. An sdist is listed as a wheel; uv asks for the metadata of those that it may take."""
+        """As `answer`. An sdist is listed as a wheel; uv requests the metadata of those that it may take."""
         sdists: dict[str, DistributionPackage | None] = {"": None}
         if self._sources.has_sdists[name]:
             sdists = {each.filename: each for each in self._index.files(name) if _is_sdist(each)}
@@ -163,7 +163,7 @@ class _IndexHandler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serve_index(index: Index, sources: Sources = Sources({}, {})) -> Iterator[tuple[str, LocalIndex]]:
-    """Serves an index, its packages from their own indexes, on the loopback; gives the address for uv."""
+    """Serves an index, its packages from their own indexes, on the loopback; yields the address for uv."""
     with _IndexServer(("127.0.0.1", 0), _IndexHandler) as server:
         server.local, server.secret = LocalIndex(index, sources), secrets.token_hex(16)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)

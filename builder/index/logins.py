@@ -1,4 +1,4 @@
-"""The logins of the indexes that matrix.yaml names. Looked for when an index is used first, and kept in memory only."""
+"""The logins of the indexes that matrix.yaml names. They are read at the first use, and kept in memory only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from builder.common.errors import UsageError
 from builder.index.settings import IndexSettings, host_of, is_loopback, origin_of, read_pip_options
 
 TOKEN_USER = "__token__"  # noqa: S105  the user of a token; the same on PyPI, GitLab, Artifactory and others
-KEYRING_S = 60  # a keyring may ask for its own password
+KEYRING_S = 60  # a keyring may prompt for its own password
 DOCS = "docs/matrix.md, Package indexes"
 
 
@@ -30,7 +30,7 @@ def variables(name: str) -> tuple[str, str]:
 
 
 def how_to_give(settings: IndexSettings) -> str:
-    """How a user gives the login of an index."""
+    """The instructions for giving the login of an index."""
     user, password = variables(settings.name)
     places = {
         "environment": f"set {user} and {password} (for a token, only {password})",

@@ -68,7 +68,7 @@ class Metadata:
 
 
 class Catalogue(Protocol):
-    """Where packages are looked up: an index, or a stored copy of one."""
+    """A place where packages are looked up: an index, or a stored copy of one."""
 
     def package(self, name: str) -> ListedPackage: ...
     def metadata(self, name: str, version: Version) -> Metadata: ...
@@ -99,7 +99,7 @@ class Index:
         return other
 
     def package(self, name: str) -> ListedPackage:
-        """Raises FetchError if the index cannot be read; a package that it does not have has no releases."""
+        """The releases of a package; none if the index does not have it. Raises FetchError for an unreadable index."""
         name = canonicalize_name(name)
         key = self._indexes.get(name, ""), name
         if key in self._packages:
@@ -122,7 +122,7 @@ class Index:
         return self._packages[key]
 
     def metadata(self, name: str, version: Version) -> Metadata:
-        """From the release's wheel for the architecture, else from any. Raises FetchError."""
+        """The metadata of a release, from its wheel for the architecture, or else from any. Raises FetchError."""
         name = canonicalize_name(name)
         wheels = [file for file in self.files(name) if file.filename.endswith(".whl") and _version(file) == version]
         if not wheels:
@@ -174,7 +174,7 @@ class Index:
     def session(self, name: str) -> IndexSession:
         """Requests to the index of a package."""
         index = self._indexes.get(name, "")
-        with self._lock:  # `login: keyring` runs a program, which may ask
+        with self._lock:  # `login: keyring` runs a program, which may prompt the user
             if index not in self._sessions:
                 self._sessions[index] = IndexSession(self._settings.of(index), retries=3)
             return self._sessions[index]

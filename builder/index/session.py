@@ -38,12 +38,12 @@ class IndexSession(requests.Session):
     """Requests to the package index that this machine is configured for, and to the files that it lists.
 
     The login in the index's address is sent to that origin only, even for links without it. `timeout` applies to every
-    request: seconds to connect and between two bytes. `retries` repeats requests that may succeed later.
-    The login of a named index is that of `builder.index.logins`, and no request to another origin has one. Raises
-    UsageError if it should have a login and has none.
+    request: seconds to connect and between two bytes. `retries` repeats requests that may succeed later. The login of a
+    named index is that of `builder.index.logins`, and no request to another origin has one.
     """
 
     def __init__(self, settings: IndexSettings, *, timeout: tuple[float, float] = TIMEOUT_S, retries: int = 0) -> None:
+        """Raises UsageError for a named index that should have a login and has none."""
         from pypi_simple import PYPI_SIMPLE_ENDPOINT, PyPISimple  # noqa: PLC0415  slow to import: 0.1 s
 
         super().__init__()

@@ -28,11 +28,12 @@ PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "AL
 
 @dataclass(frozen=True, kw_only=True)
 class IndexSettings:
-    """`url` and `ca_bundle` are empty for the default of the clients (PyPI; their own CA certificates).
+    """The settings of a package index. `url` and `ca_bundle` are empty for the defaults of the clients.
 
-    Certificates of the hosts in `trusted_host` are not checked. `proxy` is pip's own, used if the environment has none.
-    `python_mirror` has uv's builds of Python; empty for uv's default.
-    `named` are the indexes of matrix.yaml; each has a `name`, and `login_from` if matrix.yaml says where its login is.
+    The defaults are PyPI, and the CA certificates of each client. Certificates of the hosts in `trusted_host` are not
+    checked. `proxy` is pip's own, used if the environment has none. `python_mirror` has uv's builds of Python; empty
+    for uv's default. `named` are the indexes of matrix.yaml; each has a `name`, and `login_from` if matrix.yaml names
+    the source of its login.
     """
 
     url: str = ""
@@ -148,10 +149,10 @@ def _first(environ: Mapping[str, str], *names: str) -> str:
 
 
 def read_pip_options(environ: Mapping[str, str], home: Path, etc: Path = Path("/etc")) -> dict[str, str]:
-    """What `pip install` would use of its environment variables and of its configuration files.
+    """The options that `pip install` takes from its environment variables and its configuration files.
 
-    Raises ValueError for a file that is not a configuration file.
-    Source: pip documentation, "Configuration", "Location" (global, user, PIP_CONFIG_FILE), "Precedence".
+    Raises ValueError for a file that is not a configuration file. Source: pip documentation, "Configuration",
+    "Location" (global, user, PIP_CONFIG_FILE), "Precedence".
     """
     override = environ.get("PIP_CONFIG_FILE", "")
     user = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")

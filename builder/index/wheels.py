@@ -25,7 +25,7 @@ def arch_of(machine: str) -> str:
 _Word = Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9_.+!-]{0,99}", "letters, digits and _.+!-")]
 Sha256 = Annotated[str, matches(SHA256_HEX, "64 hex digits")]  # in hex
 STRICT = ConfigDict(extra="forbid", strict=True)
-# Where the source of a wheel comes from: an sdist of the index, a commit, or a folder with the digest of its files.
+# The origin of a wheel's source: an sdist of the index, a commit, or a folder with the digest of its files.
 ORIGIN = (
     rf"[A-Za-z0-9_.+!-]{{1,200}}\.tar\.gz#sha256={SHA256_HEX}"
     rf"|git\+https://[A-Za-z0-9:/._~-]{{1,300}}@[0-9a-f]{{40}}|\./{PATH_OF_CHECKOUT}#sha256={SHA256_HEX}"
@@ -36,7 +36,7 @@ ORIGIN = (
 class LockedWheel:
     """A wheel in a lock; `size` in bytes; `index` is the name of its index in matrix.yaml, empty for the default.
 
-    `source` is where the source of a wheel comes from that `builder lock` built, see ORIGIN; else empty.
+    `source` is the origin of the source of a wheel that `builder lock` built, see ORIGIN; else empty.
     """
 
     name: _Word
