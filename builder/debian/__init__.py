@@ -1,1 +1,1 @@
-"""Debian's archives and packages: apt, mmdebstrap, what is locked and where it still is."""
+"""Debian's archives and packages: apt, mmdebstrap, locks, and the places of locked packages."""

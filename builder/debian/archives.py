@@ -1,7 +1,8 @@
 """The places of locked Debian packages: this machine's archives, `archive` of matrix.yaml, snapshot archives.
 
 The path of a package in an archive is computed from the lock. The size and SHA-256 of a file from any place must be
-those of the lock, which apt took from lists that Debian signs. So a place needs no signature. This chooses no version.
+those of the lock, which apt took from lists that Debian signs. So a place needs no signature. No version is chosen
+here.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _MOVED = "none of the locked packages was found"  # the release has moved, or it
 LONGEST_SIZE = 20  # digits; Python refuses numbers of thousands of digits with an exception
 STORE, HERE, MOVED = "the store", "this machine's archives", "`archive` of matrix.yaml"
 SNAPSHOT, DEFAULT_SNAPSHOT = "`snapshot` of matrix.yaml", "apt's snapshot archive"
-Kept = Callable[[DebianPackage], bool]  # whether the store has a package
+Kept = Callable[[DebianPackage], bool]  # returns True if the store has a package
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +69,10 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class PackageLocations:
-    """Where the packages of a lock are. `at` is the name of the first place that has each, by SHA-256.
+    """The locations of the packages of a lock. `at` is the name of the first place that has each, by SHA-256.
 
-    `others` are packages of which a place has another file. `faults` says why places could not be read, by name.
+    `others` are packages of which a place has another file. `faults` are the reasons that places could not be read, by
+    name.
     """
 
     packages: tuple[DebianPackage, ...]
@@ -85,13 +87,16 @@ class PackageLocations:
 
     @property
     def uncertain(self) -> str:
-        """Why a package in `gone` may be in a place; empty if none may. Ignores faults of apt's snapshot archive."""
+        """The reasons that a package in `gone` may be in a place, or an empty string.
+
+        Ignores faults of apt's snapshot archive.
+        """
         faults = {name: fault for name, fault in self.faults.items() if name != DEFAULT_SNAPSHOT} if self.gone else {}
         return "; ".join(f"{name}: {fault}" for name, fault in faults.items())
 
 
 class Archives:
-    """The places of one run, and what is known about them. Every method may be called from several threads."""
+    """The places of one run, and their known files and faults. Every method may be called from several threads."""
 
     def __init__(self, matrix: Matrix, host: Host, say: Callable[[str], None] = lambda _: None) -> None:
         self._matrix = matrix
@@ -101,7 +106,7 @@ class Archives:
         self._in_container: Apt | None = None  # the archives that apt in a container of Debian uses
         self._sources: dict[str, tuple[AptSource, ...]] = {}  # by Debian release
         self._slots: dict[str, threading.Semaphore] = {}
-        self.faults: dict[str, str] = {}  # why a place is not used any more
+        self.faults: dict[str, str] = {}  # by name of a place, the reason that it is not used any more
         self._sizes: dict[str, int | None] = {}  # by address; 0: unknown, None: no such file
 
     def places(self, lock: OsLock) -> Iterator[Place]:
@@ -120,8 +125,10 @@ class Archives:
             yield Place.of(DEFAULT_SNAPSHOT, dated)
 
     def sources(self, release: str) -> tuple[AptSource, ...]:
-        """The archives of this machine's apt. Those that it lacks are Debian's own, as mmdebstrap has them for this
-        release, or apt in a container of Debian; none if neither can run.
+        """The archives that this machine's apt has for a release.
+
+        Those that it lacks are Debian's own, as mmdebstrap has them for this release, or apt in a container of Debian;
+        none if neither can run.
         """
         with self._lock:
             if release not in self._sources:
@@ -170,8 +177,8 @@ class Archives:
     ) -> tuple[str, dict[str, str]]:
         """Calls `attempt` with each place that may have a package, and the address there, until it succeeds.
 
-        Returns the name of that place, empty if there is none, and by name why the places before it failed. `attempt`
-        raises AbsentError, or LostError for a place that is then not used any more.
+        Returns the name of that place, empty if there is none, and by name the reasons that earlier places failed.
+        `attempt` raises AbsentError, or LostError for a place that is then not used any more.
         """
         reasons: dict[str, str] = {}
         for place in self.places(lock):
@@ -194,7 +201,7 @@ class Archives:
         session = self.session(policy, retries=policy.retries)
         at: dict[str, str] = {}
         others: set[DebianPackage] = set()
-        failed: dict[str, str] = {}  # places, and why one of them has not a package
+        failed: dict[str, str] = {}  # by place, the reason that it lacks a package
 
         def find(package: DebianPackage) -> None:
             def look_up(place: Place, address: str) -> None:
@@ -222,7 +229,7 @@ class Archives:
 
 
 def _size(session: IndexSession, place: Place, address: str) -> int | None:
-    """The size of the file at an address, 0 if the server does not say; None without a file. Raises LostError."""
+    """The size of the file at an address, 0 if the server sends none; None without a file. Raises LostError."""
     try:
         response = session.head(address, allow_redirects=True, headers=UNCOMPRESSED)
         if response.status_code >= requests.codes.server_error or response.status_code in _NO_ANSWER:

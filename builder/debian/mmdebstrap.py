@@ -19,7 +19,10 @@ APT_WAITS = ("-o", "DPkg::Lock::Timeout=120")  # s, for another apt: Ubuntu upgr
 
 
 def install(say: Callable[[str], None]) -> str:
-    """Installs mmdebstrap with apt if it is missing, as root. Returns why it is not installed; empty if it is."""
+    """Installs mmdebstrap with apt, as root, if it is missing.
+
+    Returns the reason that it is not installed, or an empty string.
+    """
     if is_installed():
         return ""
     if os.geteuid() != 0 or not shutil.which("apt-get"):

@@ -1,4 +1,4 @@
-"""Locks of operating systems: the exact Debian packages of a release and a set of requested ones. Reading and writing.
+"""Locks of operating systems: the exact Debian packages of a release and a set of requested ones.
 
 Cells that request the same packages of the same release share a lock. No lock depends on another, so a new variant
 changes the packages of no other image. `builder.debian.apt` makes locks. They contain no address: any mirror works.
@@ -86,7 +86,7 @@ class DebianPackage:
 class OsLock:
     """The lock of an operating system: all its packages, those of the release itself included, sorted by name.
 
-    `time` is when it was made (UTC), as snapshot archives write it: 20261122T210000Z.
+    `time` is the time at which it was made (UTC), as snapshot archives write it: 20261122T210000Z.
     """
 
     debian: str
@@ -160,7 +160,7 @@ def requests_of_cells(matrix: Matrix, chosen: Iterable[Cell]) -> list[OsRequest]
 
 
 def request_of(matrix: Matrix, version: str, components: tuple[str, ...], arch: Arch = AMD64) -> OsRequest:
-    """The same for a Python version, components and an architecture."""
+    """The request for a Python version, components and an architecture."""
     python = matrix.python[version]
     requested = {*python.packages, *(package for name in components for package in matrix.components[name].apt)}
     return OsRequest(debian=python.debian, packages=tuple(sorted(requested)), arch=arch)
@@ -214,7 +214,7 @@ def compare(old: Mapping[str, str], new: Mapping[str, str]) -> list[DebianChange
 
 
 def changes(before: Mapping[OsRequest, OsLock | None], after: Mapping[OsRequest, OsLock]) -> list[str]:
-    """A line for each package that differs: its release, its versions, and in how many of the locks."""
+    """A line for each package that differs: its release, its versions, and the number of locks."""
     counts: dict[str, int] = {}
     for request, lock in after.items():
         present = before[request]
