@@ -1,1 +1,1 @@
-"""Resolving, the lock files, their checks, and what changed in them."""
+"""Resolving, the lock files, their checks, and their changes."""

@@ -1,4 +1,4 @@
-"""Checks that the locks match matrix.yaml, and of the wheels and Debian packages that a cell resolves to.
+"""Checks that the locks match matrix.yaml, and checks the wheels and Debian packages that a cell resolves to.
 
 Each error names the lock or package at fault and what to change.
 """
@@ -103,7 +103,7 @@ def check_wheels(cell: Cell, wheels: Sequence[LockedWheel], shared: Collection[s
 
 
 def _cuda_faults(cell: Cell, wheels: Sequence[LockedWheel], shared: Collection[str]) -> Iterator[LockError]:
-    """The CUDA runtime among the wheels must be that of the cell, and all wheels of the same CUDA major.
+    """The faults of CUDA wheels: the runtime must be that of the cell, and all wheels of the same CUDA major.
 
     A variant may have a compiler, which requires a runtime too: only one in `shared` shows that the framework has one.
     """

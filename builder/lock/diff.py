@@ -53,7 +53,7 @@ class ImageContents:
 
     @property
     def bytes(self) -> int:
-        """Bytes of its layers or wheels, as `unit` says."""
+        """Bytes of its layers or wheels, according to `unit`."""
         return sum(size or 0 for size in self.parts(self.unit).values())
 
     @property
@@ -87,7 +87,7 @@ class Change:
         return "other file" if self.old.file != self.new.file else "other bytes"
 
     def __str__(self) -> str:
-        """`2.9.0 -> 2.9.1`, and what differs if not the version."""
+        """`2.9.0 -> 2.9.1`, or the version and the kind of change if the versions are equal."""
         old, new = (package.version if package else "none" for package in (self.old, self.new))
         return f"{new} ({self.kind})" if self.kind.startswith("other") else f"{old} -> {new}"
 
@@ -100,7 +100,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Amount:
-    """Layers or wheels; `unknown` is how many have a size that is not known, which `bytes` leaves out."""
+    """Layers or wheels; `unknown` is the number of those whose size is not known, which `bytes` leaves out."""
 
     count: int
     bytes: int
@@ -115,7 +115,7 @@ class Amount:
 
 @dataclass(frozen=True, kw_only=True)
 class Diff:
-    """`changes`, the largest difference first. `stays` are the layers or wheels that both have.
+    """The difference between two images. `changes` are sorted, the largest first. `stays` are layers or wheels of both.
 
     `fetched` are those that only `new` has, `gone` those that only `old` has.
     """
@@ -131,7 +131,7 @@ class Diff:
 
     @property
     def unchanged(self) -> int:
-        """How many packages both have."""
+        """The number of packages that are the same in both."""
         return len(self.new.packages) - sum(1 for change in self.changes if change.new)
 
     @property
@@ -210,7 +210,7 @@ def sizes(images: Iterable[ImageContents]) -> dict[str, int]:
 
 
 def compare(old: ImageContents, new: ImageContents) -> Diff:
-    """Compares two images by package. Amounts are those of layers if both sides have layers, else of wheels."""
+    """Compares two images by package. Amounts are those of layers if both have layers, else of wheels."""
     pairs = {name: (old.packages.get(name), new.packages.get(name)) for name in {*old.packages, *new.packages}}
     changes = [
         Change(name=name, old=before, new=after)

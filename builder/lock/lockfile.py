@@ -1,4 +1,4 @@
-"""Locks: the exact wheels of each group of cells, as files in locks/. Reading, writing, whether they are current.
+"""Locks: the exact wheels of each group of cells, as files in locks/.
 
 A group is the cells of one framework line, CUDA and Python. Its lock has every wheel once, and for each component the
 names of the wheels that it needs. So a new variant of known components needs no resolution, and the needs of one
@@ -55,7 +55,7 @@ class Basis:
 
 @model(frozen=True, kw_only=True, config=STRICT)
 class LockedBuild:
-    """How the wheel of the package `name` was built from its source.
+    """The build of the wheel of the package `name` from its source.
 
     `recipe` is the entry of matrix.yaml, `cell` the cell in whose image the build ran, `image` the digest of the wheels
     of that image, and `wheels` are those that the build had besides them.
@@ -98,9 +98,10 @@ class Lock:
 
     @cached_property
     def by_component(self) -> dict[tuple[str, bool], list[Wheel]]:
-        """Component, and whether it is one of `cells.foundation`, whose CUDA wheels are shared -> its wheels.
+        """The wheels of each component; the second part of a key is True for a component of `cells.foundation`.
 
-        Computed once: a group may have thousands of cells.
+        The CUDA wheels of such a component are shared: they belong to `cuda`. Computed once: a group may have thousands
+        of cells.
         """
         entries = {entry.name: entry for entry in self.wheels}
         result: dict[tuple[str, bool], list[Wheel]] = {}
@@ -158,7 +159,7 @@ def basis(matrix: Matrix, cell: Cell) -> Basis:
 
 
 def stale_reason(matrix: Matrix, lock: Lock | None, chosen: Iterable[Cell], group: Iterable[Cell] = ()) -> str:
-    """Why a lock is not current for the chosen cells of its group; empty if it is.
+    """The reason that a lock is not current for the chosen cells of its group, or an empty string.
 
     The requirements of other cells do not count. With `group`, all cells of the group, a component that none of them
     has is a reason too.
@@ -185,7 +186,7 @@ def stale_reason(matrix: Matrix, lock: Lock | None, chosen: Iterable[Cell], grou
 
 
 def _other_index(matrix: Matrix, lock: Lock, cell: Cell) -> str:
-    """The first wheel that does not come from the index of matrix.yaml; empty if there is none."""
+    """A sentence about the first wheel that is not from the index of matrix.yaml, or an empty string."""
     indexes = cells.indexes_of_packages(matrix, cell)
     for wheel in lock.wheels:
         index = indexes.get(wheel.name, "")
@@ -196,9 +197,9 @@ def _other_index(matrix: Matrix, lock: Lock, cell: Cell) -> str:
 
 
 def other_source(matrix: Matrix, lock: Lock, wheels: Iterable[LockedWheel] | None = None) -> str:
-    """The first wheel that matrix.yaml takes from another source, or builds in another way; empty if there is none.
+    """A sentence about the first wheel with another source or build than in matrix.yaml, or an empty string.
 
-    Looks at `wheels` of the lock, by default at all, with those of its builds.
+    Checks `wheels` of the lock, by default all, with those of its builds.
     """
     recipes = {build.name: build.recipe for build in lock.builds}
     if wheels is None:

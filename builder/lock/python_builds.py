@@ -1,4 +1,4 @@
-"""uv's builds of Python: which there are, their hashes, and downloading one.
+"""uv's builds of Python: lists them, locks one by its hash, and downloads it.
 
 The pinned uv contains a list of its builds with their hashes, one build for each release. The address is that of uv's
 mirror setting (`UV_PYTHON_INSTALL_MIRROR`, `python-install-mirror`), or uv's default.
@@ -43,8 +43,8 @@ class PythonBuilds:
 
     def __init__(self, host: Host, run: Run = subprocess.run) -> None:
         self.host = host
-        # Without the user's settings of uv, which may turn off downloads. With
-        # UV_PYTHON_CACHE_DIR, the empty archive of `lock` would stay in that cache.
+        # Without the user's settings of uv, which may turn off downloads. With UV_PYTHON_CACHE_DIR, the empty archive
+        # of `lock` would stay in that cache.
         others = {name: value for name, value in os.environ.items() if not name.startswith("UV_") or name == LIST}
         self._environ = others | host.index.environment()
         self._run = run

@@ -52,7 +52,7 @@ def lock_path(release: str) -> str:
 
 
 def python_key(release: str) -> str:
-    """How uv names its build of a release; also the name of the folder that it installs it into."""
+    """uv's name for its build of a release; also the name of the folder that uv installs it into."""
     return f"cpython-{release}-linux-x86_64-gnu"
 
 

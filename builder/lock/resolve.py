@@ -86,13 +86,13 @@ class Resolver:
             base, kept = part, None  # they fit only with other versions in the images
 
     def reason(self, cell: Cell) -> str:
-        """Why a cell, in the matrix or not, does not resolve to wheels; empty if it does.
+        """The reason that a cell, in the matrix or not, does not resolve to wheels, or an empty string.
 
         Names the requirement or constraint of matrix.yaml that causes it, if there is one. Raises FetchError if the
         index cannot be reached.
         """
         needs, basis = lockfile.requirements(self.matrix, cell), lockfile.basis(self.matrix, cell)
-        # Nothing is built for this question, so packages from source are left out.
+        # Nothing is built here, so packages from source are left out.
         left = {
             component: [package for package in packages if required_name(package) not in self.matrix.sources]
             for component, packages in needs.items()
@@ -108,7 +108,7 @@ class Resolver:
             raise FetchError(str(error), hint=error.hint) from error
 
     def _failure(self, cell: Cell, needs: Mapping[str, list[str]], basis: Basis) -> str:
-        """Why requirements do not resolve; empty if they do."""
+        """The reason that requirements do not resolve, or an empty string."""
         try:
             resolution = _Resolution(self, None)
             versions = resolution.versions(cell, needs, basis)
@@ -147,7 +147,7 @@ class _Resolution:
     """One resolution of a group whose lock is `present`.
 
     Packages from source are built in images of the cells `images`, whose wheels are in `image_lock`. `built` are their
-    wheels (see `Sources`), `builds` how each was built, by SHA-256; `building` is the chain of builds that run now.
+    wheels (see `Sources`), `builds` their builds, by SHA-256; `building` is the chain of builds that run now.
     """
 
     resolver: Resolver
@@ -167,7 +167,7 @@ class _Resolution:
         cell, say = group[0], self.resolver.say
         needs, basis = lockfile.group_requirements(self.matrix, group), lockfile.basis(self.matrix, cell)
         preferred = {**prefer, **(kept.versions if kept else {})}
-        # What is locked stays as it is where it can: a new variant must not change the wheels of other images.
+        # Locked wheels stay as they are where they can: a new variant must not change the wheels of other images.
         parts: dict[str, LockedComponent] = {}
         wheels: dict[str, LockedWheel] = {}
         if kept and kept.basis == basis:
@@ -316,8 +316,8 @@ class _Resolution:
     def _locked_build(self, lock: Lock, name: str, group: str) -> LockedBuild | None:
         """The build of a package in the present lock, if it would have the same inputs now.
 
-        What was compiled with another framework may not work with this one, so the image must be the same too; and so
-        must the builds of the packages from source that it needs.
+        A wheel that was compiled with another framework may not work with this one, so the image must be the same too;
+        and so must the builds of the packages from source that it needs.
         """
         present = self.present
         build = next((each for each in (present.builds if present else ()) if each.name == name), None)

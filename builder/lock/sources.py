@@ -1,4 +1,4 @@
-"""Packages that are built from source: what is built, and in the image of which cell. `builder.build` builds them."""
+"""Packages that are built from source, in the image of a cell. `builder.build` builds them."""
 
 from __future__ import annotations
 

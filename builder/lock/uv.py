@@ -87,10 +87,10 @@ class Uv:
         preferred: Mapping[str, str] | None,
         built: Built,
     ) -> tuple[str, Mapping[tuple[str, str], DistributionPackage | None]]:
-        """The output: `name==version` lines, or wheels as pylock.toml if no versions are preferred.
+        """The output of uv; or instead, an empty text and the sources to build first: see `LocalIndex.unbuilt`.
 
-        Or instead, the sources to build first: see `LocalIndex.unbuilt`. `built` are those that are built. Raises
-        LockError.
+        The output has lines `name==version`, or, if `preferred` is None, wheels as pylock.toml. `built` are the wheels
+        that are built. Raises LockError.
         """
         with ExitStack() as stack:
             here, environ, local = Path(stack.enter_context(self._project.scratch())), self._environ, None
@@ -132,7 +132,7 @@ class Uv:
                 raise UnreachableError(
                     f"{cell.id}: uv timed out after {TIMEOUT_S} s", hint=f"Run again. {DOCTOR}"
                 ) from error
-            if local and local.failures:  # whatever uv made of it
+            if local and local.failures:  # even if uv ended without an error
                 failure = local.failures[0]
                 raise UnreachableError(f"{cell.id}: {failure}", hint=failure.hint) from failure
             if local and local.unbuilt:
