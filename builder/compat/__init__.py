@@ -1,1 +1,1 @@
-"""Which framework, CUDA, Python, GPU and driver work together, and why other combinations do not."""
+"""Finds frameworks, CUDAs, Pythons, GPUs and drivers that work together, and the reasons that others do not."""

@@ -1,4 +1,4 @@
-"""Which CUDA a framework's release needs, by its metadata or, where that names none, by facts.yaml. Pure.
+"""The CUDA that a framework's release needs, from its metadata or, where that names none, from facts.yaml. Pure.
 
 The framework itself requires a CUDA runtime (torch), an extra of it does (tensorflow), or a plugin that an extra
 requires (jax); directly, or through NVIDIA's metapackage cuda-toolkit.
@@ -64,7 +64,7 @@ class FrameworkRelease:
 
     @cached_property
     def release(self) -> ListedRelease | None:
-        """None if the index has no wheel of it."""
+        """The release on the index; None if the index has no wheel of it."""
         release = self.catalogue.package(self.requirement.name).release(Version(self.cell.release))
         return release if release and release.wheels else None
 
@@ -80,7 +80,10 @@ class FrameworkRelease:
         return self._runtime(self.metadata, self._extras)
 
     def fault(self) -> str:
-        """Why it does not run on the cell's CUDA; empty if it does, or if the index lacks what it requires."""
+        """The reason that the release does not run on the cell's CUDA, or an empty string.
+
+        Also empty if the index lacks the release, or the runtime that it requires.
+        """
         if self.release is None:
             return ""
         if self.cell.is_cpu:
@@ -118,7 +121,7 @@ class FrameworkRelease:
         return ""
 
     def evidence(self) -> str:
-        """Why it runs on the cell's CUDA."""
+        """The reason that the release runs on the cell's CUDA."""
         if self.cell.is_cpu:
             return f"{self} requires no CUDA"
         return str(self.runtime or f"{self} was compiled for CUDA {self._compiled} (builder/matrix/facts.yaml)")
@@ -154,14 +157,14 @@ class FrameworkRelease:
         package = Requirement(self.matrix.frameworks[self.cell.framework].package).name
         active = self._active(self.metadata, self._extras)
         required: dict[str, Requirement] = {canonicalize_name(item.name): item for item in active}
-        for trap in self.facts.traps:
+        for conflict in self.facts.traps:
             version = None
-            if trap.package in {canonicalize_name(package), canonicalize_name(self.requirement.name)}:
+            if conflict.package in {canonicalize_name(package), canonicalize_name(self.requirement.name)}:
                 version = Version(self.cell.release)
-            elif trap.package in required and (release := self._newest(required[trap.package])):
+            elif conflict.package in required and (release := self._newest(required[conflict.package])):
                 version = release.version
-            if version and SpecifierSet(trap.affected).contains(version, prereleases=True):
-                yield f"{trap.other}{trap.wants}"
+            if version and SpecifierSet(conflict.affected).contains(version, prereleases=True):
+                yield f"{conflict.other}{conflict.wants}"
 
     def toolkit(self) -> str:
         """The newest release of cuda-toolkit for the cell's CUDA that the release admits; empty if there is none."""
@@ -241,7 +244,7 @@ def _applies(requirement: Requirement, cell: Cell, extra: str) -> bool:
 
 @cache
 def _parse(text: str) -> Requirement | None:
-    """None for a requirement that no installer can read: old metadata has such."""
+    """The requirement in a text; None for one that no installer can read: old metadata has such requirements."""
     if len(text) > LONGEST or not text.replace("\t", " ").isprintable():
         return None
     try:

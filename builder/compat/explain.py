@@ -1,7 +1,7 @@
-"""Why a combination works or does not, and what works nearby. Pure.
+"""The reasons that a combination works or does not, and the nearest ones that work. Pure.
 
-uv resolves all requirements together and reports which of them conflict; it is called through `Resolve`. What it does
-not report is read from metadata: whether a release is for the cell's CUDA (`cuda`), and which neighbours work.
+uv resolves all requirements together and reports which of them conflict; it is called through `Resolve`. Other checks
+read metadata: whether a release is for the cell's CUDA (`cuda`), and which neighbours work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from builder.matrix.schema import AMD64, ARM64, CPU, OTHERS, Cuda, FrameworkVers
 
 SHOWN = 3  # neighbours
 TRIED = 6  # neighbours that are resolved at most: each takes a second or more
-Resolve = Callable[[Matrix, Cell], str]  # why the matrix's cell does not resolve; empty if it does
+Resolve = Callable[[Matrix, Cell], str]  # returns the reason that the cell does not resolve, or an empty string
 _NUMBERS = r"[0-9]{1,4}(?:\.[0-9]{1,4}){1,3}"
 _SUFFIX = r"(?:(?:a|b|rc)[0-9]{1,4})?(?:\.post[0-9]{1,4})?(?:\.dev[0-9]{1,10})?"
 _COMBINATION = re.compile(
@@ -45,7 +45,7 @@ _DEPENDS = re.compile(rf"(\S+) depends on ([A-Za-z0-9._-]+)(?:\[[^\]]*\])?(?:\{{
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """`because` are the reasons, a line each; `add` are the lines for matrix.yaml that make the cell work.
+    """An explanation. `because` are the reasons, a line each; `add` are lines for matrix.yaml that make the cell work.
 
     A cell that does not work has such lines if only the index of its project has its build of the framework.
     """
@@ -125,7 +125,7 @@ class Explainer:
     resolve: Resolve
 
     def explain(self, asked: Cell) -> Explanation:
-        """Whether and why a cell works, from `cell_of_combination`. Raises FetchError if the index cannot be read."""
+        """The explanation of a cell from `cell_of_combination`. Raises FetchError if the index cannot be read."""
         # The releases of this package define the lines; the cell's CUDA may need another package (`package_on`).
         indexes = cells.indexes_of_packages(self.matrix, asked)
         own = Requirement(self.matrix.frameworks[asked.framework].package).name
@@ -158,7 +158,7 @@ class Explainer:
         return Explanation(id=cell.id, works=True, because=(because,), add=tuple(self._to_add(cell)))
 
     def refusal(self, cell: Cell) -> str:
-        """Why a cell does not work, in few words; empty if it does. Raises FetchError."""
+        """The reason that a cell does not work, in few words, or an empty string. Raises FetchError."""
         if not self._has_wheel(cell):
             return "no wheel on the index"
         return self.release(cell).fault().partition(": ")[0] or " ".join(self._conflict(cell))
@@ -169,7 +169,10 @@ class Explainer:
         return FrameworkRelease(matrix=self.matrix, catalogue=catalogue, facts=self.facts, cell=cell)
 
     def _no_release(self, asked: Cell, package: ListedPackage, unstable: Sequence[ListedRelease]) -> Explanation:
-        """Why there is no release to install; `unstable` are pre-releases and yanked ones of the line."""
+        """The refusal of a combination without a release to install.
+
+        `unstable` are pre-releases and yanked releases of the line.
+        """
         version = asked.release or asked.line
         # The newest first: `sorted` keeps this order for releases at the same distance.
         stable = [release.version for release in reversed(package.releases) if release.is_stable]
@@ -201,7 +204,7 @@ class Explainer:
         return faults
 
     def _conflict(self, cell: Cell) -> list[str]:
-        """The reason of uv, if any."""
+        """The reason that uv gives, as lines; none if uv resolves the cell."""
         release, framework = self.release(cell), self.matrix.frameworks[cell.framework]
         framework = framework.model_copy(update={"versions": {**framework.versions, cell.line: release.entry()}})
         cuda, python = dict(self.matrix.cuda), dict(self.matrix.python)
@@ -223,7 +226,7 @@ class Explainer:
         return summarize(reason) if reason else []
 
     def _has_wheel(self, cell: Cell) -> bool:
-        """Whether an installer would take a wheel of the framework's release."""
+        """True if an installer would take a wheel of the framework's release."""
         release = self.release(cell).release
         if release is None:
             return False
@@ -247,7 +250,7 @@ class Explainer:
     def _refused(self, cell: Cell, reasons: Iterable[str], others: Iterable[Cell]) -> Explanation:
         """A refusal, with the nearest cells that work. Cells of the matrix work; resolves at most TRIED others.
 
-        Not those on a Python whose images were not built yet.
+        Leaves out cells on a Python whose images were not built yet.
         """
         near: list[Alternative] = []
         tried = 0
@@ -278,7 +281,7 @@ class Explainer:
     def _from_project(self, cell: Cell) -> Iterator[str]:
         """The lines for matrix.yaml with which a cell gets its framework from the index of the framework's project.
 
-        Nothing if that has no build for the cell, or if matrix.yaml already names an index.
+        None if that index has no build for the cell, or if matrix.yaml already names an index.
         """
         framework, release = self.matrix.frameworks[cell.framework], self.release(cell)
         package, version = required_name(framework.package_for(cell.cuda)), Version(cell.release)
@@ -376,8 +379,8 @@ def summarize(reason: str) -> list[str]:
 def _contradiction(text: str) -> list[str]:
     """Two requirements for the same package that exclude each other; empty if uv's reason is another."""
     by_name: dict[str, dict[str, str]] = {}
-    for who, name, bound in _DEPENDS.findall(text):
-        by_name.setdefault(name, {}).setdefault(bound.rstrip(","), who.replace("==", " "))
+    for requirer, name, bound in _DEPENDS.findall(text):
+        by_name.setdefault(name, {}).setdefault(bound.rstrip(","), requirer.replace("==", " "))
     for name, bounds in by_name.items():
         for bound in re.findall(rf"you require {re.escape(name)}([<>=!~]\S*?)[.,]?(?: |$)", text):
             bounds.setdefault(bound, "matrix.yaml")

@@ -1,4 +1,4 @@
-"""Which images run on which GPU and driver, and why other images do not. Pure."""
+"""Decides which images run on a GPU with a driver, and gives the reasons that others do not. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageNeeds:
-    """What an image needs; a field is empty if unknown.
+    """The needs of an image; a field is empty if unknown.
 
     `cuda` is a version or `cpu`; `driver` the oldest for that CUDA; `compiled` the CUDA that the framework was compiled
     with; `framework` its name in the matrix; `arch` the architecture of the CPU.
@@ -59,7 +59,10 @@ class ImageNeeds:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """`runs` is None if unknown. `reasons` are single lines: why it does not run or why that is unknown, else notes."""
+    """The result for an image on a GPU. `runs` is None if that is unknown.
+
+    `reasons` are single lines: the reasons that it does not run or that this is unknown, else notes.
+    """
 
     runs: bool | None
     reasons: tuple[str, ...] = ()
@@ -79,7 +82,7 @@ def needs_of_build(cuda: str, build: Build | None, facts: Facts, framework: str 
 
 
 def needs_of_cell(matrix: Matrix, cell: Cell, facts: Facts) -> ImageNeeds:
-    """What the image of a cell needs."""
+    """The needs of the image of a cell."""
     needs = needs_of_build(cell.cuda, facts.build_of_cell(matrix, cell), facts, cell.framework)
     return replace(needs, arch=cell.arch)
 
@@ -122,7 +125,7 @@ def find_gpu(text: str, facts: Facts) -> Device:
 
 
 def judge(gpu: Device, driver: str, image: ImageNeeds, facts: Facts) -> Verdict:
-    """Whether the image runs on that GPU with that driver; without a driver, which driver it needs.
+    """The verdict on an image, a GPU and a driver; without a driver, it names the driver that the image needs.
 
     A short driver version such as 570 means the newest of its branch. Raises UsageError for an invalid version.
     """

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, by NVML, and which image is tested on which. No NVIDIA driver is a normal state."""
+"""The GPUs of this machine, read with NVML, and their leases to image tests. No NVIDIA driver is a normal state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATIENCE = 5  # polls until the memory of a finished test must be free again
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu(Device):
-    """`memory` and `free` in bytes, 0 if unknown (or if the GPU has no memory of its own).
+    """A GPU of this machine. `memory` and `free` in bytes, 0 if unknown (or if the GPU has no memory of its own).
 
     `index` is NVML's, in the order of PCI addresses; `uuid` names the GPU to the engine.
     """
@@ -39,7 +39,7 @@ class Gpu(Device):
 
     @property
     def has_room(self) -> bool:
-        """Whether tests can run on it now; assumed if its memory is unknown."""
+        """True if tests can run on it now, or if its memory is unknown."""
         return not self.memory or self.free >= NEEDED
 
 
@@ -79,8 +79,9 @@ def read_gpus() -> tuple[str, tuple[Gpu, ...]]:
 class Pool:
     """Leases this machine's GPUs to image tests, each GPU to one image at a time. Thread-safe.
 
-    `images` is how many are tested at once: each gets its share of the GPUs, and at least two where there are two, so
-    that collectives run over several GPUs. On four GPUs, one image gets four, and two get two each; three take turns.
+    `images` is the number of images that are tested at once: each gets its share of the GPUs, and at least two where
+    there are two, so that collectives run over several GPUs. On four GPUs, one image gets four, and two get two each;
+    three take turns.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Pool:
         return driver, gpus
 
     def why_not(self) -> str:
-        """Why no test can run on a GPU, now or after the other tests of this run; empty if a test can."""
+        """The reason that no test can run on a GPU, now or after the other tests of this run, or an empty string."""
         with self._change:
             if self._leased:
                 return ""
@@ -124,7 +125,7 @@ class Pool:
     ) -> Iterator[tuple[Gpu, ...]]:
         """Leases GPUs with room, those that `fits` accepts, until the block ends; waits while all of them are leased.
 
-        Empty if no GPU has room and none is leased, or if `stopped` became true.
+        Yields no GPU if none has room and none is leased, or if `stopped` became true.
         """
         patience = PATIENCE
         taken: tuple[Gpu, ...] = ()
