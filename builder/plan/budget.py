@@ -40,25 +40,25 @@ def budget_faults(matrix: Matrix, cell: Cell, layers: _Layers, unpacked: _Layers
     if (number := next(matching, None)) is None:
         return []
     budget = matrix.budgets[number]
-    of_image, of_layer = (matrix.where("budgets", number, name) for name in ("image", "layer"))
+    image_where, layer_where = (matrix.where("budgets", number, name) for name in ("image", "layer"))
     image, layer = parse_size(budget.image), parse_size(budget.layer)
-    limits: list[tuple[str, _Layers, int, str]] = [("image", layers, image, of_image)]
-    limits += [(f"layer {name}", [(name, count)], layer, of_layer) for name, count in layers]
+    limits: list[tuple[str, _Layers, int, str]] = [("image", layers, image, image_where)]
+    limits += [(f"layer {name}", [(name, count)], layer, layer_where) for name, count in layers]
     if budget.unpacked:
-        of_unpacked = matrix.where("budgets", number, "unpacked")
-        limits.append(("unpacked image", unpacked, parse_size(budget.unpacked), of_unpacked))
+        where = matrix.where("budgets", number, "unpacked")
+        limits.append(("unpacked image", unpacked, parse_size(budget.unpacked), where))
     else:
-        limits.append(("unpacked image", unpacked, GROWTH * image, of_image))
+        limits.append(("unpacked image", unpacked, GROWTH * image, image_where))
     lines = []
-    for what, parts, allowed, where in limits:
+    for title, parts, allowed, where in limits:
         total = sum(count for _, count in parts)
         if total <= allowed:
             continue
         line = (
-            f"{cell.id}: the {what} is {size(total)}, {size(total - allowed)} more than the {size(allowed)} allowed "
+            f"{cell.id}: the {title} is {size(total)}, {size(total - allowed)} more than the {size(allowed)} allowed "
             f"({where})"
         )
-        if what.endswith("image"):
+        if title.endswith("image"):
             largest = sorted(parts, key=lambda part: -part[1])[:SHOWN]
             line += f"; largest layers: {', '.join(f'{name} {size(count)}' for name, count in largest)}"
         lines.append(line)

@@ -80,12 +80,12 @@ class PlannedImage:
 
     `uv` is the release of uv's Python, empty for Debian's, and `locked_python` its lock; `references` are the full tag
     and the aliases; `requirements` are those of the lock, by component; `layers` start with the lowest;
-    `file_components` are the components with files of their own; `os_request` is what the operating system is locked
-    for, `os_inputs` the digest of the inputs of the os stage; `compiler_inputs` is the digest of what compiles
-    bytecode: operating systems with the same one give the same bytecode; `constraints` is the text of pip's constraints
-    file; `os_lock` are its Debian packages, `files` the paths and digests of the files that its components put into it.
-    `thorough` are the components whose thorough tests this image must pass itself, see `thorough_components`;
-    `support` are the ends of support of its parts, the earliest first.
+    `file_components` are the components with files of their own; `os_request` is the request for the operating system,
+    `os_inputs` the digest of the inputs of the os stage; `compiler_inputs` is the digest of the program and the Python
+    that compile bytecode: operating systems with the same one give the same bytecode; `constraints` is the text of
+    pip's constraints file; `os_lock` are its Debian packages, `files` the paths and digests of the files that its
+    components put into it. `thorough` are the components whose thorough tests this image must pass itself, see
+    `thorough_components`; `support` are the ends of support of its parts, the earliest first.
     """
 
     cell: Cell
@@ -106,7 +106,7 @@ class PlannedImage:
     requirements: dict[str, list[str]]
     constraints: str
     settings: Settings
-    # What follows does not determine the bytes of the image beyond the digests above.
+    # The fields below do not determine the bytes of the image beyond the digests above.
     os_lock: OsLock = field(compare=False)
     files: frozenset[tuple[str, str]] = field(compare=False)
     thorough: frozenset[str] = field(default=frozenset(), compare=False)
@@ -166,7 +166,7 @@ class Plan:
         return sum(layer.bytes for layer in layers.values())
 
     def as_data(self) -> dict[str, Any]:
-        """For `--format json`: stable, and the same on every machine."""
+        """The plan for `--format json`: stable, and the same on every machine."""
         return {
             "format": FORMAT,
             "images": [
@@ -282,7 +282,7 @@ def make_locked_plan(project: Project, selected: Sequence[Cell]) -> Plan:
 
 
 def systems(project: Project) -> dict[str, dict[str, Arch]]:
-    """The inputs of the locked operating systems of the matrix, with their architectures, by what compiles bytecode."""
+    """The inputs of the matrix's locked operating systems, with their architectures, by their bytecode compiler."""
     planner = _Planner(project)
     result: dict[str, dict[str, Arch]] = {}
     for cell in project.cells:
@@ -294,7 +294,7 @@ def systems(project: Project) -> dict[str, dict[str, Arch]]:
 
 @dataclass(frozen=True, kw_only=True)
 class _System:
-    """A locked operating system: `compiler` is the digest of what compiles bytecode in it."""
+    """A locked operating system: `compiler` is the digest of the program and the Python that compile bytecode in it."""
 
     request: OsRequest
     lock: OsLock
@@ -305,7 +305,7 @@ class _System:
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """What all images of a group have in common: `cuda` is the list of the framework's CUDA, `lists` the others."""
+    """The parts that all images of a group share: `cuda` is the list of the framework's CUDA, `lists` the others."""
 
     constraints: str
     cuda: tuple[WheelList, ...]
@@ -314,7 +314,7 @@ class _Group:
 
 
 class _Planner:
-    """Plans images. What several images have in common is computed once: a matrix may have thousands of cells."""
+    """Plans images. Parts that several images share are computed once: a matrix may have thousands of cells."""
 
     def __init__(self, project: Project) -> None:
         self._root, self._matrix = project.root, project.matrix
@@ -459,7 +459,7 @@ class _Planner:
                 WheelList(path=f"{folder}/cuda-{component}.txt", is_cuda=True, wheels=of_cuda),
                 WheelList(path=f"{folder}/wheels-{component}.txt", is_cuda=False, wheels=others),
             ]
-            lists[component] = [item for each in both for item in _by_index(each)]
+            lists[component] = [item for wheel_list in both for item in _by_index(wheel_list)]
         cuda = WheelList(path=f"{folder}/cuda.txt", is_cuda=True, wheels=tuple(shared.values()))
         return _Group(
             constraints=_constraints(self._matrix, cell, locked),

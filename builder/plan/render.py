@@ -78,7 +78,7 @@ def _template_place(error: Exception) -> str:
 
 
 def write_rendered(root: Path, files: Mapping[str, str], *, is_part: bool = False) -> list[str]:
-    """Writes `files` and, unless they are only a part, removes all others from images/; returns what changed."""
+    """Writes `files` and, unless they are only a part, removes all others from images/; returns the changed paths."""
     changed = []
     for name, text in files.items():
         path = root / name

@@ -62,7 +62,10 @@ class Health:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """`env` and `labels` keep their order in the Dockerfile and in the configuration, which alone has `arch`."""
+    """The configuration of an image.
+
+    `env` and `labels` keep their order in the Dockerfile and in the configuration, which alone has `arch`.
+    """
 
     env: Mapping[str, str]
     ports: tuple[int, ...]
@@ -81,9 +84,10 @@ def built_labels(plan: str, created: str) -> dict[str, str]:
 
 
 def of_image(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) -> Settings:
-    """`components` are the cell's, in order. Without registry and namespace: a fork has the same images.
+    """The configuration of a cell's image; `components` are the cell's, in order.
 
-    Raises MatrixError for a variable that every image sets.
+    Has no registry and no namespace: a fork has the same images. Raises MatrixError for a variable that every image
+    sets.
     """
     known = facts.load_facts()
     driver = "" if cell.is_cpu else known.driver(cell.cuda)

@@ -1,4 +1,4 @@
-"""Plans for CI: those of git revisions, which images changed, and parts of a plan for machines with little disk."""
+"""Plans for CI: of git revisions, of the images that changed, and in parts for machines with little disk."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ON_DISK = 3.8
 RUNNER_DISK = 14_000_000_000  # bytes that a hosted runner of GitHub has at least
 MAX_IMAGES = 10  # the most in one part: the tests of an image take minutes
 MAX_PARTS = 256  # GitHub cancels a run whose matrix has more jobs
-# Labels of GitHub's runners, and what its own runners have besides `self-hosted` and `linux`.
+# Labels of GitHub's runners, and the label of self-hosted ones besides `self-hosted` and `linux`.
 RUNNERS: dict[Arch, dict[str, str]] = {
     AMD64: {"runner": "ubuntu-24.04", "label": "x64"},
     ARM64: {"runner": "ubuntu-24.04-arm", "label": "arm64"},
@@ -85,8 +85,9 @@ def split_by_disk(images: Sequence[PlannedImage], disk: int, max_images: int = M
 def updates(matrix: Matrix, cells: Sequence[Cell]) -> dict[str, list[str]]:
     """The built-in sets of cells whose locks are updated separately: by Debian release, and by framework.
 
-    One that fails then keeps no other from being updated. In the order of matrix.yaml, without those of no cell. Cells
-    that were not built yet, and those for arm64, are in none of these sets: their own sets are in both lists.
+    So a set that fails does not keep the others from being updated. The sets are in the order of matrix.yaml, without
+    those of no cell. Cells that were not built yet, and those for arm64, are in none of these sets: their own sets are
+    in both lists.
     """
     built = [cell for cell in cells if cell.arch == AMD64 and not matrix.python[cell.python].not_built]
     releases = {matrix.python[cell.python].debian for cell in built}
@@ -100,11 +101,10 @@ def updates(matrix: Matrix, cells: Sequence[Cell]) -> dict[str, list[str]]:
 
 
 def github_outputs(images: Sequence[PlannedImage], disk: int = RUNNER_DISK) -> dict[str, str]:
-    """Outputs of a GitHub Actions step: `parts`, the matrix of a job with the cells of each part and the labels of
-    runners for it, and all `cells`.
+    """Outputs of a GitHub Actions step: `parts`, the matrix of a job, and all `cells`.
 
-    Parts have more than MAX_IMAGES images if there would be more than MAX_PARTS. Raises UsageError if the disk is too
-    small for that.
+    The matrix has the cells of each part, and the labels of runners for it. Parts have more than MAX_IMAGES images if
+    there would be more than MAX_PARTS. Raises UsageError if the disk is too small for that.
     """
     max_images = MAX_IMAGES
     while len(parts := split_by_disk(images, disk, max_images)) > MAX_PARTS:
