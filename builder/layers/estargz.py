@@ -321,12 +321,15 @@ class _Members:
         self._stream: Any = None
         self._start = (0, 0)
         self._hash = hashlib.sha256()
-        self._of: dict[int, tuple[int, int, str]] = {}  # plain position -> position in the blob, size, digest
+        self._by_start: dict[int, tuple[int, int, str]] = {}  # plain position -> position in the blob, size, digest
         self._allowed = HEADER
         self.end = b""  # the last FOOTER bytes that were read
 
     def allow(self, size: int) -> None:
-        """How many plain bytes may be read until the next call: tarfile reads a header of any size into memory."""
+        """Sets the number of plain bytes that may be read until the next call.
+
+        tarfile reads a header of any size into memory.
+        """
         self._allowed = size
 
     def read(self, size: int) -> bytes:
@@ -354,22 +357,22 @@ class _Members:
             self._size += len(plain)
             if self._stream.eof:
                 start, position = self._start
-                self._of[start] = (position, self._size - start, self._hash.hexdigest())
+                self._by_start[start] = (position, self._size - start, self._hash.hexdigest())
                 self._stream = None
         data = bytes(self._plain[:size])
         del self._plain[:size]
         return data
 
     def position(self, start: int) -> int:
-        """Where the member of a plain position begins in the blob; 0 if none begins there."""
-        return self._of[start][0] if start in self._of else 0
+        """The position in the blob of the member that begins at a plain position; 0 if none begins there."""
+        return self._by_start[start][0] if start in self._by_start else 0
 
     def chunks(self, start: int, size: int) -> list[tuple[int, int, str]]:
         """The members of a file's content. Empty if the content does not begin and end with a member."""
         chunks = []
         end = start + size
         while start < end:
-            member = self._of.get(start)
+            member = self._by_start.get(start)
             if member is None or not member[1]:
                 return []
             chunks.append(member)

@@ -116,7 +116,7 @@ def _dump(layers: Mapping[str, Layer]) -> str:
 
 
 def prune(root: Path, inputs: Collection[str], *, check: bool = False) -> bool:
-    """Removes layers that no planned layer needs, unless `check`; returns whether there are any. Raises LockError."""
+    """Removes layers that no planned layer needs, unless `check`; returns True if there are any. Raises LockError."""
     before = _read(root)
     after = {key: layer for key, layer in before.items() if key in inputs}
     if after != before and not check:

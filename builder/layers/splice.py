@@ -299,7 +299,7 @@ def _checked_pieces(content: Zipped) -> Iterator[bytes]:
 
 
 class _Inflater:
-    """Inflates one entry, in pieces. `end` checks `sha256` of the content if it is given, and sets it."""
+    """Inflates one entry, in pieces. `sha256` is that of the content, empty while it is unknown."""
 
     def __init__(self, content: Zipped, sha256: str = "") -> None:
         self.sha256 = sha256
@@ -326,7 +326,10 @@ class _Inflater:
             raise SpliceError(f"{self._content.name}: {error}") from error
 
     def end(self) -> None:
-        """Raises SpliceError if the content is not complete, or not the expected one."""
+        """Checks the content, and sets `sha256`.
+
+        Raises SpliceError if the content is not complete, or not the expected one.
+        """
         if not self._stream.eof or (self._size, self._crc) != (self._content.size, self._content.crc):
             raise self._wrong("CRC-32 and size of its entry")
         if self.sha256 not in ("", self._hash.hexdigest()):

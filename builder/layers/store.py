@@ -94,7 +94,7 @@ class Store(Blobs):
         return record if record and self.has(record["digest"], record["size"]) else None
 
     def put_record(self, key: str, data: Mapping[str, Any]) -> None:
-        """`data` has at least the `digest` and `size` of a blob."""
+        """Records `data` by `key`. It has at least the `digest` and `size` of a blob."""
         with self.disk_errors():
             write_atomically(self._record(key), json.dumps(data) + "\n")
 

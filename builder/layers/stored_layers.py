@@ -1,4 +1,4 @@
-"""Layers that the store records by their inputs, and how those of wheels and of plain files are made."""
+"""The layers that the store records by their inputs; makes those of wheels and of plain files."""
 
 from __future__ import annotations
 
@@ -172,10 +172,11 @@ def read_component_files(root: Path, image: PlannedImage) -> dict[str, Entry]:
 
 
 def component_file_entries(files: Mapping[str, Entry], folders: tuple[str, ...]) -> Iterator[Entry]:
-    """Sorted by path, each folder before its contents. All are prefetched: few files, and a start reads half of them.
+    """The entries of plain files, sorted by path, each folder before its contents.
 
-    `folders` are those of the operating system that are not 0755 root:root. A layer must not write them, except those
-    of the environment, whose mode it has. Raises BuildError for a file in one of the others.
+    All are prefetched: they are few, and a start reads half of them. `folders` are those of the operating system that
+    are not 0755 root:root. A layer must not write them, except those of the environment, whose mode it has. Raises
+    BuildError for a file in one of the others.
     """
     seen: set[str] = set()
     for path in sorted(files):

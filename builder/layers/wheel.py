@@ -251,7 +251,7 @@ class _WheelInstaller:
         return splice.read_zipped(zipped(self._file, item, self._name)).decode("utf-8")
 
     def _target(self, path: str) -> tuple[str, bool]:
-        """The installed path of a file, and whether the file is a script."""
+        """The installed path of a file, and True if the file is a script."""
         venv = self._venv
         first, _, rest = path.partition("/")
         scheme, inside, folder = "", path, venv.site
