@@ -21,7 +21,7 @@ SOCKET = "unix:///var/run/docker.sock"
 
 @dataclass(frozen=True, kw_only=True)
 class EngineAddress:
-    """`variables` select this engine for docker-py, the `docker` command and its plugins, over any that are set.
+    """The address of an engine. `variables` select it for docker-py, `docker` and its plugins, over any that are set.
 
     `selected_by` is for messages: `DOCKER_HOST`, `the Docker context podman`; empty for the local socket.
     """

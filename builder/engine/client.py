@@ -63,7 +63,10 @@ class Engine:
 
     @classmethod
     def connect(cls, environ: Mapping[str, str] = os.environ) -> Engine:
-        """Raises NoEngineError if no engine answers, EngineError for a wrong context or if this user has no access."""
+        """Connects to the engine that the `docker` command would use.
+
+        Raises NoEngineError if no engine answers, EngineError for a wrong context or if this user has no access.
+        """
         address = engine_address(environ)
         try:
             # With use_ssh_client, docker-py runs ssh as the docker command does; without, it needs a library.
@@ -145,7 +148,7 @@ class Engine:
         return response
 
     def pull(self, reference: str) -> None:
-        """Raises EngineError or DiskError, also for an error in the stream of a 200 response."""
+        """Pulls an image. Raises EngineError or DiskError, also for an error in the stream of a 200 response."""
         action = f"pulling {reference}"
         with translated(action):
             name = ImageRef.parse(reference)
@@ -172,7 +175,7 @@ class Engine:
                 response.close()
 
     def has_remote(self, reference: str) -> bool:
-        """Whether the registry of an image answers the engine and has the image."""
+        """True if the registry of an image answers the engine and has the image."""
         try:
             self._api.inspect_distribution(reference)
         except (DockerException, requests.RequestException):
@@ -215,9 +218,8 @@ class Engine:
 
         Calls `on_line` with each line of its output, as `printable` text. If the status is 0, writes the file `result`
         of the container to `out`; raises EngineError if that has more than `most_bytes`. Kills the container after
-        `timeout_s` seconds.
-        Raises EngineError if `stopped` was set before it starts.
-        `settings` are those of docker-py's `containers.create`.
+        `timeout_s` seconds. Raises EngineError if `stopped` was set before it starts. `settings` are those of
+        docker-py's `containers.create`.
         """
         # Other log drivers may not give the output back. Without a limit, a command could fill the engine's disk.
         log_config = LogConfig(type=LogConfig.types.JSON, config={"max-size": "256m", "max-file": "2"})
@@ -357,14 +359,17 @@ class Engine:
                 container.remove(force=True, v=True)
 
     def sweep(self, checkout: str) -> int:
-        """Removes what a killed run of this checkout left: containers, volumes, images; returns how many containers."""
-        mine: dict[str, Any] = {"label": f"{RUN_LABEL}={checkout}"}
+        """Removes the containers, volumes and images that a killed run of this checkout left.
+
+        Returns the number of containers.
+        """
+        own: dict[str, Any] = {"label": f"{RUN_LABEL}={checkout}"}
         with translated("removing containers of an earlier run"):
-            containers = self._client.containers.list(all=True, filters=mine)
+            containers = self._client.containers.list(all=True, filters=own)
             for container in containers:
                 with suppress(NotFound):
                     container.remove(force=True, v=True)
-            for volume in self._client.volumes.list(filters=mine):
+            for volume in self._client.volumes.list(filters=own):
                 with suppress(NotFound):
                     volume.remove(force=True)
         for image in self.images(f"{RUN_LABEL}={checkout}"):

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from builder.common.errors import DamagedError
 
-POLL_S = 0.02  # until `serve_forever` notices a shutdown; its default of 0.5 s would delay each load
+POLL_S = 0.02  # until `serve_forever` detects a shutdown; its default of 0.5 s would delay each load
 SILENCE_S = 600  # the engine reads nothing while its disk is busy
 _TLS = b"\x16"  # first byte of a TLS connection, which engines try before plain HTTP
 _NOT_TLS = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -158,7 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
                 chunk = next(chunks, b"")
             except (DamagedError, OSError):
                 chunk = b""
-            if not chunk:  # the end, or it cannot be read: the response is cut off, so that the engine notices
+            if not chunk:  # the end, or it cannot be read: the response is cut off, so that the engine detects it
                 self._endpoint.is_broken = self.close_connection = True
                 return
             self.wfile.write(chunk[:left])

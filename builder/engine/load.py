@@ -50,7 +50,7 @@ class Loader:
     def load_bare(self, layer: Layer) -> str:
         """Loads a temporary image of one layer, to run a program in; returns its id. `sweep` removes it.
 
-        It is for the engine's architecture, whatever the layer is for.
+        It is for the engine's architecture, even if the layer is for another one.
         """
         config = oci.bare_config([layer], {RUN_LABEL: self._checkout}, self._engine.info().arch)
         return self.load(stored_images.put_image(self._store, config, [layer]))
@@ -133,14 +133,14 @@ class Loader:
             for chunk in self._store.inflated(layer.digest):
                 contents.update(chunk)
                 size += len(chunk)
-            for what, actual, recorded in (
+            for title, actual, recorded in (
                 ("diff id", f"sha256:{contents.hexdigest()}", layer.diff_id),
                 ("unpacked size", size, layer.unpacked or size),
             ):
                 if actual != recorded:
                     self._store.discard(layer.digest)
                     raise BuildError(
-                        f"layer {name[:80]} has the {what} {actual}, but {recorded} is recorded",
+                        f"layer {name[:80]} has the {title} {actual}, but {recorded} is recorded",
                         hint=f"Delete the line with {layer.digest} from {KNOWN_LAYERS}. Then run this again.",
                     )
 
@@ -187,7 +187,7 @@ class PullProgress:
     _layers: dict[str, int] = field(default_factory=dict)
 
     def feed(self, message: Mapping[str, Any]) -> int:
-        """Returns the number of bytes since the message before."""
+        """Counts the bytes in a message; returns the number of bytes since the previous one."""
         status = str(message.get("status", ""))
         self.is_retrying |= status.startswith("Retrying")
         if status != self.status:

@@ -26,9 +26,9 @@ EMULATION_HINT = (
 
 @dataclass(frozen=True, kw_only=True)
 class EngineInfo:
-    """`store` is overlay2 (image id = config digest) or containerd (image id = manifest digest), `root` its folder.
+    """An engine. `store` is overlay2 (image id = config digest) or containerd (image id = manifest digest).
 
-    Podman has a store called overlay, with ids as those of overlay2.
+    `root` is the folder of the store. Podman has a store called overlay, with ids as those of overlay2.
 
     `id` is unique to an engine of Docker, empty for Podman.
 
@@ -58,7 +58,7 @@ class EngineInfo:
     def foreign_error(self, arch: Arch) -> EngineError | None:
         """The error if this machine can neither run programs for this architecture nor emulate them.
 
-        What the machine of a remote engine can emulate is not known.
+        None for a remote engine: the emulation on its machine is unknown.
         """
         if arch == self.arch or not self.is_local or machine.emulates(PLATFORMS[arch]):
             return None
@@ -85,7 +85,7 @@ class EngineInfo:
         return {"device_requests": [DeviceRequest(capabilities=[["gpu"]], **which)]}
 
     def gpu_name(self, uuid: str, index: int) -> str:
-        """The name under which a container gets one GPU: its UUID if the engine knows it, else its number."""
+        """The name under which a container gets one GPU: its UUID if the engine has that name, else its number."""
         is_known = self.gpu_option != "--device" or uuid in self.cdi_gpus
         return uuid if uuid and is_known else str(index)
 
@@ -135,7 +135,7 @@ def is_disk_full(text: str) -> bool:
 
 
 def is_forbidden(error: BaseException) -> bool:
-    """Whether docker-py failed because this user may not open the engine's socket."""
+    """True if docker-py failed because this user may not open the engine's socket."""
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:

@@ -67,7 +67,7 @@ def ensure(say: Callable[[str], None]) -> Engine:
 
 
 def too_old(info: EngineInfo) -> str:
-    """Why an engine cannot be used; empty if it can."""
+    """The reason that an engine cannot be used, or an empty string."""
     minimum = PODMAN_MINIMUM if info.name == "Podman" else MINIMUM
     if parse_version(info.version) >= minimum:
         return ""
