@@ -1,1 +1,1 @@
-"""The client of one repository in a registry. It knows no matrix and no plan."""
+"""The client of one repository in a registry. It uses neither the matrix nor a plan."""

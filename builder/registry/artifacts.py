@@ -126,10 +126,9 @@ def attach(
 def attached(
     repository: Repository, subject: str, artifact_type: str = "", annotations: Mapping[str, str] = {}
 ) -> list[str]:
-    """The digests of the artifacts that are attached to an image, as they are listed: of one type or of all, and with
-    all of these annotations.
+    """The digests of the artifacts that are attached to an image, in the order of their list.
 
-    Raises RegistryError, VerifyError.
+    Those of one type or of all, and with all of these annotations. Raises RegistryError, VerifyError.
     """
     pages = repository.referrers(subject)
     if pages is None:
@@ -203,7 +202,7 @@ def _manifest(repository: Repository, reference: str) -> ManifestDocument | None
 
 
 def _parse(artifact: Manifest, name: str) -> ManifestDocument:
-    """`name` is for messages. Raises VerifyError."""
+    """The document of an artifact's manifest; `name` is for messages. Raises VerifyError."""
     document = oci.parse_document(ManifestDocument, artifact.content, f"artifact {name}", hint=_HINT)
     if len(document.layers) > MOST_FILES:
         raise VerifyError(f"invalid artifact {name}: more than {MOST_FILES} files", hint=_HINT)

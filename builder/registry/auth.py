@@ -95,7 +95,7 @@ def credentials(registry: str) -> Credentials | None:
 def parse_challenges(header: str) -> dict[str, dict[str, str]]:
     """Parameters by scheme of a WWW-Authenticate header (RFC 9110, 11.6.1), names in lower case.
 
-    Of several challenges with one scheme the first; empty for an invalid header.
+    Has the first of several challenges with one scheme; empty for an invalid header.
     """
     challenges: dict[str, dict[str, str]] = {}
     parameters: dict[str, str] = {}
@@ -120,11 +120,14 @@ class Login:
         self._scheme = ""
         self._parameters: Mapping[str, str] = {}
         self._credentials: Credentials | None = None
-        self._headers: dict[str, tuple[str, float]] = {}  # by scope, and until when (monotonic) each is valid
+        self._headers: dict[str, tuple[str, float]] = {}  # by scope, each with its end (monotonic)
         self._secrets: frozenset[str] = frozenset()
 
     def header(self, scope: str, fetch: Fetch) -> str:
-        """Empty until the registry requires a login. `scope` is a list, separated by spaces."""
+        """The Authorization header for a scope; empty until the registry requires a login.
+
+        `scope` is a list, separated by spaces.
+        """
         with self._lock:
             if not self._scheme:
                 return ""
@@ -136,7 +139,7 @@ class Login:
     def renew(self, scope: str, rejected: str, challenge: str) -> bool:
         """After a 401 for the header `rejected`: makes the next request get a new one.
 
-        Returns whether the registry has required a login of a supported kind.
+        Returns True if the registry has required a login of a supported kind.
         """
         challenges = parse_challenges(challenge)
         with self._lock:
@@ -158,7 +161,7 @@ class Login:
         return text
 
     def _authorize(self, scope: str, fetch: Fetch) -> tuple[str, float]:
-        """A new header, and until when it is valid by the monotonic clock. Raises RegistryError."""
+        """A new header, and the time by the monotonic clock until which it is valid. Raises RegistryError."""
         own = self._credentials
         if own is not None:
             self._secrets |= {secret for secret in (own.password, own.identity, own.basic.split()[1]) if secret}

@@ -1,7 +1,7 @@
 """One repository of one registry: blobs, manifests and tags.
 
-Source: OCI distribution specification 1.1. Why no library does this: docs/decisions/0008-registry-client.md.
-Whether a registry is reached over plain http: `builder.registry.transport`.
+Source: OCI distribution specification 1.1. docs/decisions/0008-registry-client.md has the reasons for not using a
+library. `builder.registry.transport` chooses plain http or TLS.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Repository:
         self._http.check_stop()
 
     def exists(self) -> bool:
-        """Whether the repository exists."""
+        """True if the repository exists."""
         action, url = f"looking for {self._repository}", f"{self._http.url}/tags/list?n=1"
         return self._http.send(Request(action=action, method="GET", url=url, expect=(200, 404))).status == HTTPStatus.OK
 
@@ -135,7 +135,7 @@ class Repository:
             )
 
     def has_blob(self, digest: str) -> bool:
-        """Whether the registry reports a blob of the repository. Its content is not checked."""
+        """True if the registry reports a blob of the repository. Its content is not checked."""
         answer = self._http.send(self._blob_request("HEAD", "checking", digest, (200, 404, 405)))
         if answer.status == HTTPStatus.METHOD_NOT_ALLOWED:
             request = self._blob_request("GET", "checking", digest, (200, 206, 404), headers={"Range": "bytes=0-0"})
@@ -203,7 +203,7 @@ class Repository:
         return self._http.retry(read)
 
     def blob_matches(self, digest: str, size: int, read: Callable[[int], None]) -> bool:
-        """Downloads a blob; returns whether it matches digest and size. Calls `read` as `download` does."""
+        """Downloads a blob; returns True if it matches digest and size. Calls `read` as `download` does."""
         return self._download(digest, size, None, read)
 
     def download(self, digest: str, size: int, out: BinaryIO, read: Callable[[int], None]) -> None:
@@ -215,7 +215,7 @@ class Repository:
             raise self._damaged(self._blob_action("reading", digest))
 
     def _download(self, digest: str, size: int, out: BinaryIO | None, read: Callable[[int], None]) -> bool:
-        """Downloads a blob, to `out` unless it is None; returns whether its bytes match digest and size."""
+        """Downloads a blob, to `out` unless it is None; returns True if its bytes match digest and size."""
         part = Download(out, read)
 
         def download() -> None:
@@ -383,7 +383,10 @@ class Repository:
 
 @cache  # once for each repository in a run: some registries report no repository until it has a manifest
 def run_creation(command: tuple[str, ...]) -> str:
-    """Runs the command that creates a repository, without a shell; returns why it failed, empty if it did not."""
+    """Runs the command that creates a repository, without a shell.
+
+    Returns the reason that it failed, or an empty string.
+    """
     program = Path(command[0]).name
     try:
         result = subprocess.run(

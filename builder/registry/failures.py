@@ -1,4 +1,4 @@
-"""Failed requests to a registry: which failures are transient, what they mean, and what to do."""
+"""Failed requests to a registry: their errors, with a hint and whether a retry may succeed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DISK_FULL = re.compile(r'no space left on device|disk quota exceeded|"Err":\s*(
 
 
 class RejectedError(RegistryError):
-    """A failure that would happen again. `code` is the registry's own error code, if it sent one: the main one."""
+    """A failure that would happen again. `code` is the registry's own error code, if it sent any: the main one."""
 
     def __init__(self, message: str, *, hint: str = "", status: int = 0, code: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -40,9 +40,9 @@ class RejectedError(RegistryError):
 
 
 class TransientError(RegistryError):
-    """A failure that a retry may not have, after at least `wait` seconds. `is_connected`: there was a connection.
+    """A failure that may not happen again at a retry, after at least `wait` seconds.
 
-    `status` is that of the response, 0 without one.
+    `is_connected`: there was a connection. `status` is that of the response, 0 without one.
     """
 
     def __init__(

@@ -35,10 +35,10 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One request. `action` is what it does, for messages; a status that is not in `expect` is an error.
+    """One request. `action` describes it in messages; a status that is not in `expect` is an error.
 
-    `scope` is what its token must allow, `read_s` its read timeout; empty and 0 for the connection's own. With `stays`,
-    a redirect to another host is not followed: it is the answer.
+    `scope` is the access that its token must allow, `read_s` its read timeout; empty and 0 for the connection's own.
+    With `stays`, a redirect to another host is not followed: it is the answer.
     """
 
     action: str
@@ -130,7 +130,7 @@ class Connection:
         return self.retry(lambda: self.send_once(request))
 
     def send_once(self, request: Request, *, with_login: bool = True) -> Answer:
-        """Sends a request. Raises TransientError after a failure that a retry may not have."""
+        """Sends a request once. Raises TransientError after a failure that may not happen again."""
         with self.open(request, with_login=with_login) as response:
             body = b"".join(self.pieces(request.action, response, SMALL))
             return Answer(request=request, status=response.status_code, headers=response.headers, body=body)

@@ -16,7 +16,7 @@ from builder.registry.failures import StoppedError
 LOOKUPS = 8  # small requests, which mostly wait for the registry
 CHECKS = 4  # of images, each with programs of its own: cosign, a scanner
 TRANSFERS = 4  # of blobs
-FINISHES = 4  # finishing an image is mostly waiting for the registry
+FINISHES = 4  # of images, which mostly wait for the registry
 NOTICE_S = 1  # seconds until an interrupt is noticed, at most
 GRACE_S = 5  # seconds for requests that wait for a response when the command is interrupted
 _Input = TypeVar("_Input")
@@ -27,7 +27,7 @@ _Output = TypeVar("_Output")
 def look_up(
     function: Callable[[_Input], _Output], inputs: Iterable[_Input], parallel: int = LOOKUPS
 ) -> list[tuple[_Input, _Output]]:
-    """Calls the function for all inputs at once; each input with its result, in order. Raises the first error."""
+    """Calls the function for all inputs at once; returns inputs and results, in order. Raises the first error."""
     listed = list(inputs)
     with thread_pool(parallel, "lookup") as pool:
         return list(zip(listed, pool.map(function, listed), strict=True))
@@ -36,19 +36,20 @@ def look_up(
 def transfer(
     repository: Repository, function: Callable[[Repository, _Input], _Output], inputs: Iterable[_Input], parallel: int
 ) -> list[_Output]:
-    """Calls the function for all inputs at once; the results, in order. Its first error stops all other transfers.
+    """Calls the function for all inputs at once; returns the results, in order.
 
-    Raises that error. The registry that the function gets raises StoppedError then, as it does after an interrupt.
+    The first error stops all other transfers, and is raised. The registry that the function gets raises StoppedError
+    then, as it does after an interrupt.
     """
     stop = threading.Event()
     stoppable = repository.stoppable(stop)
     failures: list[BaseException] = []
 
-    def run(each: _Input) -> _Output:
+    def run(item: _Input) -> _Output:
         try:
             if stop.is_set():
                 raise StoppedError(f"{repository.name}: stopped")
-            return function(stoppable, each)
+            return function(stoppable, item)
         except BaseException as error:
             failures.append(error)  # the first is the cause, later ones result from the stop
             stop.set()
@@ -56,7 +57,7 @@ def transfer(
 
     with thread_pool(parallel, "transfer") as pool:
         try:
-            futures = [pool.submit(run, each) for each in inputs]
+            futures = [pool.submit(run, item) for item in inputs]
             # A signal that arrives just before a wait begins is noticed when the wait ends.
             while wait(futures, timeout=NOTICE_S).not_done:
                 pass
@@ -75,35 +76,35 @@ def pipeline(
 ) -> list[_Output]:
     """Calls `begin` for one input at a time, and `finish` for each result in a thread, while the next input begins.
 
-    Returns what `finish` returned, in order. Calls `on_failure` for each input with an error, and raises one error for
+    Returns the results of `finish`, in order. Calls `on_failure` for each input with an error, and raises one error for
     all of them at the end. No more inputs begin when a registry cannot be reached. `finish` also gets an event, which
     an interrupt sets.
     """
     stop, is_unreachable = threading.Event(), threading.Event()
 
-    def fail(each: _Input, error: BuilderError) -> None:
+    def fail(item: _Input, error: BuilderError) -> None:
         if isinstance(error, NoRegistryError):
             is_unreachable.set()
-        on_failure(each)
+        on_failure(item)
 
-    def end(each: _Input, begun: _Begun) -> _Output:
+    def end(item: _Input, begun: _Begun) -> _Output:
         try:
             return finish(begun, stop)
         except BuilderError as error:
             if not stop.is_set():
-                fail(each, error)
+                fail(item, error)
             raise
 
     finishing: list[Future[_Output]] = []
     with thread_pool(FINISHES, "finish") as pool:
         try:
-            for each in inputs:
+            for item in inputs:
                 if is_unreachable.is_set():
                     break  # without this, a command tried an unreachable registry again for each of 75 images
                 try:
-                    finishing.append(pool.submit(end, each, begin(each)))
+                    finishing.append(pool.submit(end, item, begin(item)))
                 except BuilderError as error:
-                    fail(each, error)
+                    fail(item, error)
                     finishing.append(Future())  # in order, with the errors of the threads
                     finishing[-1].set_exception(error)
             return errors.collect(lambda future: future.result(), finishing)

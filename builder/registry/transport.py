@@ -1,4 +1,4 @@
-"""How a registry is reached: over plain http or TLS, and with which certificates of /etc/docker/certs.d.
+"""The connection to a registry: plain http or TLS, and the certificates of /etc/docker/certs.d.
 
 Source: Docker documentation, "Verify repository client with certificates".
 """
@@ -27,9 +27,9 @@ _HALVES = {".cert": ".key", ".key": ".cert"}
 
 @dataclass(frozen=True, kw_only=True)
 class Transport:
-    """The usual authorities are in the file `bundle`, or the default if it is empty; `authorities` are trusted too.
+    """The connection to a registry. `bundle` is a file with the usual authorities, empty for the default.
 
-    `client` is a certificate of this machine, and its key.
+    `authorities` are trusted too. `client` is a certificate of this machine, and its key.
     """
 
     registry: str
@@ -40,7 +40,7 @@ class Transport:
 
     @classmethod
     def of(cls, registry: str, host: Host) -> Transport:
-        """How a registry (`host:port`) is reached. Raises RegistryError, FileError."""
+        """The connection to a registry (`host:port`). Raises RegistryError, FileError."""
         files: list[Path] = []
         if not host.registries.allow_http(registry):
             try:
@@ -67,12 +67,12 @@ class Transport:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the registry is reached over plain http."""
+        """True if the registry is reached over plain http."""
         return self.registries.allow_http(self.registry)
 
     @property
     def may_lose_tls(self) -> bool:
-        """Whether cosign falls back to plain http without TLS: for private addresses and names in .local.
+        """True if cosign falls back to plain http without TLS: for private addresses and names in .local.
 
         Source: go-containerregistry, pkg/name, `Registry.Scheme`.
         """
@@ -84,7 +84,7 @@ class Transport:
         return is_private and not self.is_plain
 
     def allows(self, url: str) -> bool:
-        """Whether a URL from the registry may be used: no TLS only if the registry itself has none.
+        """True if a URL from the registry may be used: no TLS only if the registry itself has none.
 
         Only a registry on the loopback may name another server there.
         """
@@ -95,7 +95,7 @@ class Transport:
         return self.is_plain and is_near and self.registries.allow_http(url)
 
     def adapter(self) -> HTTPAdapter:
-        """Opens connections with these certificates. Raises RegistryError for one that cannot be used."""
+        """An adapter that uses these certificates. Raises RegistryError for one that cannot be used."""
         if not (self.authorities or self.client):
             return HTTPAdapter(pool_maxsize=CONNECTIONS)
         context = create_urllib3_context()

@@ -62,7 +62,7 @@ class Part:
 class Upload:
     """One upload of a file as a blob; `action` is for messages.
 
-    Calls `sent` with the number of bytes gained, negative for bytes lost.
+    `sent` is called with the number of bytes gained, negative for bytes lost.
     """
 
     http: Connection
@@ -78,7 +78,7 @@ class Upload:
     _is_resumed: bool = False
 
     def run(self) -> None:
-        """Ends with an error after too many failures without progress."""
+        """Uploads the file. Raises RegistryError after too many failures without progress."""
 
         def attempt() -> None:
             try:
@@ -93,7 +93,7 @@ class Upload:
         self.http.retry(attempt, progress=lambda: self._position)
 
     def _is_complete(self) -> bool:
-        """Whether the blob arrived despite a failure. If not, sets the position to resume at."""
+        """True if the blob arrived despite a failure. If not, sets the position to resume at."""
         blob = self._send("HEAD", f"{self.http.url}/blobs/{self.digest}", expect=(200, 404, 405))
         if blob.status == HTTPStatus.OK:
             return True
