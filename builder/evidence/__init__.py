@@ -1,1 +1,1 @@
-"""Test results by digest, what they depend on, signatures, SBOM and provenance."""
+"""Test results by digest, the test files that they depend on, signatures, SBOM and provenance."""

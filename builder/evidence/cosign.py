@@ -32,7 +32,7 @@ _QUERY = re.compile(r"\?[^\s\"]*[^\s\":]")  # of a URL: that of a signed URL is 
 
 
 class CosignError(SigningError):
-    """cosign ended with an error that is not about a server: of `verify`, that there is no such signature."""
+    """An error of cosign that is not about a server. Of `verify`: there is no such signature."""
 
 
 @dataclass(frozen=True, kw_only=True)

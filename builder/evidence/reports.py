@@ -35,7 +35,7 @@ def attach_evidence(
     with artifacts.attaching(repository, image) as attachments:
         for evidence in results:
             state = "failed" if not evidence.is_pass else NOT_RUN if evidence.is_emulated else "passed"
-            # Shown by registries and oras, so that whoever pulls sees the state without pulling.
+            # Registries and oras show them, so that users see the state before they pull the image.
             notes = {
                 "gpu-images.cell": evidence.cell,
                 "gpu-images.tests": state,
@@ -59,8 +59,8 @@ def registry_coverage(
 ) -> Coverage:
     """The coverage by the reports that are attached to an image. Raises RegistryError, SigningError.
 
-    `state` is where this machine's own evidence is, None without it. `allow_unsigned` accepts reports without a trusted
-    signature.
+    `state` is the folder with this machine's own evidence, None without it. `allow_unsigned` accepts reports without a
+    trusted signature.
     """
     own = read_evidence(state, requirement.image) if state else []
     reports: list[Report] = []
@@ -91,7 +91,7 @@ class _TestResult(BaseModel, frozen=True):
 
 
 def test_result(coverage: Coverage) -> bytes:
-    """A predicate: the results of an image that a trusted signer or this machine answers for; empty without any.
+    """A predicate with the results of an image that a trusted signer signed or this machine ran; empty without any.
 
     Source: in-toto attestation framework, "Test Result", version 0.1.
     """

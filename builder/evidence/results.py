@@ -41,10 +41,10 @@ class Evidence(BaseModel, extra="forbid", frozen=True):
     `image` is the digest of the image's manifest (of one built from a Dockerfile, its id in the engine). `suite` has
     the digest of every file of the tests, and of the program that ran them, by path. `reasons` are the first lines of
     failures. `not_applicable` are GPU tests with nothing to check on that GPU: they count neither as passed nor as
-    failed. `no_gpu` is why the machine that ran the image tests did not run the GPU tests, empty if it did. `seconds`
-    are durations by test, `figures` what GPU tests measured. `machine` is where the tests ran: engine, kernel, and GPUs
-    and driver for GPU tests; under emulation also `emulated`, the architecture of the image. `finished` is RFC 3339.
-    Texts are printable: they reach the terminals of other machines.
+    failed. `no_gpu` is the reason that the machine that ran the image tests did not run the GPU tests, empty if it did.
+    `seconds` are durations by test, `figures` the measurements of GPU tests. `machine` describes the machine of the
+    tests: engine, kernel, and GPUs and driver for GPU tests; under emulation also `emulated`, the architecture of the
+    image. `finished` is RFC 3339. Texts are printable: they reach the terminals of other machines.
     """
 
     image: Printable
@@ -119,7 +119,7 @@ class Requirement:
         )  # fmt: skip
 
     def why_not_met(self, evidence: Evidence) -> str:
-        """Why evidence does not count; empty if it does."""
+        """The reason that evidence does not count, or an empty string."""
         if evidence.image != self.image:
             return "it is about another image"
         if evidence.cell != self.cell:
@@ -148,7 +148,7 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The combined result of the reports of an image that count, oldest first, and why the other reports do not."""
+    """The combined result of an image's reports that count, oldest first; `refused` are reasons that others do not."""
 
     reports: tuple[Report, ...] = ()
     refused: tuple[str, ...] = ()
@@ -168,10 +168,13 @@ class Coverage:
 
     @property
     def failure(self) -> str:
-        """Why the image does not count as tested; empty if it does. GPU tests may be missing, but not have failed."""
-        for each in self.newest:
-            if not each.is_pass:
-                return f"tests failed{f' on {each.gpu}' if each.gpu else ''}"
+        """The reason that the image does not count as tested, or an empty string.
+
+        GPU tests may be missing, but not have failed.
+        """
+        for evidence in self.newest:
+            if not evidence.is_pass:
+                return f"tests failed{f' on {evidence.gpu}' if evidence.gpu else ''}"
         if self.image_tests is None:
             return self.refused[-1] if self.refused else "not tested"
         return ""
@@ -196,7 +199,7 @@ class Coverage:
 
     @property
     def tests_status(self) -> str:
-        """How many tests passed, and whether only an emulation ran them."""
+        """The number of tests that passed, and a note if only an emulation ran them."""
         count = len(self.passed)
         return f"{NOT_RUN} ({counted(count, 'test')} passed under emulation)" if self.is_emulated else f"{count} passed"
 
@@ -228,7 +231,7 @@ class Coverage:
 
     @property
     def summary(self) -> str:
-        """How many tests passed, the state of the GPU tests, and the slowest tests."""
+        """The number of tests that passed, the state of the GPU tests, and the slowest tests."""
         passed = (
             self.tests_status
             if self.is_emulated
@@ -239,8 +242,9 @@ class Coverage:
 
     @property
     def signers(self) -> list[str]:
-        """The signers of the results that this relies on; OWN for unsigned results of this machine, empty for results
-        without a trusted signature.
+        """The signers of the results that this coverage relies on.
+
+        OWN for unsigned results of this machine, empty for results without a trusted signature.
         """
         names: list[str] = []
         for newest in self.newest:
@@ -257,12 +261,12 @@ class Coverage:
 
 
 def coverage_of(reports: Iterable[Report], refused: Sequence[str] = ()) -> Coverage:
-    """The coverage by reports that count; `refused` are reasons why other reports do not count."""
+    """The coverage by reports that count; `refused` are the reasons that others do not count."""
     return Coverage(tuple(sorted(reports, key=lambda report: report.evidence.finished)), tuple(refused))
 
 
 def evidence_path(state: Path, evidence: Evidence) -> Path:
-    """Where this machine keeps the results of these tests: of GPU tests one file for each kind of GPU."""
+    """The file with this machine's results of these tests: for GPU tests, one for each kind of GPU."""
     gpu = f"-{short_digest(digest_of_bytes(evidence.gpu.encode()))}" if evidence.gpu else ""
     return state / "evidence" / f"{evidence.image.replace(':', '-')}.{evidence.kind}{gpu}.json"
 

@@ -150,7 +150,7 @@ def _without_commit(predicate: Any) -> Any:
 
 
 def provenance(planned: PlannedImage, *, source: str, revision: str) -> bytes:
-    """A predicate: from which commit, plan and packages an image was made.
+    """A predicate that names the commit, the plan and the packages that an image was made from.
 
     `source` is the address of the repository, `revision` the commit (with `+changes` if files differed from it).
     Source: SLSA specification, "Provenance", version 1.

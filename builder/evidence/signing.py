@@ -46,7 +46,10 @@ class Trust:
         return cls(signers=project.matrix.evidence, root=project.root)
 
     def check_keys(self) -> None:
-        """Raises SigningError for a key that is missing or private: cosign rejects it as it rejects a signature."""
+        """Raises SigningError for a key that is missing or private.
+
+        cosign reports the same error for such a key as for a wrong signature.
+        """
         for key in [signer.key for signer in self.signers if signer.key]:
             path = self.root / key
             if not path.is_file():
@@ -57,18 +60,17 @@ class Trust:
 
 @dataclass(frozen=True, kw_only=True)
 class Signer:
-    """Signs what this machine made. `key` is a private key as cosign names it (a file or the address of a KMS), or
-    KEYLESS.
+    """Signs manifests and statements. `key` is a private key as cosign names it, or KEYLESS.
 
-    With KEYLESS, the identity of the CI job is known only after it has signed: what any identity of `trust` has signed
-    is not signed again.
+    cosign names a key by its file or by the address of a KMS. With KEYLESS, the identity of the CI job is known only
+    after it has signed: manifests that any identity of `trust` has signed are not signed again.
     """
 
     key: str = field(repr=False)
     trust: Trust | None = None
 
     def with_trust(self, project: Project) -> Signer:
-        """This signer, who does not repeat what identities of matrix.yaml have signed."""
+        """This signer, which does not sign again the manifests that identities of matrix.yaml have signed."""
         return replace(self, trust=Trust.of(project))
 
     def sign_manifest(self, repository: Repository, digest: str, annotations: Mapping[str, str] = {}) -> None:

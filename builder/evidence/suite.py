@@ -1,8 +1,8 @@
 """The test files of a checkout, and their tests.
 
-Read without running them, from syntax trees: what a file imports from `tests` is part of the suite too. These files use
-nothing of `builder`, which gives them plain data about the image: of its modules, only the one that runs them is part
-of the suite, without what it imports. Other changes of the builder do not require all tests again.
+Read without running them, from syntax trees: the modules of `tests` that a file imports are part of the suite too.
+These files use nothing of `builder`, which gives them plain data about the image: of its modules, only the one that
+runs them is part of the suite, without its own imports. Other changes of the builder do not require all tests again.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ NOT_APPLICABLE = "not applicable"
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """The image tests of a checkout. `files` are the digests, by path, of all files that decide about an image.
+    """The image tests of a checkout. `files` are the digests, by path, of all files that can change their results.
 
     `tests` are the tests in each file by its path, named as pytest does, without parameters (`test_user`,
-    `TestLogin::test_user`), and the marks of each. One with a parameter that is not thorough runs always.
+    `TestLogin::test_user`), and the marks of each. A test of which only some parameters are thorough always runs.
     """
 
     files: Mapping[str, str]
@@ -38,10 +38,10 @@ class Suite:
 
     @classmethod
     def of(cls, root: Path, package: Path = PACKAGE) -> Suite:
-        """The Python files and notebooks of the image tests, the modules below `tests` that these import, and the
-        module of `package` that runs them.
+        """The test files and the tests of a checkout.
 
-        Other files (an editor's swap file) and file modes change no test.
+        The files are the Python files and notebooks of the image tests, the modules below `tests` that these import,
+        and the module of `package` that runs them. Other files (an editor's swap file) and file modes change no test.
         """
         paths = [path for folder in (IMAGE_TESTS, GPU_TESTS) for path in files_below(root / folder)]
         waiting = [path.relative_to(root).as_posix() for path in paths if path.suffix in (".py", ".ipy")]
@@ -63,7 +63,7 @@ class Suite:
         self, components: Iterable[str], folder: str, *, thorough: Collection[str] | None = None,
         is_emulated: bool = False,
     ) -> set[str]:  # fmt: skip
-        """The tests of an image in a folder: `tests/images/test_base.py::test_user`. The path of a file without any.
+        """The tests of an image in a folder: `tests/images/test_base.py::test_user`; of a file without tests, its path.
 
         With `thorough`, leaves out the thorough tests of all other components; with `is_emulated`, all tests that are
         not for an emulation.
@@ -89,7 +89,7 @@ def gpu_test(framework: str) -> str:
 
 
 def _paths(modules: Iterable[str]) -> Iterator[str]:
-    """Where modules of the tests may be; a name may also be that of a function."""
+    """The paths that modules of the tests can have. A name may also be that of a function, which has no file."""
     for module in modules:
         if module.startswith("tests."):
             yield f"{module.replace('.', '/')}.py"
@@ -122,8 +122,10 @@ def _tests_of(name: str, contents: Mapping[str, bytes]) -> dict[str, frozenset[s
 
 @cache
 def _definitions(content: bytes) -> Mapping[str, tuple[str, frozenset[str]]]:
-    """Functions `test...` of a module and of its classes `Test...`: the module that each is imported from, empty for
-    its own ones, and its marks without arguments.
+    """Functions `test...` of a module and of its classes `Test...`, each with its module and its marks.
+
+    Marks are without arguments. The module is the one that a function is imported from, empty for the module's own
+    functions.
     """
     return dict(_named(_parse(content).body))
 
