@@ -1,1 +1,1 @@
-"""Staged and released images: what the registry lists, tags, verification, status, pruning."""
+"""Staged and released images: contents of the registry, tags, verification, status, pruning."""

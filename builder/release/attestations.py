@@ -112,7 +112,7 @@ class Attestations:
         """The names of the indexes of wheels, by SHA-256, from the signed SBOMs; empty for the default index.
 
         A name in any of them takes precedence. Wheels of an SBOM that an earlier builder wrote are left out: it named
-        no indexes, and the default one must not be asked for a private package.
+        no indexes, and a private package must not be requested from the default one.
         """
         indexes: dict[str, str] = {}
         for sbom in self._sboms:
@@ -207,25 +207,28 @@ def _packages(sbom: bytes) -> set[InstalledPackage]:
 
 
 def _components(sbom: bytes) -> tuple[_SbomComponent, ...]:
-    """Raises VerifyError."""
+    """The components of an SBOM. Raises VerifyError."""
     return oci.parse_document(_SbomPackages, sbom, "SBOM", hint="").components
 
 
 def _package(component: _SbomComponent) -> InstalledPackage:
-    """Raises VerifyError unless what scanners read, the purl and properties, is about this package."""
+    """The package of a component.
+
+    Raises VerifyError unless its purl and its properties, which scanners read, are about this package.
+    """
     name, version = component.name, component.version
     try:
         purl = PackageURL.from_string(component.purl)
     except ValueError as error:
         raise VerifyError(f"invalid SBOM: {error}") from error
     if component.is_python_package:
-        package, of_purl = python_package(name, version), python_package(purl.name, purl.version or "")
+        package, purl_package = python_package(name, version), python_package(purl.name, purl.version or "")
     else:
         package = InstalledPackage(
             "deb", name, version, sbom_and_provenance.source_package(purl) or SourcePackage(name, version)
         )
-        of_purl = package._replace(name=purl.name, version=purl.version or "")
-    if package != of_purl:
+        purl_package = package._replace(name=purl.name, version=purl.version or "")
+    if package != purl_package:
         raise VerifyError(f"invalid SBOM: {component.purl} is {name} {version}")
     if any(
         component.values.get(each, value) != value

@@ -31,7 +31,10 @@ How = Literal["derived", "known", "built"]
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedDigests:
-    """`layers` are the known layers without wheels, by their number in the image, and how they are known."""
+    """An image of the plan, and the digests of its layers that are known.
+
+    `layers` are those without wheels, by their number in the image, with the origin of their digests.
+    """
 
     image: PlannedImage
     layers: Mapping[int, tuple[Layer, How]]
@@ -84,7 +87,7 @@ def check_image(expected: PlannedDigests, image: Image, config: bytes, *, is_tru
 
 
 def differences(expected: PlannedDigests, image: Image, config: bytes) -> list[str]:
-    """How the manifest and the configuration of an image differ from those of the plan, one line each; the first ten.
+    """The differences between an image and the plan in manifest and configuration, one line each; the first ten.
 
     Digests of layers are not compared here. `config` is the configuration of the image.
     """

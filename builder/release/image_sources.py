@@ -29,7 +29,7 @@ class ImageSource:
 
     @cached_property
     def image(self) -> Image:
-        """Raises VerifyError if the image is invalid."""
+        """The image with its layers, history and labels. Raises VerifyError if it is invalid."""
         return oci.read_image(self.manifest, self.read_blob)
 
     @property

@@ -55,7 +55,10 @@ def full_tags(project: Project) -> set[ImageRef]:
 
 @dataclass(frozen=True, kw_only=True)
 class TagComparison:
-    """The tags of a repository: `unknown` have no cell, no recorded release set `unreleased`, `missing` are absent."""
+    """The tags of a repository. `unknown` are those of no cell, `missing` those that are absent.
+
+    `unreleased` are those with a stamp that no recorded release set.
+    """
 
     repository: str
     unknown: tuple[str, ...]
@@ -111,7 +114,7 @@ def _day(tag: str) -> str:
 
 
 def require_contents(public: Sequence[Repository], area: StagingArea | None) -> None:
-    """Raises RegistryError if there is nothing to check: its name may be wrong.
+    """Raises RegistryError if there is nothing to check: the name of the registry may be wrong.
 
     Before the first release, the public repositories are empty.
     """
@@ -141,8 +144,9 @@ def repositories(project: Project, host: Host, area: StagingArea | None, registr
 
 @dataclass(frozen=True, kw_only=True)
 class _ReadManifest:
-    """The fault of a manifest, empty without one, the sizes of its blobs, and the names of the manifests that it leads
-    to, for messages; both by digest.
+    """The result of reading a manifest: its fault, empty without one, and the sizes of its blobs by digest.
+
+    `manifests` are the names, for messages, of the manifests that it leads to, by digest.
     """
 
     fault: str = ""
@@ -155,7 +159,7 @@ class RepositoryCheck:
     """Reads everything reachable from the tags of a repository, and from the digests `also`, with what is attached.
 
     Many tags may name one image: each manifest and each blob is read once, several at a time. `read` is called with
-    numbers of bytes. Unless `fast`, the hash of every blob is compared. `manifests` and `blobs` are what was checked.
+    numbers of bytes. Unless `fast`, the hash of every blob is compared. `manifests` and `blobs` were checked.
     """
 
     repository: Repository

@@ -77,7 +77,7 @@ class Item:
         return f"{self.repository.name}@{self.digest}  {self.text}"
 
     def as_data(self) -> dict[str, str]:
-        """For `--format json`."""
+        """The item for `--format json`."""
         return {"repository": self.repository.name, "digest": self.digest, "kind": self.kind, "text": self.text}
 
 
@@ -112,12 +112,13 @@ def unneeded(contents: RegistryContents, keep: int, now: datetime) -> list[Item]
         for tag, digest in documents.tags.items()
         if tag in old and digest not in used
     ]
-    for each in contents.staged:
-        tagged = {digest for tag, digest in each.tags.items() if tag in contents.plans or not _is_ours(tag)}
-        items += _items(contents, each, needed | tagged | {image for image in each.images if _is_new(each, image, now)})
-    for each in contents.public:
-        tagged = {digest for tag, digest in each.tags.items() if not _ATTACHED_TAG.fullmatch(tag)}
-        items += _items(contents, each, tagged | set(each.images))
+    for repository in contents.staged:
+        tagged = {digest for tag, digest in repository.tags.items() if tag in contents.plans or not _is_ours(tag)}
+        new = {image for image in repository.images if _is_new(repository, image, now)}
+        items += _items(contents, repository, needed | tagged | new)
+    for repository in contents.public:
+        tagged = {digest for tag, digest in repository.tags.items() if not _ATTACHED_TAG.fullmatch(tag)}
+        items += _items(contents, repository, tagged | set(repository.images))
     return items + _items(contents, documents, used)  # signatures of documents
 
 

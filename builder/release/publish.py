@@ -63,7 +63,7 @@ class PublishableImage:
         coverage: Coverage,
         registry: str = "",
     ) -> PublishableImage:
-        """`registry` overrides the setting in matrix.yaml."""
+        """The image with its references and cells. `registry` overrides the setting in matrix.yaml."""
         return cls(
             planned=planned,
             stored=stored,
@@ -91,7 +91,7 @@ class PublishableImage:
 class TagGroup:
     """Images with the same tags: they differ only in their architecture.
 
-    `manifest` is what the tags will name; `before` has the digest of each moving tag when the push began.
+    `manifest` is the one that the tags will name; `before` has the digest of each moving tag when the push began.
     """
 
     images: Sequence[PublishableImage]
@@ -106,17 +106,17 @@ class TagGroup:
 
     @property
     def is_released(self) -> bool:
-        """True if the full tag names it already."""
+        """True if the full tag names the manifest already."""
         return self.before[self.images[0].references[0].tag] == self.manifest.digest
 
     def stamped(self, stamp: str) -> str:
-        """The stamped tag of a release, empty if it has one."""
+        """The full tag with a stamp; empty if the images are released already."""
         return "" if self.is_released else tags.stamped(self.images[0].references[0], stamp).tag
 
 
 @dataclass(frozen=True, kw_only=True)
 class PushedImage:
-    """An image that is in a repository now, without a tag, and how long that took."""
+    """An image that is in a repository now, without a tag. `seconds` is the duration of the push."""
 
     image: PublishableImage
     repository: Repository
@@ -127,7 +127,7 @@ class PushedImage:
         return f"{self.image.cell}: {self.image.digest}, {self.sent}, gpu: {self.image.coverage.gpu_status}"
 
     def as_data(self) -> dict[str, Any]:
-        """For `--format json`."""
+        """The image for `--format json`."""
         return {
             "cell": self.image.cell,
             "digest": self.image.digest,
@@ -152,7 +152,7 @@ class Released:
 
     @contextmanager
     def until_error(self, view: View) -> Iterator[None]:
-        """Ends the block at an error and keeps it, with the tags that had changed by then."""
+        """Ends the block at an error and keeps the error, with the tags that had changed by then."""
         try:
             yield
         except BuilderError as error:
@@ -181,7 +181,7 @@ class Released:
         return list(map(str, (*self.in_registry, *self.changed)))
 
     def as_data(self) -> dict[str, Any]:
-        """For `--format json`."""
+        """The result for `--format json`."""
         return {
             "images": [pushed.as_data() for pushed in self.in_registry],
             "tags": [change.as_data() for change in self.tags],
@@ -210,7 +210,7 @@ def references(image: PlannedImage, registry: str = "") -> tuple[ImageRef, ...]:
 def passed_images(
     project: Project, store: Store, plan: Plan, registry: str = ""
 ) -> tuple[list[PublishableImage], dict[str, BuilderError]]:
-    """The images of the store that passed their tests, and by cell why the others are not among them.
+    """The images of the store that passed their tests, and, by cell, the errors of the others.
 
     `registry` overrides the setting in matrix.yaml.
     """
@@ -253,8 +253,8 @@ def group_by_tags(
 def tagged_manifest(images: Sequence[PublishableImage]) -> Manifest:
     """The manifest that their tags name: that of the image if the matrix has one architecture, else an index.
 
-    An index that lacks an architecture is a clear error for an engine that needs it; a manifest would be an image that
-    does not run there.
+    An engine that needs an architecture reports a clear error for an index that lacks it. With a manifest, it would
+    pull an image that does not run there.
     """
     if len(images[0].cells) == 1:
         return images[0].stored.manifest
@@ -263,11 +263,11 @@ def tagged_manifest(images: Sequence[PublishableImage]) -> Manifest:
 
 
 def check_tags(groups: Sequence[TagGroup], view: View, *, roll_back: bool, allow_missing_arch: bool) -> None:
-    """Raises RegistryError if a tag would move to an older release or older Debian packages, or if the image that it
-    names now cannot be read, so that its age is unknown: unless `roll_back`.
+    """Raises RegistryError if a tag would move back, or would have no image for an architecture.
 
-    Also raises it if a tag would have no image for an architecture of the matrix, or for one that it has now: unless
-    `allow_missing_arch`.
+    A tag moves back to an older release or to older Debian packages, or from an image that cannot be read, so that its
+    age is unknown: `roll_back` allows it. `allow_missing_arch` allows a tag without an image for an architecture of the
+    matrix, or for one that it has now.
     """
     backward: list[str] = []
     missing: list[str] = []

@@ -1,4 +1,4 @@
-"""Scans images for vulnerabilities: runs the scanner of matrix.yaml on their SBOM, and attaches what it printed.
+"""Scans images for vulnerabilities: runs the scanner of matrix.yaml on their SBOM, and attaches its output.
 
 The scanner alone decides, by its exit status: 0 accepts the image. A release runs it, and never reads a scan from a
 registry: those are for people.
@@ -34,7 +34,7 @@ SHOWN_LINES = 15
 
 
 class ScanRecord(BaseModel, extra="forbid", frozen=True):
-    """One run of the scanner on an SBOM; `output` is the digest of what it printed to standard output."""
+    """One run of the scanner on an SBOM; `output` is the digest of its standard output."""
 
     image: Digest
     command: tuple[str, ...]
@@ -45,7 +45,7 @@ class ScanRecord(BaseModel, extra="forbid", frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageScan:
-    """The scan of an image that the scanner accepted: its record, and what the scanner printed."""
+    """The scan of an image that the scanner accepted: its record, and the output of the scanner."""
 
     record: ScanRecord
     output: bytes

@@ -42,7 +42,7 @@ _Text = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+-]{0,100}$")]
 
 
 class StagedImage(BaseModel, extra="forbid", frozen=True):
-    """`repository` is the image's name in staging, `digest` that of its manifest."""
+    """A staged image: `repository` is its name in staging, `digest` that of its manifest."""
 
     cell: _Text
     repository: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+){0,20}$", max_length=100)]
@@ -51,7 +51,10 @@ class StagedImage(BaseModel, extra="forbid", frozen=True):
 
 
 class StagedRelease(BaseModel, extra="forbid", frozen=True):
-    """`revision` is the commit of the checkout, with `+changes` if files differed from it; empty outside git."""
+    """A staged release. `revision` is the commit of the checkout; empty outside git.
+
+    It has `+changes` if files differed from the commit.
+    """
 
     format: Literal[1] = 1
     stamp: _Text
@@ -73,11 +76,11 @@ class StagedRelease(BaseModel, extra="forbid", frozen=True):
 
 
 class ReleasedImage(BaseModel, extra="forbid", frozen=True):
-    """`references` are its tags, `gpu` the state of its GPU tests. `signer` signed the report: `own results, unsigned`
-    if the machine that released it ran the tests, empty without a trusted signature. `tagged` is the digest that the
-    tags name: that of an index, if they are for several architectures; empty in records of earlier versions.
+    """An image that a release publishes. `references` are its tags, `gpu` the state of its GPU tests.
 
-    `scan` is whether it was scanned for vulnerabilities.
+    `signer` signed the report: `own results, unsigned` if the machine that released it ran the tests, empty without a
+    trusted signature. `tagged` is the digest that the tags name: that of an index, if they are for several
+    architectures; empty in records of earlier versions. `scan` is the result of the scan for vulnerabilities.
     """
 
     cell: _Line
@@ -100,7 +103,7 @@ class ReleaseRecord(BaseModel, extra="forbid", frozen=True):
 
 
 class StagingArea:
-    """Where images are staged: a registry, optionally with a prefix for the names of repositories."""
+    """The place where images are staged: a registry, optionally with a prefix for the names of repositories."""
 
     def __init__(
         self, text: str, registry: str, host: Host, *, new_registry: Callable[..., Repository] | None = None
@@ -123,7 +126,7 @@ class StagingArea:
 
     @classmethod
     def of(cls, project: Project, text: str, host: Host) -> StagingArea:
-        """Where the images of a project are staged; `text` overrides matrix.yaml. Raises UsageError."""
+        """The staging area of a project; `text` overrides matrix.yaml. Raises UsageError."""
         area = cls(text or project.matrix.staging, project.matrix.registry, host)
         area.option = f" --staging {quote(text)}" if text else ""
         return area
@@ -198,7 +201,10 @@ class StagingArea:
         )
 
     def released(self, stamp: str) -> ReleaseRecord | None:
-        """The record of what a release published; None if it published nothing. Raises RegistryError, VerifyError."""
+        """The record of the images that a release published; None if it published nothing.
+
+        Raises RegistryError, VerifyError.
+        """
         documents = artifacts.read_artifact(self.open(INDEX), f"{RELEASED}{stamp}", RELEASED_TYPE)
         return (
             oci.parse_document(ReleaseRecord, documents.get(RELEASED_TYPE, b""), f"release {stamp}", hint="")
@@ -211,7 +217,7 @@ class StagingArea:
         return self._stamps(RELEASED)
 
     def record(self, released: ReleaseRecord) -> None:
-        """Writes what a release publishes, beside the staged release."""
+        """Writes the record of a release, beside the staged release."""
         content = released.model_dump_json().encode()
         artifact = artifacts.manifest(RELEASED_TYPE, {RELEASED_TYPE: content})
         self._put(f"{RELEASED}{released.stamp}", artifact, content)

@@ -1,4 +1,4 @@
-"""How far each cell is on its way: locked, built, tested, staged, released, signed."""
+"""The state of each cell on its way to a release: locked, built, tested, staged, released, signed."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _Tests = tuple[str, float | None, str]  # the fields `tested`, `seconds` and `gp
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """The state of one cell; `-` for what does not apply, or was not looked up.
+    """The state of one cell; `-` for fields that do not apply, or were not looked up.
 
-    `tested` is the number of tests that passed, or why the image does not count as tested: of the staged image, else of
-    the one built here. `seconds` is how long these tests took. `gpu` is the state of its GPU tests. `staged` is a
-    stamp. `released` is whether the full tag names that image, with the checks that its release left out, whether it
-    relies on unsigned results of one machine, and the other tags that name another image or are missing. `signature` is
-    whether a trusted signer signed it for this cell and tag; UNTRUSTED if only others did, LISTED if matrix.yaml lists
-    no signers to check its signature with. `packages` is the age of the lock of its Debian packages in days, None if it
-    is not locked. `support` is the last day of support of all its parts, if known.
+    `tested` is the number of tests that passed, or the reason that the image does not count as tested: of the staged
+    image, else of the one built here. `seconds` is the duration of these tests. `gpu` is the state of its GPU tests.
+    `staged` is a stamp. `released` is `yes` if the full tag names that image, with the checks that its release left
+    out, a note if it relies on unsigned results of one machine, and the other tags that name another image or are
+    missing. `signature` is `yes` if a trusted signer signed it for this cell and tag; UNTRUSTED if only others did,
+    LISTED if matrix.yaml lists no signers to check its signature with. `packages` is the age of the lock of its Debian
+    packages in days, None if it is not locked. `support` is the last day of support of all its parts, if known.
     """
 
     cell: str
@@ -60,7 +60,7 @@ class Status:
 
 @dataclass(kw_only=True)
 class StatusReader:
-    """Looks up the status of images. With `here`, or without `area` and a registry, only at this machine."""
+    """Looks up the status of images. With `here`, or without `area` and a registry, only on this machine."""
 
     project: Project
     store: Store
@@ -194,8 +194,9 @@ class StatusReader:
 def unreleased(
     images: Sequence[PlannedImage], host: Host, new_registry: Callable[..., Repository] = Repository
 ) -> list[PlannedImage]:
-    """The images whose full tag does not name an image of their plan, with those for other architectures of these tags:
-    a release needs all of them. Raises RegistryError.
+    """The images that are not released, with those for other architectures of the same tags.
+
+    A release needs all of them. An image is released if its full tag names an image of its plan. Raises RegistryError.
     """
 
     def is_released(planned: PlannedImage) -> bool:

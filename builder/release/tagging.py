@@ -42,7 +42,7 @@ class TagChange:
         return f"{self.name}:{self.tag} is {self.digest}" + (f", was {self.before}" if self.state == "moved" else "")
 
     def as_data(self) -> dict[str, Any]:
-        """For `--format json`."""
+        """The change for `--format json`."""
         reference = f"{self.name}:{self.tag}"
         return {"reference": reference, "before": self.before, "after": self.digest, "state": self.state}
 
@@ -65,9 +65,9 @@ def read_tags(repository: Repository, names: Iterable[str]) -> dict[str, str | N
 
 
 def backward(named: Mapping[str, Mapping[str, str]], images: Mapping[str, Mapping[str, str]]) -> str:
-    """Why `images` are older than those that a tag has `named` until now; empty if they are not, or if it is unknown.
+    """The reason that `images` are older than those that a tag has `named` until now, or an empty string.
 
-    Both are the labels of images by architecture, see `named_images`.
+    Also empty if their age is unknown. Both are the labels of images by architecture, see `named_images`.
     """
     return next((reason for arch in named if (reason := _why_older(named[arch], images.get(arch, {})))), "")
 
@@ -92,9 +92,10 @@ def named_images(repository: Repository, reference: str) -> dict[str, dict[str, 
 
 
 def _why_older(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """Why an image is older than the one that the tag names now, by their labels; empty if it is not, or unknown.
+    """The reason that an image is older than the one that the tag names now, by their labels, or an empty string.
 
-    Compares the releases of the framework, then the times of the newest Debian packages (RFC 3339).
+    Also empty if their age is unknown. Compares the releases of the framework, then the times of the newest Debian
+    packages (RFC 3339).
     """
     version, created = f"{OCI}.version", f"{OCI}.created"
     if not {version, created} <= before.keys() & after.keys():
@@ -131,7 +132,7 @@ def tag(repository: Repository, manifest: Manifest, changes: list[TagChange], be
 
 
 def confirm(repository: Repository, changes: Iterable[TagChange]) -> None:
-    """Raises RegistryError unless the tags still name what they were set to."""
+    """Raises RegistryError unless each tag still names the digest that it was set to."""
     current = [(change.tag, change.digest, repository.digest_of(change.tag)) for change in changes]
     if lost := [(tag, was, now) for tag, was, now in current if now != was]:
         raise _conflict(repository, lost)

@@ -1,9 +1,8 @@
 """Compares an image with the plan: hashes every blob, rebuilds or looks up every layer, compares the configuration.
 
-Wheel layers are rebuilt from the index, the layer of plain files from
-the checkout; operating system and bytecode are compared with locks/layers.json and with the store's records of their
-builds. Parts that cannot be checked on this machine are `unknown`, which is not a pass, unless a trusted signer signed
-the image.
+Wheel layers are rebuilt from the index, the layer of plain files from the checkout; operating system and bytecode are
+compared with locks/layers.json and with the store's records of their builds. Parts that cannot be checked on this
+machine are `unknown`, which is not a pass, unless a trusted signer signed the image.
 """
 
 from __future__ import annotations
@@ -170,7 +169,7 @@ def _plain(text: str) -> str:
 
 
 def _obstacle(layer_wheels: LayerWheels, wheels: Mapping[str, LockedWheel], fetcher: Fetcher) -> str:
-    """The reason why a layer's wheels cannot be fetched on this machine; empty if they can."""
+    """The reason that a layer's wheels cannot be fetched on this machine, or an empty string."""
     if unlisted := [file for file, sha256 in layer_wheels.wheels if sha256 not in wheels]:
         return f"not rebuilt: neither the plan nor a signed SBOM names the index of {listed(unlisted, SHOWN)}"
     indexes = {wheels[sha256].index for _, sha256 in layer_wheels.wheels if not wheels[sha256].source}
