@@ -1,6 +1,6 @@
 """Assembles images from layers: the default method. Makes every layer once, for all images that have it.
 
-`start` starts all layers that the store lacks, side by side: operating systems, layers of wheels, bytecode. `build`
+`start` starts all layers that the store lacks, at the same time: operating systems, layers of wheels, bytecode. `build`
 waits for the layers of one image, writes its configuration and manifest, and loads it into the engine.
 """
 
@@ -49,7 +49,7 @@ _PROGRAM, _RESULT = "tmp/compile.py", "/tmp/bytecode.zip"  # noqa: S108  in a co
 class Assembler:
     """Makes the images of one run. `start` starts their layers, `build` waits for those of one image.
 
-    `jobs` is how many operating systems are made at the same time. The assemblers of a run share a `lookup` and the
+    `jobs` is the number of operating systems that are made at a time. The assemblers of a run share a `lookup` and the
     `archives`, so that none of them uses a server that did not respond to another.
     """
 
@@ -75,13 +75,13 @@ class Assembler:
         self._new_fetcher = new_fetcher
         self._fetcher: Fetcher | None = None
 
-        # What `start` reads from the checkout.
+        # Files that `start` reads from the checkout.
         self._program = b""  # compiles bytecode
-        self._compilers: dict[str, dict[str, Arch]] = {}  # operating systems, by the digest of what compiles in them
+        self._compilers: dict[str, dict[str, Arch]] = {}  # operating systems, by the digest of their compiler
         self._files: dict[str, dict[str, Entry]] = {}  # by image
         self._unreadable: dict[str, BuilderError] = {}  # images with files that cannot be used
 
-        # What this run makes, each once: everything but layers of plain files. A future also carries the error of
+        # Everything that this run makes, once each, but layers of plain files. A future also carries the error of
         # making its layer, to every image that waits for it.
         self._layers: dict[str, Future[Layer]] = {}  # by inputs
         self._wheels: dict[str, Future[Path]] = {}  # by SHA-256
@@ -176,7 +176,7 @@ class Assembler:
             yield from ready
             waiting = [image for image in waiting if making[image.id]]
             if not ready:
-                # Not for ever: Python notices a signal that arrives just before a wait begins only when the wait ends.
+                # Not for ever: Python handles a signal that arrives just before a wait begins only when the wait ends.
                 wait(chain.from_iterable(making.values()), timeout=1, return_when=FIRST_COMPLETED)
 
     def build(self, image: PlannedImage) -> LoadedImage:
@@ -315,7 +315,7 @@ class Assembler:
                 self._os_images[system.digest] = self._loader.load_bare(system)
             os_image = self._os_images[system.digest]
 
-        place = environment(layer.python)
+        scheme = environment(layer.python)
         run.view.note(image.id, f"compiling {layer.component}")
         with run.project.scratch() as scratch:
             tar_path, zip_path = Path(scratch) / "sources.tar", Path(scratch) / "bytecode.zip"
@@ -326,7 +326,7 @@ class Assembler:
                         files = stored_layers.read_toc(store, wheels)
                         with store.path(wheels.digest).open("rb") as blob:
                             for file in files:
-                                is_in_site = file.name.startswith(f"{place.site}/")
+                                is_in_site = file.name.startswith(f"{scheme.site}/")
                                 if is_in_site and file.type == "reg" and file.name.endswith((".py", ".pyc")):
                                     _add(tar, file.name, estargz.read_content(blob, file))
             except (DamagedError, VerifyError):
@@ -350,7 +350,7 @@ class Assembler:
                     f"compile.py ended with status {status} in the container that compiles bytecode\n{''.join(output)}"
                 )
             with zip_path.open("rb") as archive:
-                entries = splice.prefetched_first(_bytecode_entries(archive, place), layer.prefetch)
+                entries = splice.prefetched_first(_bytecode_entries(archive, scheme), layer.prefetch)
                 return stored_layers.store_layer(store, layer, entries, lookup.known.get(layer.inputs))
 
 
@@ -380,12 +380,12 @@ def _add(tar: tarfile.TarFile, path: str, content: bytes) -> None:
     tar.addfile(info, io.BytesIO(content))
 
 
-def _bytecode_entries(file: BinaryIO, place: InstallScheme) -> Iterator[Entry]:
+def _bytecode_entries(file: BinaryIO, scheme: InstallScheme) -> Iterator[Entry]:
     """The zip that compile.py wrote, as entries of a layer."""
     folders: set[str] = set()
     with zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
-            if not member.filename.startswith(f"{place.site}/") or not member.filename.endswith(".pyc"):
+            if not member.filename.startswith(f"{scheme.site}/") or not member.filename.endswith(".pyc"):
                 raise BuildError(f"the container that compiles bytecode returned {member.filename!r}")
             yield from new_folders(member.filename, folders)
             yield Entry(path=member.filename, mode=FILE_MODE, content=wheel_zip.zipped(file, member, "bytecode.zip"))

@@ -52,16 +52,16 @@ class ImageMaker(Protocol):
         """Starts the work that these images share. All of them will be built."""
 
     def as_ready(self, images: Sequence[PlannedImage]) -> Iterator[PlannedImage]:
-        """The images, each when what they share is there: then `build` does not wait."""
+        """The images, each when its shared parts are ready: then `build` does not wait."""
 
     def build(self, image: PlannedImage) -> LoadedImage:
         """Builds the image, or loads it into the engine; untagged."""
 
     def record_tagged(self, image: PlannedImage) -> None:
-        """Called when the image passed its tests and has its tags."""
+        """Records that the image passed its tests and has its tags."""
 
     def close(self) -> None:
-        """Ends what `start` started."""
+        """Ends the work that `start` started."""
 
 
 def record_built(state: Path, image_id: str) -> None:

@@ -1,4 +1,4 @@
-"""How much disk images need, and whether there is enough."""
+"""Estimates the disk space that images need, and checks that there is enough."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SPARE = 2_000_000_000  # bytes in reserve: all sizes here are estimates
 
 
 def engine_bytes(wheels: int) -> int:
-    """About how many bytes of disk an engine takes while it loads so many bytes of wheels."""
+    """The approximate bytes of disk that an engine needs while it loads `wheels` bytes of wheels."""
     return int(wheels * _LOADED) + SPARE
 
 
 def store_bytes(store: Store, images: Iterable[PlannedImage]) -> int:
-    """About how many bytes the store grows by, at its peak, while the layers that it lacks are made.
+    """The approximate bytes by which the store grows, at its peak, while the layers that it lacks are made.
 
     Counts the Debian packages, which the store keeps, but not the operating systems that are made of them.
     """
@@ -69,13 +69,13 @@ def dockerfile_bytes(plan: Plan, kind: str, cached: int = 0) -> int:
 def download_bytes(missing: int, kind: str, *, is_shared: bool) -> int:
     """Bytes that an image adds to an engine with this kind of store if `missing` bytes of its blobs are missing there.
 
-    With `is_shared`, also what it adds to the store of this machine.
+    With `is_shared`, also those that it adds to the store of this machine.
     """
     return int(missing * (UNPACKED + _kept(kind) + is_shared)) + SPARE
 
 
 def _kept(kind: str) -> int:
-    """How often a store keeps layers compressed, beside what it unpacked."""
+    """The number of compressed copies of its layers that a kind of store keeps, beside the unpacked files."""
     return int(kind == CONTAINERD)
 
 

@@ -44,7 +44,7 @@ class DockerfileBuilder:
         self._mmdebstrap = mmdebstrap or Mmdebstrap(run)
 
     def find(self, image: PlannedImage) -> LoadedImage | None:
-        """None: only BuildKit knows, when it builds the image."""
+        """None: only BuildKit can find out, when it builds the image."""
 
     def start(self, images: Sequence[PlannedImage]) -> None:
         """Raises DiskError, or EngineError without the `docker` command."""
@@ -127,7 +127,7 @@ class DockerfileBuilder:
         return LoadedImage(id=image_id, digest=image_id, origin="present" if is_known else "built")
 
     def record_tagged(self, image: PlannedImage) -> None:
-        """Nothing: the store does not have the image."""
+        """Does nothing: the store does not have the image."""
 
     def close(self) -> None:
         self._programs.stop()

@@ -1,4 +1,4 @@
-"""Checks what this machine has, and what it lacks, for building, testing and running GPU images."""
+"""Checks that this machine can build, test and run GPU images."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ POLICY = RetryPolicy(connect_s=TIMEOUT_S, read_s=TIMEOUT_S, retries=0)
 
 @dataclass(frozen=True)
 class MachineFinding:
-    """`missing`: images cannot be built without it; `note`: they can."""
+    """One finding. `missing`: images cannot be built without it; `note`: they can."""
 
     name: str
     state: State
@@ -142,7 +142,10 @@ def examine(project: Project, store: Store, archives: Archives, say: Callable[[s
 
 
 def _emulation(project: Project, info: EngineInfo) -> Iterator[MachineFinding]:
-    """Whether images of other architectures in matrix.yaml can be made here. That of a remote engine is unknown."""
+    """A finding for each other architecture in matrix.yaml: this machine can make its images, or not.
+
+    The emulation of a remote engine is unknown.
+    """
     for arch in sorted({cell.arch for cell in project.cells} - {info.arch}):
         if not info.is_local:
             yield MachineFinding(arch, "note", f"the engine must emulate {PLATFORMS[arch]}")
@@ -153,7 +156,7 @@ def _emulation(project: Project, info: EngineInfo) -> Iterator[MachineFinding]:
 
 
 def _abilities(info: EngineInfo) -> Iterator[MachineFinding]:
-    """What this kind of engine can do, and what it cannot."""
+    """The abilities and the limits of this kind of engine."""
     is_podman, is_containerd = info.name == "Podman", info.store == CONTAINERD
     kept = "; keeps layers compressed too, so images take about 1.5 times as much disk as with overlay2"
     yield MachineFinding("store", "ok", f"{info.store}, {info.root}{kept if is_containerd else ''}")
@@ -176,7 +179,7 @@ def _abilities(info: EngineInfo) -> Iterator[MachineFinding]:
 
 
 def _index() -> MachineFinding:
-    """Whether the index responds. Never shows its address, which may be that of a private mirror."""
+    """A finding about the default index. Never shows its address, which may be that of a private mirror."""
     try:
         settings = host.read_host().index
     except UsageError as error:
@@ -195,7 +198,7 @@ def _index() -> MachineFinding:
 
 
 def _named_indexes(project: Project) -> Iterator[MachineFinding]:
-    """Whether each index of matrix.yaml has one of the packages that come from it, and accepts the login."""
+    """A finding for each index of matrix.yaml: it has one of its packages and accepts the login, or not."""
     packages: dict[str, str] = {}
     for members in project.groups.values():
         for package, index in indexes_of_packages(project.matrix, members[0]).items():
@@ -224,7 +227,7 @@ def _named_indexes(project: Project) -> Iterator[MachineFinding]:
 def _debian_locks(
     project: Project, store: Store, archives: Archives, say: Callable[[str], None]
 ) -> Iterator[MachineFinding]:
-    """How old the locks of Debian packages are, and for each release how many packages its archives no longer have."""
+    """The ages of the locks of Debian packages, and for each release the number of packages that its archives lack."""
     locks: dict[str, list[OsLock]] = {}
     for request in dict.fromkeys(os_lock.request_of_cell(project.matrix, cell) for cell in project.cells):
         with suppress(LockError, FileError):  # a damaged lock, or a newer one; `builder lock --check` names it
@@ -235,19 +238,19 @@ def _debian_locks(
     say("looking up the locked Debian packages ...")
     state: State = "ok"
     lines = []
-    for release, of_release in sorted(locks.items()):
-        packages = {package.sha256: package for lock in of_release for package in lock.packages}
+    for release, release_locks in sorted(locks.items()):
+        packages = {package.sha256: package for lock in release_locks for package in lock.packages}
         at: dict[str, str] = {}
         faults: dict[str, str] = {}
         others: set[str] = set()
-        for lock in of_release:
+        for lock in release_locks:
             located = archives.locate(lock, lambda _: False, policy=POLICY)
             at |= located.at
             faults |= located.faults
             others |= {package.name for package in located.others}
-        ages = [lock.age(datetime.now(UTC)) for lock in of_release]
+        ages = [lock.age(datetime.now(UTC)) for lock in release_locks]
         age = f"{min(ages)} to {counted(max(ages), 'day')}" if min(ages) < max(ages) else counted(max(ages), "day")
-        line = f"{release}: {counted(len(of_release), 'lock')}, {age} old"
+        line = f"{release}: {counted(len(release_locks), 'lock')}, {age} old"
         missing = [package for package in packages.values() if at.get(package.sha256) != HERE]
         elsewhere = Counter(at[package.sha256] for package in missing if package.sha256 in at)
         unlocated = [package for package in missing if package.sha256 not in at]

@@ -225,7 +225,7 @@ class SystemLayers:
 
 
 def obstacle_here() -> str:
-    """Why this machine cannot run mmdebstrap; empty if it can, or could after installing it."""
+    """The reason that this machine cannot run mmdebstrap; empty if it can, or could after installing it."""
     if os.geteuid() != 0:
         return "only root can run it"
     if not installation.is_installed() and not shutil.which("apt-get"):
@@ -245,11 +245,11 @@ class Mmdebstrap:
         self.stopped = threading.Event()
         self._choosing, self._pulling, self._counting = threading.Lock(), threading.Lock(), threading.Lock()
         self._container: str | None = None  # the image to run in; empty: this machine
-        self._bases: dict[tuple[str, str], str | EngineError] = {}  # by release and architecture; or why there is none
+        self._bases: dict[tuple[str, str], str | EngineError] = {}  # by release and architecture; or the error
         self._in_memory = 0  # file systems in memory now
 
     def stop(self) -> None:
-        """Kills what runs, on this machine and in containers of this checkout; nothing starts from now on."""
+        """Kills all that runs, on this machine and in containers of this checkout; nothing starts from now on."""
         self.stopped.set()
         self._programs.stop()
         if self._container:
@@ -390,7 +390,7 @@ class Mmdebstrap:
         )
 
     def base_image(self, release: str, arch: str = "") -> str:
-        """Debian's image of a release, in the engine; returns its name there. By default for the engine's architecture.
+        """The name in the engine of Debian's image of a release, by default for the engine's architecture.
 
         Pulls it. If no registry has it, makes an image of the release's current packages. Raises EngineError.
         """
@@ -459,7 +459,10 @@ class Mmdebstrap:
             return self._container
 
     def _obstacle(self) -> str:
-        """Installs mmdebstrap if it is missing; returns why this machine cannot run it, empty if it can."""
+        """Installs mmdebstrap if it is missing.
+
+        Returns the reason that this machine cannot run it, or an empty string.
+        """
         return self._run.host.hide(obstacle_here() or installation.install(self._run.view.say))
 
     def _write_container_files(self, out: BinaryIO, inputs: Mapping[str, bytes], links: Mapping[str, Path]) -> None:
@@ -489,7 +492,10 @@ class Mmdebstrap:
 
     @contextmanager
     def _memory(self) -> Iterator[bool]:
-        """Whether a file system fits into memory, beside those that other threads write there now."""
+        """Reserves memory for a file system while the block runs; yields True if it fits.
+
+        Counts those that other threads write to memory now.
+        """
         with self._counting:
             fits = machine.free_memory() >= FREE_MEMORY + self._in_memory * TMPFS
             self._in_memory += fits
@@ -506,5 +512,5 @@ def _read_steps(root: Path) -> dict[str, bytes]:
 
 
 def newest_release(matrix: Matrix) -> str:
-    """The newest release has the newest mmdebstrap, which supports older releases."""
+    """The newest Debian release, which has the newest mmdebstrap: it supports older releases."""
     return max(matrix.debian, key=lambda release: [int(part) for part in matrix.debian[release].glibc.split(".")])

@@ -1,4 +1,4 @@
-"""What was done for each image of a command, several images at a time."""
+"""The results of a command for its images, which it processes several at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from builder.plan.plan import PlannedImage
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What was done for one image. `coverage` is that of its test results, including those of earlier runs."""
+    """The result for one image. `coverage` is that of its test results, including those of earlier runs."""
 
     image: PlannedImage
     loaded: LoadedImage | None = None
@@ -31,7 +31,7 @@ class Outcome:
 
     @property
     def is_up_to_date(self) -> bool:
-        """Whether there was nothing to do."""
+        """True if there was nothing to do."""
         return self.error is None and self.origin == "present" and not self.tested and not self.tagged
 
     @property
@@ -39,7 +39,7 @@ class Outcome:
         return self.loaded.origin if self.loaded else "present"
 
     def as_data(self) -> dict[str, Any]:
-        """For `--format json`."""
+        """The outcome for `--format json`."""
         tests = self.coverage and {
             "passed": len(self.coverage.passed),
             "failed": self.coverage.failed,
@@ -90,7 +90,7 @@ def for_each_image(
     try:
         for image in ready or images:
             futures[image.id] = pool.submit(timed_step, image)
-        # Python notices a signal that arrives just before a wait begins only when the wait ends: so it ends soon.
+        # Python handles a signal that arrives just before a wait begins only when the wait ends: so it ends soon.
         while (waited := wait(futures.values(), timeout=1, return_when=FIRST_EXCEPTION)).not_done:
             for future in waited.done:
                 future.result()

@@ -361,7 +361,7 @@ def copy_source(name: str, content: BinaryIO, out: tarfile.TarFile, *, strip: in
 
 
 def _cleaned(item: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Without owners and times, which the build could put into the wheel."""
+    """The entry without owners and times, which the build could put into the wheel."""
     item.uid = item.gid = 0
     item.uname = item.gname = ""
     item.mtime = layer_order.MTIME
