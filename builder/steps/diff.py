@@ -39,9 +39,10 @@ class _Locks:
 
 
 def compare(project: Project, host: Host, store: Store, old: str, new: str) -> Diff | Revisions:
-    """Compares what two names mean (see FORMS). Without `new`, compares a revision with the working tree.
+    """Compares the cells, revisions or images that two names mean (see FORMS).
 
-    Reads only locks and manifests. Raises UsageError for a name that means nothing.
+    Without `new`, compares a revision with the working tree. Reads only locks and manifests. Raises UsageError for a
+    name that means nothing.
     """
     before = _read_locks(project, old)
     if new:
@@ -83,7 +84,10 @@ def compare(project: Project, host: Host, store: Store, old: str, new: str) -> D
 
 
 def _read_locks(project: Project, name: str) -> _Locks | None:
-    """None if the name is neither a cell nor a revision. Raises MatrixError, LockError of the revision."""
+    """The locks that a name means; None if it is neither a cell nor a revision.
+
+    Raises MatrixError, LockError of the revision.
+    """
     if cells.ID.fullmatch(name):
         return _Locks(name=HERE, by_cell=diff.locked_contents(project), cell=name)
     revision, _, cell = name.rpartition(":")

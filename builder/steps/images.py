@@ -38,7 +38,7 @@ DOCKERFILE: Method = "dockerfile"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How to make images: `jobs` at a time; without `test`, they are neither tested nor tagged.
+    """Options for making images. `jobs` are made at a time; without `test`, they are neither tested nor tagged.
 
     `locked` makes it an error that locked Debian packages are gone; `again` is the command without it, for the hint.
     `wait` for other builders that use the store, before garbage is collected. `junit` is a folder for reports of tests.
@@ -55,7 +55,7 @@ class Options:
 
 
 def make_images(run: RunContext, store: Store, planned: Plan, options: Options) -> list[Outcome]:
-    """Makes every image of a plan, and returns what was done, in its order. An image's failure is in its outcome.
+    """Makes every image of a plan. Returns their outcomes in its order; a failure is in the outcome of its image.
 
     Raises StaleError with `locked` (--locked) if locked Debian packages are gone, or the error of locking them.
     """
@@ -81,7 +81,7 @@ def make_images(run: RunContext, store: Store, planned: Plan, options: Options) 
         lookup.known = KnownLayers(project.root)
 
     try:
-        # What no image needs makes room for the layers that the store lacks. No other builder may use it meanwhile.
+        # Deletes unused files, to make room for the layers that the store lacks. No other builder may use it meanwhile.
         garbage.make_room(store, partial(disk.store_bytes, store, planned.images), wait=options.wait)
         with store.used():
             assembler = Assembler(run, store, jobs=options.jobs, lookup=lookup, archives=archives)
@@ -110,7 +110,7 @@ def build_test_tag(
     present: dict[str, LoadedImage | None] = {}
 
     def make_image(image: PlannedImage) -> Outcome:
-        # Its layers become an image, and the engine loads it; the id is in the view, for whoever wants to look inside.
+        # Its layers become an image, and the engine loads it; the id is in the view, for users who want to look inside.
         loaded = present[image.id] or maker.build(image)
         note = loaded.id.removeprefix("sha256:")[:12]
         # A build may find that the image is complete: the store had it, or the engine's cache all its steps.
@@ -151,7 +151,7 @@ def build_test_tag(
         if todo and tester:
             check_docker_client()
 
-        # Layers that are missing are made side by side, each once for all images. An image begins when it has its own.
+        # Missing layers are made at the same time, each once for all images. An image begins when its own are made.
         with view.live():
             missing = [image for image in todo if not present[image.id]]
             try:

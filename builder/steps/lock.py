@@ -69,8 +69,8 @@ def lock(
     """Locks the wheels, the operating systems and uv's Pythons of `chosen` that have no current lock.
 
     `upgrade` chooses the newest wheels, `refresh` the newest Debian packages. `packages` are names of packages to
-    choose again in the groups that have them. Raises UsageError for one that no lock has. What fails does not stop the
-    rest: see `Updated.error`. Raises FileError for a lock of a newer builder, before anything is written.
+    choose again in the groups that have them. Raises UsageError for one that no lock has. A failure does not stop
+    the rest: see `Updated.error`. Raises FileError for a lock of a newer builder, before anything is written.
     """
     matrix = project.matrix
     # All groups, not only the chosen ones: their versions are preferred, so that images share layers.
@@ -142,9 +142,9 @@ def lock(
 def lock_systems(
     project: Project, chosen: Sequence[Cell], host: Host, *, refresh: bool, say: Callable[[str], None]
 ) -> tuple[list[str], list[LockError]]:
-    """Locks the operating systems of `chosen` that have no lock, or all to `refresh`; the changed paths, and errors.
+    """Locks the operating systems of `chosen` that have no lock, or all of them with `refresh`.
 
-    Releases that fail do not stop the others.
+    Returns the changed paths, and the errors. Releases that fail do not stop the others.
     """
     requests = os_lock.requests_of_cells(project.matrix, chosen)
     present = {request: os_lock.find_os_lock(project.root, request) for request in requests}
@@ -204,11 +204,12 @@ def _lock_wheels(
     packages: Collection[str],
     say: Callable[[str], None],
 ) -> tuple[list[str], list[str], dict[str, BuilderError]]:
-    """Resolves the groups of `chosen` whose locks, in `present`, are out of date or have one of `packages`; or all.
+    """Resolves the groups of `chosen` whose locks, in `present`, are out of date or have one of `packages`.
 
-    Returns the changed paths, the groups that were resolved, and the errors by group. Each group is resolved by itself,
-    and prefers versions that groups of the same Python or CUDA have; to upgrade, only those of its framework: two
-    frameworks that are upgraded separately would otherwise keep each other's versions forever.
+    With `upgrade`, resolves all of them. Returns the changed paths, the groups that were resolved, and the errors by
+    group. Each group is resolved by itself, and prefers versions that groups of the same Python or CUDA have; to
+    upgrade, only those of its framework: two frameworks that are upgraded separately would otherwise keep each other's
+    versions forever.
     """
     # A group is resolved as a whole, also if only some of its cells are chosen: they share the lock.
     stale = [

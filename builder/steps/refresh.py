@@ -47,9 +47,9 @@ def refresh(
 ) -> Refreshed:  # fmt: skip
     """Locks the newest Debian packages of cells, then builds, tests and stages the images that differ.
 
-    They differ from those of the last commit, or without git from those before. Without `area`, nothing is staged. If a
-    Debian release cannot be locked, or an image fails, the others are completed. Raises the error of locking if nothing
-    could be locked.
+    They are compared with the last commit, or, without git, with the state before. Without `area`, nothing is staged.
+    If a Debian release cannot be locked, or an image fails, the others are completed. Raises the error of locking if
+    nothing could be locked.
     """
     project, view = run.project, run.view
     if git.commit(project.root, "HEAD"):

@@ -1,7 +1,7 @@
 """Releases staged images: reads the reports of each from the registry, and publishes them if all are covered.
 
-Only the checkout and the registry are needed. What is published is recorded beside the staged release, before the first
-tag, as an artifact with the tag `released-<stamp>`.
+Only the checkout and the registry are needed. The published images are recorded beside the staged release, before
+the first tag, in an artifact with the tag `released-<stamp>`.
 """
 
 from __future__ import annotations
@@ -114,11 +114,11 @@ def release(
         stamp = publish.free_stamp(groups, tags.stamps(staged.stamp))  # a later one if another release has its tags
         group_of = {image.cell: group for group in groups for image in group.images}
 
-        # Record what will be published before the first tag is set. If this run is interrupted, the record still says
-        # which release set the tags, and no older release moves them back.
+        # Record what will be published before the first tag is set. If this run is interrupted, the record still names
+        # the release that set the tags, and no older release moves them back.
         area.record(_new_record(area.released(staged.stamp), staged, images, group_of, allowed))
 
-        # Images go up by digest, one after another; what is attached to one goes up while the next one is pushed.
+        # Images go up by digest, one after another; the attachments of one go up while the next one is pushed.
         names = {image.references[0].repository for image in images}
 
         def push_image(image: PublishableImage) -> PushedImage:
@@ -212,7 +212,7 @@ def check_images(
 
     def check_image(each: StagedImage) -> PublishableImage:
         """Compares the image with the plan of this checkout, reads its reports, and scans it."""
-        # Whoever can write to staging may have changed the list: only images of this checkout's plan count.
+        # Anyone who can write to staging may have changed the list: only images of this checkout's plan count.
         planned = plans.get(each.cell)
         if planned is None or planned.plan != each.plan:
             raise staged.stale(each.cell)
@@ -231,7 +231,7 @@ def check_images(
         )  # fmt: skip
         image = PublishableImage.of(project, planned, stored, coverage, registry)
         require_tests(image)
-        # A scan in the registry proves nothing: anybody who can write there may have attached it.
+        # A scan in the registry is no evidence: anyone who can write there may have attached it.
         image = replace(image, sbom=sbom_and_provenance.sbom(planned, image.references[0].name, stored))
         if scanner:
             view.begin(each.cell, "scanning")
@@ -275,7 +275,7 @@ def check_images(
                 to_check = tuple(each for each in staged.images if each.cell in changed)
                 images = [image for image in images if image.cell not in changed]
 
-    # A registry or Sigstore that does not answer says nothing about an image.
+    # A registry or Sigstore that does not answer is no fault of an image.
     fatal = [error for error in left_out if skip_incomplete and not isinstance(error, NOT_READY)]
     left_out = [error for error in left_out if error not in fatal]
     if not skip_incomplete:
@@ -325,7 +325,7 @@ def _new_record(
     group_of: Mapping[str, TagGroup],
     allowed: Collection[Exemption],
 ) -> ReleaseRecord:
-    """The record of what the release publishes, after the record of its earlier runs, `before`."""
+    """The record of the release, which continues the record of its earlier runs, `before`."""
     released = []
     for image in images:
         signers = image.coverage.signers

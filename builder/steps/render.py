@@ -15,7 +15,7 @@ from builder.plan import budget, plan, render
 def render_images(
     project: Project, chosen: Sequence[Cell], *, is_part: bool, check: bool = False
 ) -> tuple[int, list[str]]:
-    """Writes the files of cells; returns how many they are, and what changed.
+    """Writes the files of cells; returns their number, and the changes.
 
     Unless they are a part of all cells, also removes the files of other cells, and the known layers that no image has.
     With `check`, writes nothing, and raises StaleError if something would change. Raises BuildError for an image that

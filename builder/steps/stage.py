@@ -30,9 +30,10 @@ from builder.release.staging import INDEX, StagedImage, StagingArea, image_of, n
 
 @dataclass(frozen=True, kw_only=True)
 class StagingResult:
-    """The staged images of a plan: those of this machine, for which `sent` bytes were sent, and those of others.
+    """The result of staging: `here` are the images of this machine, of which `sent` bytes were sent.
 
-    `left_out` are the errors of the images that are neither. `stamp` is that of the staged release, empty without one.
+    `elsewhere` are those that another machine staged, `left_out` the errors of the images that are neither. `stamp` is
+    that of the staged release, empty without one.
     """
 
     here: Sequence[StagedImage]
@@ -64,7 +65,7 @@ def stage(
 
     Then lists them as a release of today and of this `revision`. With `images_only`, lists them for the day alone. Also
     attaches this machine's results to images that another machine staged. With a `lookup`, images that are neither
-    here nor staged are staged too, without test results.
+    in the store nor staged are staged too, without test results.
 
     Raises one error for all images that are neither in the store nor in staging, before anything is sent, and one for
     all failures. With `skip_incomplete`, the former are left out, unless that leaves none.
@@ -102,7 +103,7 @@ def stage(
     if images_only:
         area.list_images(day, [*here, *elsewhere])
 
-    # One image after another; what is attached to one goes up while the next one is pushed.
+    # One image after another; the attachments of one go up while the next one is pushed.
     repositories = [area.repository(each.repository) for each in here]
 
     def push_image(image: PublishableImage) -> PushedImage:
@@ -132,14 +133,15 @@ def stage(
                     attachments.add_file(file, path, {artifacts.TITLE: wheel.file})
                 else:
                     view.say_once(f"{wheel.file} is not in the store: staged without it")
-        # Last the tag of the plan: whoever finds it finds the results, too.
+        # The tag of the plan is set last: a machine that finds it finds the results, too.
         manifest = image.stored.manifest
         repository.put_manifest(plan_tag(image.planned.plan), manifest.content, manifest.media_type)
         status = f"gpu: {image.coverage.gpu_status}" if own else "not tested"
         view.end(image.cell, "staged", f"{size(pushed.sent.sent)} sent, {status}")
         return pushed.sent.sent
 
-    # A job without rights may have tested what another machine staged: its results, also of failures, are attached too.
+    # A job without rights may have tested images that another machine staged: its results, also of failures, are
+    # attached too.
     by_cell, suite = {planned.id: planned for planned in plan.images}, Suite.of(project.root)
 
     def attach_results(staged: StagedImage) -> None:

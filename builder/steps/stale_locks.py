@@ -31,8 +31,8 @@ def lock_stale_systems(
 ) -> bool:
     """Locks current packages for operating systems that must be made, and whose locked packages no archive has.
 
-    Returns whether there were any. With `is_locked` (--locked), raises StaleError instead, or the error of
-    locking them; `again` is the command without it, for the hint.
+    Returns True if there were any. With `is_locked` (--locked), raises StaleError instead, or the error of locking
+    them; `again` is the command without it, for the hint.
     """
     project, view = run.project, run.view
     with store.used():

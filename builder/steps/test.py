@@ -122,7 +122,7 @@ def complete_tests(
         record_built(project.state, image_id)
         loaded = LoadedImage(id=image_id, digest=stored.manifest.digest, origin="loaded")
 
-        # What this machine ran before counts too: its results may not have been attached.
+        # Earlier results of this machine count too: they may not have been attached.
         own = tester.coverage(image, loaded)
         known = results.coverage_of([*reported.reports, *own.reports], own.refused)
         is_tested = tester.is_complete(image, known)
@@ -142,8 +142,8 @@ def complete_tests(
             except BuilderError as error:
                 if failed is None:
                     raise
-                what = "errors: the tests failed, and their results were not attached"
-                raise errors.join([failed, error], what) from error
+                summary = "errors: the tests failed, and their results were not attached"
+                raise errors.join([failed, error], summary) from error
         if failed:
             raise failed
         if coverage.failure:  # on a GPU that this machine does not have

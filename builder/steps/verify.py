@@ -1,6 +1,7 @@
 """Verifies an image of the store or of a registry: its signature, configuration, layers and attachments.
 
-Works without a checkout too: what cannot be compared on this machine is accepted if a trusted signer signed the image.
+Works without a checkout too: parts that cannot be compared on this machine are accepted if a trusted signer signed the
+image.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Options:
 def verify_named(
     reference: ImageRef, options: Options, project: Project | None, host: Host, store: Store, view: View
 ) -> list[tuple[ImageSource, Iterator[Finding]]]:
-    """Each image that has a name, with its findings, which are made as they are read.
+    """The images that a name means, each with its findings, which are made as they are read.
 
     Without a checkout, `project` is None. Raises UsageError if there is no such image.
     """
@@ -74,7 +75,7 @@ def verify_named(
 
     named = []
     for source in sources:
-        # The plan of this checkout for the same cell says what the image should be.
+        # The image is compared with the plan of this checkout for the same cell.
         planned, built = None, None
         if project and (planned := planned_digests(project, store, source.cell)):
             built = LayerLookup.of(project, host, view, store).built_wheel
@@ -139,8 +140,9 @@ def verify_image(
 def find_images(
     reference: ImageRef, arch: str, project: Project | None, host: Host, store: Store
 ) -> Sequence[ImageSource]:
-    """The images with a reference in a registry, see `sources_in_registry`; or one with a name, cell or tag in the
-    store. Raises UsageError if the store has no such image.
+    """The images that a reference names: in its registry, see `sources_in_registry`, or one in the store.
+
+    In the store, it is a name, a cell or a tag. Raises UsageError if the store has no such image.
     """
     if reference.registry:
         repository = Repository(reference, host=host, write=False)
