@@ -170,9 +170,8 @@ def report(error: BaseException, *, debug: bool) -> int:
     from rich.console import Console  # noqa: PLC0415  only errors need it
     from rich.text import Text  # noqa: PLC0415
 
-    if isinstance(
-        error, BrokenPipeError
-    ):  # `builder plan | head` closed the pipe: Python would fail again when it flushes stdout
+    # `builder plan | head` closed the pipe: Python would fail again when it flushes stdout.
+    if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     if isinstance(error, OSError) and (error.errno in (errno.ENOSPC, errno.EDQUOT) or error.filename):

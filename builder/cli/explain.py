@@ -1,4 +1,4 @@
-"""`builder explain`: whether a combination works, and which images run on a GPU."""
+"""The command explain."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_command(
 
 
 def show_outcomes(context: Context, run: RunContext, done: Sequence[Outcome], *, began: float, form: str) -> None:
-    """Shows what was done for images since `began`, of `time.monotonic`."""
+    """Shows the results for images since `began`, a time of `time.monotonic`."""
     seconds = time.monotonic() - began
     if form == "json":
         context.print_json({"images": [outcome.as_data() for outcome in done], "seconds": round(seconds, 1)})
@@ -188,7 +188,7 @@ def show_outcomes(context: Context, run: RunContext, done: Sequence[Outcome], *,
 
 
 def summary(done: Sequence[Outcome]) -> str:
-    """What was done: `1 image built, tested and tagged. 2 images up to date`."""
+    """A summary of the results: `1 image built, tested and tagged. 2 images up to date`."""
     failed = sum(outcome.error is not None for outcome in done)
     changed = [outcome for outcome in done if not outcome.error and not outcome.is_up_to_date]
     current = len(done) - failed - len(changed)
@@ -199,7 +199,7 @@ def summary(done: Sequence[Outcome]) -> str:
 
 
 def time_by_step(spent: Mapping[tuple[str, str], float], planned: Collection[str]) -> str:
-    """Where the time went, over all images, from what each row of the view spent in each state; empty for short runs.
+    """The time by step, over all images, from the seconds of each row of the view in each state; empty for short runs.
 
     `planned` are ids of images; other rows are operating systems and downloads.
     """

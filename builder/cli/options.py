@@ -128,9 +128,9 @@ class Size(click.ParamType[int]):
 
 
 def given(*names: str) -> str:
-    """The parameters of these names that are on the command line, each word after a space, to repeat them in a hint.
+    """The options and arguments of these names that are on the command line, to repeat them in a hint.
 
-    Those of a command that calls this one (`refresh` calls `stage`) count too.
+    Each word follows a space. Those of a command that calls this one (`refresh` calls `stage`) count too.
     """
     words: list[str] = []
     for name in names:
@@ -139,7 +139,7 @@ def given(*names: str) -> str:
             context = context.parent
         if context:
             value = context.params[name]
-            parameter = next(each for each in context.command.params if each.name == name)
+            parameter = next(known for known in context.command.params if known.name == name)
             words += [parameter.opts[0]] if isinstance(parameter, click.Option) else []
             words += value if isinstance(value, tuple) else [] if value is True else [str(getattr(value, "key", value))]
     return "".join(f" {shlex.quote(word)}" for word in words)

@@ -67,13 +67,15 @@ def diff_command(context: Context, place: str, registry: str, form: str) -> None
     for reference, expected in inspection.references(project, registry).items():
         own = {each.tag for each in full if each.repository == reference.repository}
         repository = Repository(reference, host=context.host, write=False)
-        each = inspection.compare_tags(repository, expected, own, recorded)
-        results.append(asdict(each))
+        comparison = inspection.compare_tags(repository, expected, own, recorded)
+        results.append(asdict(comparison))
         if form == "json":
             continue
-        lines = [f"{each.repository}:{tag} is not in the matrix" for tag in each.unknown]
-        lines += [f"{each.repository}:{tag} was not set by a recorded release" for tag in each.unreleased]
-        lines.append(f"{each.repository}: {len(each.missing)} of {counted(len(expected), 'tag')} not published")
+        lines = [f"{comparison.repository}:{tag} is not in the matrix" for tag in comparison.unknown]
+        lines += [f"{comparison.repository}:{tag} was not set by a recorded release" for tag in comparison.unreleased]
+        lines.append(
+            f"{comparison.repository}: {len(comparison.missing)} of {counted(len(expected), 'tag')} not published"
+        )
         for line in lines:
             context.out.print(Text(line), soft_wrap=True)
     if form == "json":
@@ -102,18 +104,22 @@ def check_command(context: Context, place: str, registry: str, fast: bool, form:
     view = View(context.err)
     results: list[dict[str, Any]] = []
     with view.live():
-        for each in repositories:
-            also = sorted(staged.get(each.name, ()))
-            check = RepositoryCheck(repository=each, also=also, fast=fast, read=Meter(view, each.name, "read", 0).add)
-            view.begin(each.name, "checking")
+        for repository in repositories:
+            also = sorted(staged.get(repository.name, ()))
+            check = RepositoryCheck(
+                repository=repository, also=also, fast=fast, read=Meter(view, repository.name, "read", 0).add
+            )
+            view.begin(repository.name, "checking")
             faults = []
             for fault in check.faults():
                 faults.append(fault)
                 if form == "text":
                     context.out.print(Text(fault), soft_wrap=True)
             done = f"{counted(len(check.blobs), 'blob')} {'present' if fast else 'checked'}"
-            view.end(each.name, "done", done if check.manifests else "nothing there")
-            results.append({"repository": each.name, "blobs": len(check.blobs), "hashed": not fast, "faults": faults})
+            view.end(repository.name, "done", done if check.manifests else "nothing there")
+            results.append(
+                {"repository": repository.name, "blobs": len(check.blobs), "hashed": not fast, "faults": faults}
+            )
     if form == "json":
         context.print_json(results)
     if count := sum(len(each["faults"]) for each in results):

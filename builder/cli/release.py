@@ -103,7 +103,7 @@ def push_command(
 
 
 def _show(context: Context, result: Released, form: str, **data: Any) -> None:
-    """Prints what a push or a release did; `data` is for JSON. Raises its error."""
+    """Prints the result of a push or a release; `data` is for JSON. Raises its error."""
     if form == "json":
         context.print_json(result.as_data() | data)
     if result.error:
@@ -196,7 +196,7 @@ def _warn_unsigned(context: Context, project: Project, signer: Signer | None) ->
 
 
 def _say_staged(context: Context, staged: StagingResult, began: float) -> None:
-    """Says what was staged as a release since `began`, of `time.monotonic`, and how to release it."""
+    """Shows the release that was staged since `began`, a time of `time.monotonic`, and the command to publish it."""
     others = f", {len(staged.elsewhere)} of them by another machine" if staged.elsewhere else ""
     context.say(
         f"release {staged.stamp}: {counted(len(staged.images), 'image')} staged{others}, {size(staged.sent)} sent "
@@ -378,10 +378,10 @@ def status_command(
     hidden = ("support", *(status.OF_REGISTRY if here else ()))  # the lines below name the cause
     shown = [field.name for field in fields(Status) if field.name not in hidden]
     table = new_table(*("TIME" if name == "seconds" else name.upper() for name in shown))
-    for each in rows:
-        tests_time = "-" if each.seconds is None else duration(each.seconds)
-        age = "-" if each.packages is None else counted(each.packages, "day")
-        values = vars(each) | {"seconds": tests_time, "packages": age}
+    for row in rows:
+        tests_time = "-" if row.seconds is None else duration(row.seconds)
+        age = "-" if row.packages is None else counted(row.packages, "day")
+        values = vars(row) | {"seconds": tests_time, "packages": age}
         table.add_row(*(Text(values[name]) for name in shown))
     context.out.print(table)
     context.say_support(project, selected)
