@@ -68,5 +68,5 @@ def release_distance(asked: Version, version: Version) -> tuple[int, int]:
 
 def _distance(version: str, other: str) -> float:
     """The distance between two versions, by their first two numbers; a major version counts as ten minor versions."""
-    mine, its = Version(version), Version(other)
-    return abs((mine.major - its.major) * 10 + mine.minor - its.minor)
+    first, second = Version(version), Version(other)
+    return abs((first.major - second.major) * 10 + first.minor - second.minor)

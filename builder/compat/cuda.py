@@ -110,8 +110,8 @@ class FrameworkRelease:
             unknown = ", and builder/matrix/facts.yaml lacks its CUDA version"
             cpu_only = f" on {PLATFORMS[self.cell.arch]}: it would be CPU only"
             return f"{self} requires no CUDA wheels{unknown if self.cell.arch == AMD64 else cpu_only}"
-        mine, its = Version(cuda), Version(compiled)
-        if mine.major != its.major or mine.minor < its.minor:  # a later minor version runs code of an older one
+        own, oldest = Version(cuda), Version(compiled)
+        if own.major != oldest.major or own.minor < oldest.minor:  # a later minor version runs code of an older one
             return (
                 f"{self} requires no CUDA wheels and was compiled for CUDA {compiled} (builder/matrix/facts.yaml): "
                 f"it needs {compiled} or a later {cuda_major(compiled)}.x, not {cuda}"

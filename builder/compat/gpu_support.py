@@ -209,16 +209,18 @@ def _code(gpu: Device, image: ImageNeeds) -> _Code:
     """
     if not image.architectures or not gpu.capability:
         return "unknown"
-    mine = _numbers(gpu.capability)
+    capability = _numbers(gpu.capability)
     code: _Code = "none"
     for text in image.architectures:
         if not (match := _ARCHITECTURE.fullmatch(text)):
             continue
         kind, major, minor, suffix = match.groups()
-        its = [int(major), int(minor)]
-        if kind == "sm" and (mine == its if suffix == "a" else mine[0] == its[0] and mine >= its):
+        target = [int(major), int(minor)]
+        if kind == "sm" and (
+            capability == target if suffix == "a" else capability[0] == target[0] and capability >= target
+        ):
             return "machine"
-        if kind == "compute" and not suffix and mine >= its:
+        if kind == "compute" and not suffix and capability >= target:
             code = "ptx"
     return code
 

@@ -208,7 +208,7 @@ def read_registries(
     others = [each for each in public if each.name not in {repository.name for repository in staged.values()}]
     tagged = _digests(index, index.list_tags())
     signed = {*_subjects(tagged), *(digest for tag, digest in tagged.items() if tag.startswith(PREFIX))}
-    attached = dict(look_up(lambda each: _attached(index, each, tagged), signed))
+    attached = dict(look_up(lambda subject: _attached(index, subject, tagged), signed))
     return RegistryContents(
         documents=RepositoryContents(repository=index, tags=tagged, images={}, attached=attached),
         releases=releases,
@@ -248,10 +248,10 @@ def _read_staged(
     present = _digests(repository, repository.list_tags())
     planned = {digest for tag, digest in present.items() if _PLAN_TAG.fullmatch(tag)}
     subjects = sorted({*listed, *planned, *_subjects(present)})
-    attached = dict(look_up(lambda each: _attached(repository, each, present), subjects))
+    attached = dict(look_up(lambda subject: _attached(repository, subject, present), subjects))
     # The signatures of reports have tags only in registries without the referrers API.
     attachments = _attachments(attached)
-    attached |= look_up(lambda each: _attached(repository, each, present), attachments - attached.keys())
+    attached |= look_up(lambda subject: _attached(repository, subject, present), attachments - attached.keys())
     images = _digests(repository, ({*subjects} - attachments) | {*listed, *planned})
     # If the repository is a public one too: what its tags name.
     for index, entries in _entries(
@@ -272,7 +272,7 @@ def _read_public(repository: Repository, view: View) -> RepositoryContents:
     missing = [subject for subject in subjects if subject not in images]
     # If no image is missing, nothing is deleted, and the digests of thousands of tags need not be read.
     present = _digests(repository, names) if missing else {}
-    attached = dict(look_up(lambda each: _attached(repository, each, present), subjects if missing else []))
+    attached = dict(look_up(lambda subject: _attached(repository, subject, present), subjects if missing else []))
     view.end(repository.name, "done", counted(len(subjects), "image"))
     return RepositoryContents(repository=repository, tags=present, images=images, attached=attached)
 

@@ -210,16 +210,16 @@ def check_images(
                 hint=f"{how}   To release it untested: {again} --allow-untested-gpu",
             )
 
-    def check_image(each: StagedImage) -> PublishableImage:
+    def check_image(entry: StagedImage) -> PublishableImage:
         """Compares the image with the plan of this checkout, reads its reports, and scans it."""
         # Anyone who can write to staging may have changed the list: only images of this checkout's plan count.
-        planned = plans.get(each.cell)
-        if planned is None or planned.plan != each.plan:
-            raise staged.stale(each.cell)
+        planned = plans.get(entry.cell)
+        if planned is None or planned.plan != entry.plan:
+            raise staged.stale(entry.cell)
         if skip_incomplete and (refusals := support.refusals(project.matrix, [planned.cell], today)):
-            raise errors.join(refusals, f"ends of support are over for {each.cell}")
-        stored = staging.image_of(area, each)
-        repository = area.open(each.repository)
+            raise errors.join(refusals, f"ends of support are over for {entry.cell}")
+        stored = staging.image_of(area, entry)
+        repository = area.open(entry.repository)
         # Its labels, configuration and known layers must be those of the plan, or its tags would not be true. Layers
         # that are not known are covered by the report that is required below.
         config = repository.read_blob(stored.config.digest)
@@ -234,23 +234,23 @@ def check_images(
         # A scan in the registry is no evidence: anyone who can write there may have attached it.
         image = replace(image, sbom=sbom_and_provenance.sbom(planned, image.references[0].name, stored))
         if scanner:
-            view.begin(each.cell, "scanning")
-            image = replace(image, scan=scanner.scan_sbom(each.cell, image.digest, image.sbom))
+            view.begin(entry.cell, "scanning")
+            image = replace(image, scan=scanner.scan_sbom(entry.cell, image.digest, image.sbom))
         return image
 
-    def checked_image(each: StagedImage) -> PublishableImage | None:
+    def checked_image(entry: StagedImage) -> PublishableImage | None:
         """The image, or None for one that may not be released, whose error is in `failures`."""
-        view.begin(each.cell, "checking")
+        view.begin(entry.cell, "checking")
         try:
-            image = check_image(each)
+            image = check_image(entry)
         except NoRegistryError:
             raise
         except BuilderError as error:
-            failures[each.cell] = error
-            view.end(each.cell, "failed")
+            failures[entry.cell] = error
+            view.end(entry.cell, "failed")
             return None
         state = f"gpu: {image.coverage.gpu_status}" + (f", scan: {scan.PASSED}" if image.scan else "")
-        view.end(each.cell, "done", state)
+        view.end(entry.cell, "done", state)
         return image
 
     to_check, images, left_out = staged.images, list[PublishableImage](), list[BuilderError]()
@@ -258,7 +258,7 @@ def check_images(
         while to_check:
             checked = look_up(checked_image, to_check, CHECKS)
             images += [image for _, image in checked if image]
-            left_out += [failures[each.cell] for each, image in checked if image is None]
+            left_out += [failures[entry.cell] for entry, image in checked if image is None]
             to_check = ()
             # An image goes with those for the other architectures of its tags, or not at all.
             present = {image.cell for image in images}

@@ -52,7 +52,7 @@ GATES = (
     Gate("the stamp of a tag", "release/attestations.py", 'return signature.get("release") == tag', "return True"),
     Gate("the cell of a signature", "evidence/signing.py", "return [notes for notes in texts if annotations.items() <= notes.items()]", "return texts"),
     Gate("the kind of a statement", "evidence/signing.py", '_verified(trust, repository, digest, "verify-attestation", f"--type={kind}")', '_verified(trust, repository, digest, "verify-attestation")'),
-    Gate("the plan of a staged image", "steps/release.py", "if planned is None or planned.plan != each.plan:", "if planned is None:"),
+    Gate("the plan of a staged image", "steps/release.py", "if planned is None or planned.plan != entry.plan:", "if planned is None:"),
     Gate("the exit status of a scanner", "release/scan.py", "        if status:\n            raise RefusedError(", "        if False:\n            raise RefusedError("),
     Gate("a scanner that crashes", "release/scan.py", "if status is None or status < 0:", "if status is None:"),
     Gate("labels and configuration", "release/expected.py", "    lines = differences(expected, image, config)\n", "    lines: list[str] = []\n"),
