@@ -35,7 +35,7 @@ PACKAGES = {
 }
 TESTS_EACH = 10  # a process for fewer takes longer to start than it saves
 LOGS: dict[Kind, str] = {"image": "test", "gpu": "gpu"}  # the part of a log's name that identifies the tests
-NOTHING = Coverage()  # no earlier results
+NO_RESULTS = Coverage()
 _NO_TEST = "no GPU test: "
 
 
@@ -70,7 +70,7 @@ class Tester:
         return local_coverage(self._project.state, requirement)
 
     def is_complete(self, image: PlannedImage, coverage: Coverage) -> bool:
-        """Whether the image passed its tests, on a GPU too if there is one now."""
+        """True if the image passed its tests, on a GPU too if there is one now."""
         is_better_here = coverage.is_emulated and not self._is_emulated(image)
         is_gpu_missing = coverage.gpu == "not run" and not self._why_no_gpu(image)
         return not (coverage.failure or is_better_here or is_gpu_missing)
@@ -93,7 +93,7 @@ class Tester:
         if reasons:
             raise errors.join([_no_gpu_test(", ".join(ids), reason) for reason, ids in reasons.items()], "reasons")
 
-    def test(self, image: PlannedImage, loaded: LoadedImage, known: Coverage = NOTHING) -> Coverage:
+    def test(self, image: PlannedImage, loaded: LoadedImage, known: Coverage = NO_RESULTS) -> Coverage:
         """Runs the image tests, unless `known` has a pass of them, and the GPU tests if there is a GPU.
 
         Writes the evidence of both. Returns the coverage by this evidence and `known` together. Raises ImageTestError
@@ -148,7 +148,7 @@ class Tester:
         return image.cell.arch != self._engine_info.arch
 
     def _machine(self, image: PlannedImage, leased: Sequence[Gpu] = ()) -> dict[str, str]:
-        """Where the tests ran."""
+        """The machine that the tests run on, as evidence names it."""
         engine = self._engine_info
         machine = {"engine": engine.version, "kernel": platform.release()}
         if engine.id:
@@ -180,7 +180,7 @@ class Tester:
     # ---- GPU tests
 
     def _why_no_gpu(self, image: PlannedImage) -> str:
-        """Why the image's GPU tests cannot run now; empty if they can."""
+        """The reason that the image's GPU tests cannot run now, or an empty string."""
         if image.cell.is_cpu:
             return "the image is for the CPU"
         if self._is_emulated(image):
@@ -197,7 +197,7 @@ class Tester:
         return unfit[0] if unfit and all(unfit) else self._pool.why_not()
 
     def _why_unfit(self, image: PlannedImage, gpu: Gpu) -> str:
-        """Why the image does not run on this GPU: the driver is too old, or there is no code for it. Else empty."""
+        """The reason that the image does not run on this GPU (an old driver, no code for it), or an empty string."""
         driver, _ = self._pool.read()
         needs = gpu_support.needs_of_labels(image.settings.labels)
         try:

@@ -50,6 +50,7 @@ from builder.steps.images import Options
 from builder.steps.push import push
 from builder.steps.refresh import refresh
 from builder.steps.release import EXEMPTIONS, release
+from builder.steps.release import Options as ReleaseOptions
 from builder.steps.stage import StagingResult, stage
 
 
@@ -311,12 +312,12 @@ def release_command(
     context.say_support(project, [image.cell for image in planned.values()])
     again = f"builder release {staged.stamp}{given('place', 'registry', *options)}"
     allowed = [name for name in EXEMPTIONS if options.pop(f"allow_{name.replace('-', '_')}")]
-    result = release(
-        project, context.host, context.store, View(context.err), area, staged, planned,
+    how = ReleaseOptions(
         today=context.today, registry=registry, allowed=allowed, check_only=check, again=again,
         test=f"builder test --staged {staged.stamp}{given('place', 'signer')}",
         **options,
     )  # fmt: skip
+    result = release(project, context.host, context.store, View(context.err), area, staged, planned, how)
     if check:
         context.say(f"release {staged.stamp}: {counted(len(result.images), 'image')} may be released")
         _require_all(result.left_out, "ready")

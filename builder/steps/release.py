@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
 from typing import Literal, get_args
@@ -58,6 +58,26 @@ EXEMPTIONS: tuple[Exemption, ...] = get_args(Exemption)
 NOT_READY = (ImageTestError, StaleError, RefusedError, VerifyError)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to release: `today` is compared with the ends of support, `registry` overrides that of matrix.yaml.
+
+    Without `signer`, nothing is signed. `allowed` are checks to skip; `roll_back` lets tags move to older images.
+    `skip_incomplete` leaves out images that may not be released, `check_only` publishes nothing. For hints, `again` is
+    the command that releases the images, and `test` the one that tests them.
+    """
+
+    today: date
+    registry: str = ""
+    signer: Signer | None = None
+    allowed: Collection[Exemption] = ()
+    roll_back: bool = False
+    skip_incomplete: bool = False
+    check_only: bool = False
+    again: str = "builder release"
+    test: str = "builder test --staged newest"
+
+
 def release(
     project: Project,
     host: Host,
@@ -66,31 +86,17 @@ def release(
     area: StagingArea,
     staged: StagedRelease,
     planned: Mapping[str, PlannedImage],
-    *,
-    today: date,
-    registry: str = "",
-    signer: Signer | None = None,
-    allowed: Collection[Exemption] = (),
-    roll_back: bool = False,
-    skip_incomplete: bool = False,
-    check_only: bool = False,
-    again: str = "builder release",
-    test: str = "builder test --staged newest",
+    options: Options,
     new_registry: Callable[..., Repository] = Repository,
 ) -> Released:
     """Publishes the images of a staged release, and sets their tags; the error that ended it is in the result.
 
-    `planned` are the images of this checkout by cell. `today` is compared with the ends of support. `registry`
-    overrides the setting in matrix.yaml. Without `signer`, nothing is signed. `allowed` are checks that it skips;
-    `roll_back` lets tags move to older images. `skip_incomplete` leaves out images that may not be released,
-    `check_only` publishes nothing. For hints, `again` is the command that releases the images, and `test` the one that
-    tests them.
+    `planned` are the images of this checkout by cell.
     """
+    allowed, signer = options.allowed, options.signer and options.signer.with_trust(project)
+
     # Check all images before anything changes: an image that may not be released holds back all of them.
-    images, left_out = check_images(
-        project, view, area, staged, planned, today=today, registry=registry, is_signed=signer is not None,
-        allowed=allowed, skip_incomplete=skip_incomplete, again=again, test=test,
-    )  # fmt: skip
+    images, left_out = check_images(project, view, area, staged, planned, options)
     if signer is None:
         view.say("nothing is signed: use --sign, so that users can check the images")
     own = [image.cell for image in images if OWN in image.coverage.signers]
@@ -101,16 +107,15 @@ def release(
     for line in support.not_built(project.matrix, cells, are_built=True):
         view.say(line)
     result = Released(images=images, left_out=left_out)
-    if check_only:
+    if options.check_only:
         return result
-    if not roll_back:
+    if not options.roll_back:
         _require_newest(area, staged, images)
-    signer = signer and signer.with_trust(project)
 
     with store.used(), result.until_error(view):
         # Read all tags first. So if the registry does not respond, or a tag would move back, nothing is changed.
         groups = publish.group_by_tags(images, host, new_registry)
-        publish.check_tags(groups, view, roll_back=roll_back, allow_missing_arch="missing-arch" in allowed)
+        publish.check_tags(groups, view, roll_back=options.roll_back, allow_missing_arch="missing-arch" in allowed)
         stamp = publish.free_stamp(groups, tags.stamps(staged.stamp))  # a later one if another release has its tags
         group_of = {image.cell: group for group in groups for image in group.images}
 
@@ -166,20 +171,14 @@ def check_images(
     area: StagingArea,
     staged: StagedRelease,
     planned: Mapping[str, PlannedImage],
-    *,
-    today: date,
-    registry: str,
-    is_signed: bool,
-    allowed: Collection[Exemption],
-    skip_incomplete: bool,
-    again: str,
-    test: str,
+    options: Options,
 ) -> tuple[list[PublishableImage], list[BuilderError]]:
     """The images of a staged release that may be released, with their SBOMs and scans, and the errors of the others.
 
     Raises one error for all that may not be released, unless some may and the others are left out, and for a list of
     images that is not trusted (see `StagingArea.require_signed`).
     """
+    allowed, again, test, skip_incomplete = options.allowed, options.again, options.test, options.skip_incomplete
     known, suite, trust = KnownLayers(project.root), Suite.of(project.root), Trust.of(project)
     scanner = Scanner(project, project.matrix.scan) if project.matrix.scan else None
     plans, failures = planned, dict[str, BuilderError]()
@@ -190,7 +189,7 @@ def check_images(
         try:
             coverage.require_pass(cell.id)
         except ImageTestError as error:
-            key = " --sign KEY" if project.matrix.evidence and not is_signed else ""
+            key = " --sign KEY" if project.matrix.evidence and options.signer is None else ""
             accept = "" if "unsigned" in allowed else f"   To accept unsigned results: {again} --allow-unsigned"
             hint = "" if coverage.image_tests else f"Run the tests: {test}{key}{accept}"
             raise ImageTestError(str(error), hint=hint) from error
@@ -216,7 +215,7 @@ def check_images(
         planned = plans.get(entry.cell)
         if planned is None or planned.plan != entry.plan:
             raise staged.stale(entry.cell)
-        if skip_incomplete and (refusals := support.refusals(project.matrix, [planned.cell], today)):
+        if skip_incomplete and (refusals := support.refusals(project.matrix, [planned.cell], options.today)):
             raise errors.join(refusals, f"ends of support are over for {entry.cell}")
         stored = staging.image_of(area, entry)
         repository = area.open(entry.repository)
@@ -229,7 +228,7 @@ def check_images(
             repository, Requirement.of(planned, stored.manifest.digest, suite), trust,
             state=project.state, allow_unsigned="unsigned" in allowed,
         )  # fmt: skip
-        image = PublishableImage.of(project, planned, stored, coverage, registry)
+        image = PublishableImage.of(project, planned, stored, coverage, options.registry)
         require_tests(image)
         # A scan in the registry is no evidence: anyone who can write there may have attached it.
         image = replace(image, sbom=sbom_and_provenance.sbom(planned, image.references[0].name, stored))
@@ -280,7 +279,7 @@ def check_images(
     left_out = [error for error in left_out if error not in fatal]
     if not skip_incomplete:
         cells = [plans[each.cell].cell for each in staged.images if each.cell in plans]
-        fatal += support.refusals(project.matrix, cells, today)
+        fatal += support.refusals(project.matrix, cells, options.today)
     if "unsigned" not in allowed:
         try:
             area.require_signed(project, staged, again)

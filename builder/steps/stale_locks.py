@@ -59,7 +59,7 @@ def lock_stale_systems(
     ids = [image.id for image in planned.images if image.os_request in new]
     reason = "Locked Debian packages are no longer in any archive."
     if any(lock.has_sources and (old := before[request]) and not old.has_sources for request, lock in new.items()):
-        reason = "Locks of an earlier builder have no source packages, which the addresses of packages are made of."
+        reason = "Locks of an earlier builder do not name source packages, which give the addresses of packages."
     follows = "With --locked, that is an error:" if is_locked else "Locking the current versions:"
     text = "\n".join(
         [f"{reason} {follows}", *(f"  {line}" for line in [*lines[:SHOWN], *more, f"in {', '.join(ids)}"])]

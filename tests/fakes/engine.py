@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from builder.build.context import LoadedImage
-from builder.build.image_tests import NOTHING, Tester
+from builder.build.image_tests import NO_RESULTS, Tester
 from builder.common.errors import BuilderError, EngineError, ImageTestError
 from builder.common.files import digest_of_bytes, digest_of_data
 from builder.common.reference import ImageRef
@@ -293,7 +293,7 @@ class FakeTester(Tester):
     def is_complete(self, image: PlannedImage, coverage: Coverage) -> bool:
         return not coverage.failure
 
-    def test(self, image: PlannedImage, loaded: LoadedImage, known: Coverage = NOTHING) -> Coverage:
+    def test(self, image: PlannedImage, loaded: LoadedImage, known: Coverage = NO_RESULTS) -> Coverage:
         self.fake.calls.append(f"test {image.id}")
         self.thorough[image.id] = image.thorough
         bad = image.id in self.failing

@@ -284,7 +284,7 @@ def test_a_lock_of_an_earlier_builder_is_not_said_to_be_gone(
     archive.versions["newbird"], archive.source = "2.0-1", "glibc (1)"
     result = run("images", option, CELL)
     assert (result.code, len(calls)) == ((5, 0) if option == "--locked" else (0, 1))
-    assert "Locks of an earlier builder have no source packages" in result.err
+    assert "Locks of an earlier builder do not name source packages" in result.err
     assert "no longer in any archive" not in result.err
 
 

@@ -83,10 +83,10 @@ def test_cuda_then_framework_then_os_then_variant_then_files() -> None:
         ("wheels", "cuda", ["nvidia-fft"]),
         ("wheels", "ember", ["ember"]),
         ("wheels", "ember", ["pip"]),
-        ("files", "ember bytecode", []),
+        ("bytecode", "ember bytecode", []),
         ("os", "os", []),
         ("wheels", "lab", ["board", "notebook"]),
-        ("files", "lab bytecode", []),
+        ("bytecode", "lab bytecode", []),
         ("files", "files", []),
     ]
 
@@ -174,7 +174,7 @@ def test_another_format_of_layers_gives_other_layers(monkeypatch: pytest.MonkeyP
 def test_bytecode_refers_to_its_wheel_layers() -> None:
     large, small, bytecode, *_ = stack(parts(EMBER, KIT))
     assert bytecode.compiled == (large.inputs, small.inputs)
-    assert (bytecode.kind, bytecode.wheels) == ("files", ())
+    assert (bytecode.kind, bytecode.wheels) == ("bytecode", ())
 
 
 @pytest.mark.parametrize(

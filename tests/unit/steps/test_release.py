@@ -39,7 +39,7 @@ from builder.release import expected, publish, scan, staging
 from builder.release.publish import Released
 from builder.release.scan import ImageScan, ScanRecord
 from builder.release.staging import ReleasedImage, ReleaseRecord, StagedImage, StagedRelease, StagingArea
-from builder.steps.release import release
+from builder.steps.release import Options, release
 from tests.fakes.engine import MemoryConsole
 from tests.fakes.registry import MemoryRegistry
 from tests.fakes.scanners import with_scanner
@@ -154,7 +154,7 @@ class ReleaseDesk:
         self, staged: StagedRelease | None = None, planned: Mapping[str, PlannedImage] | None = None, **options: Any
     ) -> Released:
         """Raises the error that ended it."""
-        options = {"new_registry": lambda *_, **__: self.public} | options
+        new_registry = options.pop("new_registry", lambda *_, **__: self.public)
         self.calls.clear()
         self.result = release(
             self.project,
@@ -164,8 +164,8 @@ class ReleaseDesk:
             self.area,
             staged or self.staged(),
             planned or {CELL: self.planned},
-            today=TODAY,
-            **options,
+            Options(today=TODAY, **options),
+            new_registry,
         )
         if self.result.error:
             raise self.result.error

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from builder.build.context import LoadedImage
-from builder.build.image_tests import NOTHING
+from builder.build.image_tests import NO_RESULTS
 from builder.build.outcomes import Outcome
 from builder.common.console import View
 from builder.common.errors import BuildError, ImageTestError, RegistryError
@@ -68,7 +68,7 @@ class StateTester(FakeTester):
         assert self.requirement
         return results.local_coverage(self.state, self.requirement)
 
-    def test(self, image: PlannedImage, loaded: LoadedImage, known: Coverage = NOTHING) -> Coverage:
+    def test(self, image: PlannedImage, loaded: LoadedImage, known: Coverage = NO_RESULTS) -> Coverage:
         self.calls.append(f"test {image.id}")
         for evidence in self.ran:
             results.write_evidence(self.state, evidence)
