@@ -23,7 +23,7 @@ from builder.index.wheels import ORIGIN, BuiltWheel, LockedWheel, Wheel
 from builder.lock import checks, lockfile, sources, uv
 from builder.lock.lockfile import Basis, Lock, LockedBuild, LockedComponent
 from builder.lock.sources import WheelBuild, WheelBuilder
-from builder.lock.uv import ListedWheels, Uv
+from builder.lock.uv import ListedWheels, Target, Uv
 from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
@@ -56,7 +56,7 @@ class Resolver:
         self.matrix = matrix or project.matrix
         self.say = say
         self.builder = builder
-        self.uv = Uv(project, self.matrix, host, run, catalogue or Index(host.index), serve)
+        self.uv = Uv(host, run, catalogue or Index(host.index), serve, project.scratch)
         self.sizes: dict[str, int] = {}
         self.toolkits: dict[tuple[str, str, str, frozenset[tuple[str, str]]], Mapping[str, str]] = {}
 
@@ -240,7 +240,8 @@ class _Resolution:
 
     def closure(self, cell: Cell, packages: Sequence[str], versions: Mapping[str, str]) -> ListedWheels:
         """The wheels for all that some requirements need."""
-        return self.resolver.uv.wheels(cell, self._compile(cell, packages, uv.pinned(versions)), self.built)
+        pylock = self._compile(cell, packages, uv.pinned(versions))
+        return self.resolver.uv.wheels(Target.of(self.matrix, cell), pylock, self.built)
 
     def _compile(
         self,
@@ -250,8 +251,9 @@ class _Resolution:
         preferred: Mapping[str, str] | None = None,
     ) -> str:
         """The output of uv, see `Uv.compile`. Builds the packages whose metadata uv needs, then runs it again."""
+        target = Target.of(self.matrix, cell)
         while True:
-            text, unbuilt = self.resolver.uv.compile(cell, packages, constraints, preferred, self.built)
+            text, unbuilt = self.resolver.uv.compile(target, packages, constraints, preferred, self.built)
             if not unbuilt:
                 return text
             for (name, file), sdist in unbuilt.items():
@@ -352,7 +354,7 @@ class _Resolution:
                 sizes.setdefault(wheel.sha256, wheel.size)
         if unknown := {wheel.sha256: (wheel, url) for wheel, url in listed.values() if wheel.sha256 not in sizes}:
             self.resolver.say(f"{cell.group}: getting the size of {counted(len(unknown), 'wheel')}")
-            sizes |= self.resolver.uv.sizes(cell, unknown)
+            sizes |= self.resolver.uv.sizes(Target.of(self.matrix, cell), unknown)
         return {name: replace(wheel, size=sizes[wheel.sha256]) for name, (wheel, _) in listed.items()}
 
     def _all_builds(self, cell: Cell, wheels: Iterable[LockedWheel]) -> tuple[LockedBuild, ...]:

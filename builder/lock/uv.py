@@ -10,13 +10,13 @@ import subprocess
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import requests
-from packaging.tags import Tag
 from packaging.utils import BuildTag, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from builder.common.errors import LockError, UnreachableError, choose_again
@@ -31,8 +31,7 @@ from builder.index.wheels import PLATFORMS, BuiltWheel, LockedWheel, tag_ranks
 from builder.lock.python_builds import uv_program
 from builder.matrix import cells
 from builder.matrix.cells import Cell
-from builder.matrix.project import Project
-from builder.matrix.schema import Matrix
+from builder.matrix.schema import Arch, Matrix
 
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
@@ -52,20 +51,54 @@ ListedWheels = dict[str, tuple[LockedWheel, str]]  # name -> wheel, of size 0 if
 Built = Mapping[tuple[str, str], BuiltWheel]  # see `Sources`
 
 
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The image that wheels are chosen for; `name` is for messages.
+
+    `indexes` are the named indexes of packages. `sources` are the packages of which only the wheels in `built` are
+    taken: see `Sources.has_sdists`. `conflict` is the hint if the requirements do not fit together.
+    """
+
+    name: str
+    python: str
+    arch: Arch
+    glibc: str
+    indexes: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, bool] = field(default_factory=dict)
+    conflict: str = "Change a version in matrix.yaml so that the requirements fit together."
+
+    @classmethod
+    def of(cls, matrix: Matrix, cell: Cell) -> Target:
+        return cls(
+            name=cell.id,
+            python=cell.python,
+            arch=cell.arch,
+            glibc=matrix.debian[matrix.python[cell.python].debian].glibc,
+            indexes=cells.indexes_of_packages(matrix, cell),
+            sources={name: not matrix.origin(name) for name in matrix.sources},
+        )
+
+    @property
+    def uv_glibc(self) -> str:
+        """glibc of the image, or the newest that uv supports."""
+        return f"2.{min(int(self.glibc.split('.')[1]), UV_NEWEST_GLIBC)}"
+
+
 class Uv:
-    """uv with the settings of this machine. `catalogue` has the packages of named indexes; `serve` serves it to uv."""
+    """uv with the settings of this machine. `catalogue` has the packages of named indexes; `serve` serves it to uv.
+
+    `scratch` makes a folder for temporary files.
+    """
 
     def __init__(
         self,
-        project: Project,
-        matrix: Matrix,
         host: Host,
         run: Callable[..., subprocess.CompletedProcess[str]],
         catalogue: Index,
         serve: Callable[[Index, Sources], AbstractContextManager[tuple[str, LocalIndex]]],
+        scratch: Callable[[], TemporaryDirectory[str]] = TemporaryDirectory,
     ) -> None:
-        self._project = project
-        self._matrix = matrix
+        self._scratch = scratch
         self._index = host.index
         # The main index alone: uv would take a package from the first index that has it.
         environ = {
@@ -81,7 +114,7 @@ class Uv:
 
     def compile(
         self,
-        cell: Cell,
+        target: Target,
         packages: Sequence[str],
         constraints: Sequence[str],
         preferred: Mapping[str, str] | None,
@@ -93,10 +126,10 @@ class Uv:
         that are built. Raises LockError.
         """
         with ExitStack() as stack:
-            here, environ, local = Path(stack.enter_context(self._project.scratch())), self._environ, None
-            indexes, recipes = cells.indexes_of_packages(self._matrix, cell), self._matrix.sources
-            if indexes or recipes:
-                listed = Sources({name: not self._matrix.origin(name) for name in recipes}, built)
+            here, environ, local = Path(stack.enter_context(self._scratch())), self._environ, None
+            indexes = target.indexes
+            if indexes or target.sources:
+                listed = Sources(target.sources, built)
                 address, local = stack.enter_context(self._serve(self._catalogue.with_indexes(indexes), listed))
                 no_proxy = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1")
                 # A cache of its own: the user's one would keep the pages of private packages.
@@ -111,11 +144,11 @@ class Uv:
                 uv_program(), "pip", "compile", str(here / "in.txt"), "-o", str(out),
                 "--no-header", "--no-config",
                 "--only-binary", ":all:", "--prerelease", "explicit", "--no-annotate", "--color", "never",
-                "--python-version", cell.python, "--no-sources", "--no-python-downloads",
-                "--python-platform", f"{PLATFORMS[cell.arch]}-manylinux_{_glibc(self._matrix, cell).replace('.', '_')}",
+                "--python-version", target.python, "--no-sources", "--no-python-downloads",
+                "--python-platform", f"{PLATFORMS[target.arch]}-manylinux_{target.uv_glibc.replace('.', '_')}",
                 "--constraint", str(here / "bounds.txt"),
                 # The version of a commit or a folder is often one of development, and the only one.
-                *(f"--prerelease-package={name}=allow" for name in recipes if self._matrix.origin(name)),
+                *(f"--prerelease-package={name}=allow" for name, sdists in target.sources.items() if not sdists),
             ]  # fmt: skip
             try:
                 done = self._run(
@@ -130,40 +163,42 @@ class Uv:
                 )
             except subprocess.TimeoutExpired as error:
                 raise UnreachableError(
-                    f"{cell.id}: uv timed out after {TIMEOUT_S} s", hint=f"Run again. {DOCTOR}"
+                    f"{target.name}: uv timed out after {TIMEOUT_S} s", hint=f"Run again. {DOCTOR}"
                 ) from error
             if local and local.failures:  # even if uv ended without an error
                 failure = local.failures[0]
-                raise UnreachableError(f"{cell.id}: {failure}", hint=failure.hint) from failure
+                raise UnreachableError(f"{target.name}: {failure}", hint=failure.hint) from failure
             if local and local.unbuilt:
                 return "", local.unbuilt
             output = self._hide(done.stderr).strip()
             if done.returncode:
                 if absent := [name for name in (local.absent if local else ()) if name in indexes]:
                     raise LockError(
-                        f"{cell.id}: the index {indexes[absent[0]]} has no package {absent[0]}",
+                        f"{target.name}: the index {indexes[absent[0]]} has no package {absent[0]}",
                         hint="Publish it there, or correct `index` or the name of the package in matrix.yaml.",
                     )
                 kind = UnreachableError if _UNREACHABLE.search(output) else LockError
                 lines = [re.sub(r"^ *(error: |cause: )?", "", line) for line in output.splitlines()]
                 explanation = "\n".join(f"  {line}" for line in lines if line and not line.startswith("warning:"))
-                raise kind(f"{cell.id}: cannot be resolved to wheels\n{explanation}", hint=_hint(output, self._index))
+                raise kind(
+                    f"{target.name}: cannot be resolved to wheels\n{explanation}",
+                    hint=_hint(output, self._index, target),
+                )
             if yanked := re.search(r"`([^\s`]+)` (is yanked[^\n]*)", output):
-                again = choose_again(yanked[1].partition("==")[0], [cell.id])
+                again = choose_again(yanked[1].partition("==")[0], [target.name])
                 raise LockError(
-                    f"{cell.id}: {yanked[1]} {yanked[2]}",
+                    f"{target.name}: {yanked[1]} {yanked[2]}",
                     hint=f"It was withdrawn: pin another version in matrix.yaml. If none is pinned there: {again}",
                 )
             return out.read_text(encoding="utf-8"), {}
 
-    def wheels(self, cell: Cell, pylock: str, built: Built) -> ListedWheels:
+    def wheels(self, target: Target, pylock: str, built: Built) -> ListedWheels:
         """The wheels that an installer would take of those in pylock.toml (PEP 751). Raises LockError."""
-        ranks = tag_ranks(cell.python, _glibc(self._matrix, cell), PLATFORMS[cell.arch])
         packages = tomllib.loads(pylock)["packages"]
         tables: dict[str, Any] = {canonicalize_name(package["name"]): package for package in packages}
-        wheels: ListedWheels = {name: _best_wheel(cell, name, table, ranks) for name, table in tables.items()}
-        indexes = cells.indexes_of_packages(self._matrix, cell)
-        if indexes or self._matrix.sources:  # the addresses are those of the local index
+        wheels: ListedWheels = {name: _best_wheel(target, name, table) for name, table in tables.items()}
+        indexes = target.indexes
+        if indexes or target.sources:  # the addresses are those of the local index
             catalogue = self._catalogue.with_indexes(indexes)
             built_files = {(name, each.wheel.file): each.wheel for (name, _), each in built.items()}
             for name, (wheel, _) in wheels.items():
@@ -174,14 +209,14 @@ class Uv:
                     wheels[name] = replace(wheel, index=indexes.get(name, "")), addresses[wheel.file]
         return wheels
 
-    def sizes(self, cell: Cell, wheels: Mapping[str, tuple[LockedWheel, str]]) -> dict[str, int]:
+    def sizes(self, target: Target, wheels: Mapping[str, tuple[LockedWheel, str]]) -> dict[str, int]:
         """The sizes of wheels, by SHA-256, as the indexes answer. Raises LockError."""
         with ExitStack() as stack:
             names = sorted({wheel.index for wheel, _ in wheels.values()})
             opened = {name: IndexSession(self._index.of(name), retries=4) for name in names}
             sessions = {name: stack.enter_context(session) for name, session in opened.items()}
             pool = stack.enter_context(thread_pool(POOL, "sizes"))
-            sizes = pool.map(lambda item: _size(cell, sessions[item[0].index], item[1]), wheels.values())
+            sizes = pool.map(lambda item: _size(target, sessions[item[0].index], item[1]), wheels.values())
             return dict(zip(wheels, sizes, strict=True))
 
 
@@ -199,19 +234,14 @@ def _lines(texts: Sequence[str]) -> str:
     return "".join(f"{text}\n" for text in texts)
 
 
-def _glibc(matrix: Matrix, cell: Cell) -> str:
-    """glibc of the cell's Debian release, or the newest that uv supports."""
-    glibc = matrix.debian[matrix.python[cell.python].debian].glibc
-    return f"2.{min(int(glibc.split('.')[1]), UV_NEWEST_GLIBC)}"
-
-
 def _end_with_parent() -> None:
     """Called in the child: uv must not outlive a builder that is killed."""
     _LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, linux/prctl.h
 
 
-def _best_wheel(cell: Cell, name: str, package: Mapping[str, Any], ranks: Mapping[Tag, int]) -> tuple[LockedWheel, str]:
+def _best_wheel(target: Target, name: str, package: Mapping[str, Any]) -> tuple[LockedWheel, str]:
     """The wheel that an installer would take: the one with the most specific tag, then the highest build number."""
+    ranks = tag_ranks(target.python, target.uv_glibc, PLATFORMS[target.arch])
     ranked: list[tuple[int, BuildTag, str, str, str, str, int]] = []
     for entry in package.get("wheels", []):
         url = str(entry.get("url") or entry.get("path"))
@@ -219,22 +249,22 @@ def _best_wheel(cell: Cell, name: str, package: Mapping[str, Any], ranks: Mappin
         try:
             _, version, build, tags = parse_wheel_filename(file)
         except InvalidWheelFilename as error:
-            raise LockError(f"{cell.id}: the index lists an invalid wheel file name: {file!r}") from error
+            raise LockError(f"{target.name}: the index lists an invalid wheel file name: {file!r}") from error
         if fitting := [ranks[tag] for tag in tags if tag in ranks]:
             sha256, size = entry["hashes"].get("sha256", ""), entry.get("size", 0)
             ranked.append((-min(fitting), build, file, str(version), sha256, url, size))
     if not ranked:
         raise LockError(
-            f"{cell.id}: {name} {package.get('version', '')} has no wheel for Python {cell.python} on "
-            f"{PLATFORMS[cell.arch]}",
+            f"{target.name}: {name} {package.get('version', '')} has no wheel for Python {target.python} on "
+            f"{PLATFORMS[target.arch]}",
             hint="Only wheels are supported: pin a version that has one.",
         )
     best = max(ranked)
     _, _, file, number, sha256, url, size = best
     if rivals := [other[2] for other in ranked if other[:2] == best[:2] and other[4] != sha256]:
-        raise LockError(f"{cell.id}: {name} has two builds that fit equally: {file}, {rivals[0]}")
+        raise LockError(f"{target.name}: {name} has two builds that fit equally: {file}, {rivals[0]}")
     if not sha256:
-        raise LockError(f"{cell.id}: the index has no SHA-256 for {file}", hint="Use an index that has hashes.")
+        raise LockError(f"{target.name}: the index has no SHA-256 for {file}", hint="Use an index that has hashes.")
     return LockedWheel(name=name, version=number, file=file, size=size, sha256=sha256), url
 
 
@@ -242,7 +272,7 @@ def _file_name(url: str) -> str:
     return unquote(urlsplit(url).path.rsplit("/", 1)[-1])
 
 
-def _size(cell: Cell, session: IndexSession, url: str) -> int:
+def _size(target: Target, session: IndexSession, url: str) -> int:
     """Bytes of a wheel; the index may also be a folder."""
     try:
         parts = urlsplit(url)
@@ -255,12 +285,12 @@ def _size(cell: Cell, session: IndexSession, url: str) -> int:
         invalid = Fault.INVALID.sentence.format(server)
         reason = describe(error, server) if is_request else getattr(error, "strerror", None) or invalid
         raise LockError(
-            f"{cell.id}: {server} does not serve {_file_name(url)}: {reason}",
+            f"{target.name}: {server} does not serve {_file_name(url)}: {reason}",
             hint=session.hint(error, "Run again. If it fails again, the index lists a file that it does not have."),
         ) from error
 
 
-def _hint(output: str, index: IndexSettings) -> str:
+def _hint(output: str, index: IndexSettings, target: Target) -> str:
     if "invalid peer certificate: UnknownIssuer" in output:
         return authority_hint(index.ca_bundle)
     if _UNREACHABLE.search(output):
@@ -276,4 +306,4 @@ def _hint(output: str, index: IndexSettings) -> str:
         return "The index serves files that do not match its hashes. Do not use it until the reason is known."
     if re.search(r"(?i)invalid package format|failed to extract archive", output):
         return UPLOAD_AGAIN
-    return "Change a version in matrix.yaml so that the requirements fit together."
+    return target.conflict

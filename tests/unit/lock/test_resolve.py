@@ -26,6 +26,7 @@ from builder.lock import lockfile
 from builder.lock import uv as uv_program
 from builder.lock.lockfile import Lock
 from builder.lock.resolve import Resolver
+from builder.lock.uv import Target
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from tests.fakes import locks
@@ -34,7 +35,7 @@ from tests.fakes.wire import Reply, Wire
 Edit = Callable[[str, str], Project]
 GROUP = "em-1.10-cu1210-py311"  # its CUDA has a toolkit
 NO_TOOLKIT = "qz-0.5-cu129-py311"
-CELL = Cell(framework="ember", short="em", line="1", release="1.0", cuda="12.9", python="3.11", variant="plain")
+TARGET = Target(name="em-1-cu129-py311", python="3.11", arch="amd64", glibc="2.36")
 LINUX = "manylinux_2_28_x86_64"
 
 
@@ -100,7 +101,7 @@ def entry(file: str, *, sha256: str | None = None) -> dict[str, Any]:
 
 def best(*files: str) -> str:
     package = {"version": "1.0", "wheels": [entry(file) for file in files]}
-    wheel, url = uv_program._best_wheel(CELL, "x", package, tag_ranks("3.11", "2.36", "x86_64"))
+    wheel, url = uv_program._best_wheel(TARGET, "x", package)
     assert url.endswith(wheel.file)
     return wheel.file
 
@@ -126,7 +127,7 @@ def test_the_wheel_that_an_installer_takes(files: list[str]) -> None:
 
 def test_a_local_version_in_an_address() -> None:
     package = {"version": "1.0+cu129", "wheels": [entry("x-1.0%2Bcu129-py3-none-any.whl")]}
-    wheel, _ = uv_program._best_wheel(CELL, "x", package, tag_ranks("3.11", "2.36", "x86_64"))
+    wheel, _ = uv_program._best_wheel(TARGET, "x", package)
     assert (wheel.file, wheel.version) == ("x-1.0+cu129-py3-none-any.whl", "1.0+cu129")
 
 
@@ -144,8 +145,8 @@ UNFIT: dict[str, tuple[list[dict[str, Any]], str]] = {
 @pytest.mark.parametrize(("wheels", "message"), UNFIT.values(), ids=UNFIT.keys())
 def test_no_wheel_can_be_chosen(wheels: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(LockError) as caught:
-        uv_program._best_wheel(CELL, "x", {"version": "1.0", "wheels": wheels}, tag_ranks("3.11", "2.36", "x86_64"))
-    assert str(caught.value).startswith(f"{CELL.id}: ")
+        uv_program._best_wheel(TARGET, "x", {"version": "1.0", "wheels": wheels})
+    assert str(caught.value).startswith(f"{TARGET.name}: ")
     assert message in str(caught.value)
 
 
@@ -380,9 +381,7 @@ def test_a_wheel_for_another_platform_does_not_fit_arm64() -> None:
     assert rank("cp311-cp311-manylinux_2_17_x86_64", platform="aarch64") is None
     wheels = [entry("x-1.0-cp311-cp311-manylinux_2_28_x86_64.whl")]
     with pytest.raises(LockError, match=r"no wheel for Python 3\.11 on aarch64"):
-        uv_program._best_wheel(
-            replace(CELL, arch="arm64"), "x", {"version": "1.0", "wheels": wheels}, tag_ranks("3.11", "2.36", "aarch64")
-        )
+        uv_program._best_wheel(replace(TARGET, arch="arm64"), "x", {"version": "1.0", "wheels": wheels})
 
 
 def test_versions_are_chosen_for_the_whole_group_then_wheels_for_each_component(tiny: Project, uv: Uv) -> None:
