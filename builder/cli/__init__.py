@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # Command -> its module in builder.cli, and the first sentence of its help. The module is imported when the command is
 # used, as some take 0.3 s to import.
 COMMANDS = {
+    "add": ("add", "Put packages on an image, without building it."),
     "build": ("images", "Build images, without testing or tagging them."),
     "clean": ("machine", "Remove test containers, untagged images and logs."),
     "diff": ("diff", "Show what changed from A to B, by package and bytes."),

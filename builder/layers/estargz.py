@@ -24,6 +24,7 @@ from isal import isal_zlib
 from pydantic import BaseModel, Field, ValidationError
 
 from builder.common.errors import VerifyError
+from builder.common.files import digest_of_bytes
 from builder.layers.blobs import CHUNK, InflateError
 
 TOC = "stargz.index.json"
@@ -64,6 +65,8 @@ class TocEntry(BaseModel, frozen=True):
     link: str = Field("", alias="linkName")
     digest: str = ""
     offset: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    uid: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
+    gid: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
 
 
 class _Toc(BaseModel, frozen=True):
@@ -152,8 +155,11 @@ def footer(offset: int) -> bytes:
     return header + b"\x01\x00\x00\xff\xff" + bytes(8)
 
 
-def read_toc(blob: BinaryIO) -> tuple[TocEntry, ...]:
-    """The entries of a blob's TOC. Raises VerifyError if it has none. Reads only the end of the blob."""
+def read_toc(blob: BinaryIO, digest: str = "") -> tuple[TocEntry, ...]:
+    """The entries of a blob's TOC. Raises VerifyError if it has none, or not the one with this digest.
+
+    Reads only the end of the blob.
+    """
     size = blob.seek(0, io.SEEK_END)
     blob.seek(max(0, size - FOOTER))
     end = blob.read()
@@ -173,7 +179,10 @@ def read_toc(blob: BinaryIO) -> tuple[TocEntry, ...]:
             content = tar.extractfile(info) if info and info.name == TOC and not info.issparse() else None
             if content is None:
                 raise ValueError("its table of contents is not at the position in the footer")
-            return _Toc.model_validate_json(content.read()).entries
+            text = content.read()
+            if digest and digest_of_bytes(text) != digest:
+                raise ValueError("its table of contents does not match the digest in the manifest")
+            return _Toc.model_validate_json(text).entries
     except ValidationError as error:
         raise VerifyError("the layer cannot be read: invalid table of contents") from error
     except (ValueError, tarfile.TarError, EOFError, OSError, InflateError, RecursionError) as error:

@@ -200,7 +200,8 @@ class Uv:
         indexes = target.indexes
         if indexes or target.sources:  # the addresses are those of the local index
             catalogue = self._catalogue.with_indexes(indexes)
-            built_files = {(name, each.wheel.file): each.wheel for (name, _), each in built.items()}
+            # Only those in the solution: the others of an image may not be read yet.
+            built_files = {(key[0], built[key].wheel.file): built[key].wheel for key in built if key[0] in wheels}
             for name, (wheel, _) in wheels.items():
                 if built_wheel := built_files.get((name, wheel.file)):
                     wheels[name] = built_wheel, ""

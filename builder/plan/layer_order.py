@@ -85,7 +85,7 @@ def lowest_layers(
     to prefetch by component.
     """
     below = [wheel for wheel in wheels if (wheel.component == CUDA if wheel.is_cuda else wheel.component in components)]
-    layers = _wheel_layers(below, cell.python, compiler, prefetch, cuda_name=CUDA, name=cell.framework)
+    layers = _layers_with_bytecode(below, cell.python, compiler, prefetch, cuda_name=CUDA, name=cell.framework)
     return tuple(replace(layer, is_foundation=True) for layer in layers)
 
 
@@ -109,7 +109,7 @@ def stack(
     layers = (
         *lowest,
         os,
-        *_wheel_layers(above, cell.python, compiler, prefetch, cuda_name=cell.variant, name=cell.variant),
+        *_layers_with_bytecode(above, cell.python, compiler, prefetch, cuda_name=cell.variant, name=cell.variant),
         PlannedLayer(kind="files", name="files", component="base", inputs=files),
     )
     if len(layers) > MOST:
@@ -117,7 +117,7 @@ def stack(
     return layers
 
 
-def _wheel_layers(
+def _layers_with_bytecode(
     wheels: Sequence[Wheel],
     python: str,
     compiler: str,
@@ -126,14 +126,36 @@ def _wheel_layers(
     cuda_name: str,
     name: str,
 ) -> list[PlannedLayer]:
-    """Layers of CUDA wheels, the same for every Python, then of Python wheels, then of the bytecode of these."""
+    """The layers of `wheel_layers`, then the bytecode of the Python wheels."""
+    components = {wheel.component for wheel in wheels if not wheel.is_cuda}
+    first = tuple(sorted({path for component in components for path in prefetch.get(component, ())}))
+    layers = wheel_layers(wheels, python, cuda_name=cuda_name, name=name, prefetch=first)
+    if components:
+        compiled = tuple(layer.inputs for layer in layers if layer.python)
+        bytecode = PlannedLayer(
+            kind="bytecode",
+            name=f"{name} bytecode",
+            component=name,
+            inputs=digest_of_data([LAYER_FORMAT, compiler, python, list(compiled), *([list(first)] if first else [])]),
+            python=python,
+            compiled=compiled,
+            prefetch=first,
+        )
+        layers.append(bytecode)
+    return layers
+
+
+def wheel_layers(
+    wheels: Sequence[Wheel], python: str, *, cuda_name: str, name: str, prefetch: tuple[str, ...] = ()
+) -> list[PlannedLayer]:
+    """Layers of CUDA wheels, the same for every Python, then of Python wheels.
+
+    `cuda_name` and `name` are those of the layers of small wheels.
+    """
     # In a fixed order, whatever that of the lock: images on the same CUDA share the layers below the first difference.
     of_cuda = [wheel for wheel in wheels if wheel.is_cuda]
     of_cuda.sort(key=lambda wheel: (any(part in wheel.name for part in _NOT_FOR_ALL), wheel.name))
     of_python = sorted((wheel for wheel in wheels if not wheel.is_cuda), key=attrgetter("name"))
-    first = tuple(
-        sorted({path for component in {wheel.component for wheel in of_python} for path in prefetch.get(component, ())})
-    )
     layers = []
     for component, version, ordered in ((cuda_name, "", of_cuda), (name, python, of_python)):
         members: list[tuple[str, list[Wheel]]] = []
@@ -157,20 +179,8 @@ def _wheel_layers(
             )
             for layer, group in members
             # Of a large wheel, a start reads hardly anything.
-            for paths in [first if version and group is small else ()]
+            for paths in [prefetch if version and group is small else ()]
         ]
-    if of_python:
-        compiled = tuple(layer.inputs for layer in layers if layer.python)
-        bytecode = PlannedLayer(
-            kind="bytecode",
-            name=f"{name} bytecode",
-            component=name,
-            inputs=digest_of_data([LAYER_FORMAT, compiler, python, list(compiled), *([list(first)] if first else [])]),
-            python=python,
-            compiled=compiled,
-            prefetch=first,
-        )
-        layers.append(bytecode)
     return layers
 
 

@@ -45,7 +45,7 @@ _ENV = {
     "UV_CONSTRAINT": CONSTRAINTS,
     "UV_BUILD_CONSTRAINT": CONSTRAINTS,
 }
-_FIXED = _ENV.keys() - {"LANG"}  # matrix.yaml may not set these: programs of the image depend on them
+FIXED = _ENV.keys() - {"LANG"}  # matrix.yaml may not set these: programs of the image depend on them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ def of_image(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) ->
     own = {("cuda", cell.cuda): matrix.cuda[cell.cuda].env}
     own |= {("components", name): component.env for name, component in components.items()}
     for path, variables in own.items():
-        if reserved := sorted(variables.keys() & _FIXED):
+        if reserved := sorted(variables.keys() & FIXED):
             where = matrix.where(*path, "env", reserved[0], key=True)
             label = ".".join([*path, "env", reserved[0]])
             raise MatrixError(f"{where}: {label}: every image sets {reserved[0]}", hint="Use another variable.")

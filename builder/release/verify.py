@@ -70,7 +70,7 @@ def wheels_with_index(
     of_plan = {wheel.sha256: wheel for wheel in planned.image.wheels} if planned else {}
     wheels: dict[str, LockedWheel] = {}
     for file, sha256 in (wheel for layer_wheels in contents if layer_wheels for wheel in layer_wheels.wheels):
-        checked = _wheel(file, sha256, indexes.get(sha256, ""))
+        checked = locked_wheel(file, sha256, indexes.get(sha256, ""))
         if sha256 in of_plan or sha256 in indexes:
             wheels[sha256] = of_plan.get(sha256, checked)
     return wheels
@@ -179,7 +179,8 @@ def _obstacle(layer_wheels: LayerWheels, wheels: Mapping[str, LockedWheel], fetc
     return ""
 
 
-def _wheel(file: str, sha256: str, index: str) -> LockedWheel:
+def locked_wheel(file: str, sha256: str, index: str = "") -> LockedWheel:
+    """A wheel in the history of an image. Raises VerifyError."""
     try:
         if len(file) > LONGEST:
             raise InvalidWheelFilename(f"{len(file)} characters")

@@ -138,14 +138,19 @@ def verify_image(
 
 
 def find_images(
-    reference: ImageRef, arch: str, project: Project | None, host: Host, store: Store
+    reference: ImageRef,
+    arch: str,
+    project: Project | None,
+    host: Host,
+    store: Store,
+    new_repository: Callable[..., Repository] = Repository,
 ) -> Sequence[ImageSource]:
     """The images that a reference names: in its registry, see `sources_in_registry`, or one in the store.
 
     In the store, it is a name, a cell or a tag. Raises UsageError if the store has no such image.
     """
     if reference.registry:
-        repository = Repository(reference, host=host, write=False)
+        repository = new_repository(reference, host=host, write=False)
         return image_sources.sources_in_registry(repository, reference.target, store.root / "tmp", arch)
     stored = store.images()
     local_names = tags.local_names(project.matrix, project.cells) if project else {}

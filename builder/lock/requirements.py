@@ -1,0 +1,100 @@
+"""Reads requirements as pip does, and refuses whatever is not the name of a package on the index.
+
+Source: pip documentation, "Requirements File Format"; PEP 508.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from builder.common.errors import LockError, UsageError, of_file
+from builder.common.files import SHA256_HEX
+from builder.index.wheels import LockedWheel
+
+_COMMENT = re.compile(r"(^|\s)#.*$")
+_HASH = re.compile(rf"--hash[=\s]\s*sha256:({SHA256_HEX})", re.ASCII)
+_EXAMPLE = "Name a package of the index, such as einops>=0.8."
+_ADVICE = {
+    "-e": "Editable packages cannot be in a layer: publish a wheel on the index.",
+    "-r": "Pass each file to builder: -r FILE -r OTHER.",
+    "-c": "List the versions as requirements: only the constraints of the parent are used.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requested:
+    """A requirement (PEP 508), the SHA-256 that its wheel may have, any if there are none, and its place."""
+
+    text: str
+    hashes: frozenset[str] = frozenset()
+    place: str = ""
+
+    @property
+    def name(self) -> str:
+        return canonicalize_name(Requirement(self.text).name)
+
+    def __str__(self) -> str:
+        return " ".join([self.text, *(f"--hash=sha256:{sha256}" for sha256 in sorted(self.hashes))])
+
+
+def read_requirements(path: Path) -> list[Requested]:
+    """The requirements in a file. Raises UsageError, with the line, for anything else."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not a text file") from error
+    except OSError as error:
+        raise of_file(error) from error
+    requested, joined, first = [], "", 1
+    for number, line in enumerate(lines, 1):
+        # A comment ends its line, even if the line before it continues.
+        text = _COMMENT.sub("", line)
+        joined, first = (joined + text, first) if joined else (text, number)
+        if joined.endswith("\\") and number < len(lines):
+            joined = f"{joined[:-1]} "
+            continue
+        if joined.strip():
+            requested.append(parse_requirement(joined.strip().removesuffix("\\"), f"{path}:{first}"))
+        joined = ""
+    return requested
+
+
+def parse_requirement(text: str, place: str) -> Requested:
+    """One requirement, with its hashes. Raises UsageError."""
+    bare = _HASH.sub("", text).strip()
+    if option := re.search(r"(?:^|\s)(-[A-Za-z]|--[a-z][a-z-]*)", bare):
+        advice = _ADVICE.get(option[1], "The index is that of this machine's pip and uv; only --hash=sha256: is read.")
+        raise UsageError(f"{place}: the option {option[1]} is not supported", hint=advice)
+    if "://" in bare.partition("@")[0] or bare.startswith((".", "/")) or bare.endswith((".whl", ".tar.gz", ".zip")):
+        raise UsageError(f"{place}: {bare[:100]!a} is a path or an address", hint=_EXAMPLE)
+    try:
+        requirement = Requirement(bare)
+    except InvalidRequirement as error:
+        raise UsageError(f"{place}: {bare[:100]!a} is not a requirement", hint=_EXAMPLE) from error
+    if requirement.url:
+        raise UsageError(
+            f"{place}: {requirement.name} is at an address", hint="Publish its wheel on the index of this machine."
+        )
+    return Requested(text=bare, hashes=frozenset(_HASH.findall(text)), place=place)
+
+
+def check_hashes(requested: Iterable[Requested], wheels: Mapping[str, LockedWheel]) -> None:
+    """As pip: if one requirement has hashes, every wheel must have one of those of its name. Raises LockError."""
+    allowed: dict[str, set[str]] = {}
+    for each in requested:
+        allowed.setdefault(each.name, set()).update(each.hashes)
+    if not any(allowed.values()):
+        return
+    for name, wheel in wheels.items():
+        if wheel.sha256 not in allowed.get(name, ()):
+            known = "does not have one of its hashes" if allowed.get(name) else "has no hash in the requirements"
+            raise LockError(
+                f"{wheel.file} {known}",
+                hint="Make the file again for this index and Python: uv pip compile --generate-hashes",
+            )

@@ -1,0 +1,180 @@
+"""An image that packages are put on: what resolving and assembling must know, read from the image alone.
+
+Reads the manifest, the configuration, the table of contents of each layer and a few small files. Downloads no layer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, get_args
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from builder.common.errors import VerifyError
+from builder.index.wheels import BuiltWheel, LockedWheel
+from builder.layers import estargz, installed, oci, wheel
+from builder.layers.estargz import TocEntry
+from builder.layers.oci import Image, Layer
+from builder.matrix.schema import Arch
+from builder.matrix.tags import CELL_LABEL, LABEL, PARENT_CELL_LABEL
+from builder.plan.layer_order import LAYER_FORMAT, PlannedLayer
+from builder.plan.settings import CONSTRAINTS
+from builder.registry.parallel import look_up
+from builder.release.image_sources import ImageSource
+from builder.release.verify import locked_wheel
+
+LONGEST_FILE = 16 << 20  # bytes of a file that is read whole
+_INFO = re.compile(rf"{wheel.environment('').site}/([^/]+)-[^/-]+\.dist-info/METADATA")
+_OTHER = "Name an image that `builder` made. Packages go on any other image by a Dockerfile."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent:
+    """An image of builder. `tocs` are the files of its layers, lowest first, `packages` its wheels by name.
+
+    `config` is the JSON of its configuration, `constraints` are those that pip and uv have in the image.
+    """
+
+    source: ImageSource
+    config: Mapping[str, Any]
+    tocs: Sequence[tuple[TocEntry, ...]]
+    packages: Mapping[str, LockedWheel]
+    python: str
+    arch: Arch
+
+    @property
+    def image(self) -> Image:
+        return self.source.image
+
+    @property
+    def cell(self) -> str:
+        """The cell that the image, or the lowest of its parents, was made for."""
+        labels = self.image.labels
+        return labels.get(CELL_LABEL) or labels.get(PARENT_CELL_LABEL, "")
+
+    @property
+    def framework(self) -> str:
+        """The framework with its version: torch 2.9.1; empty if the image has none."""
+        names = (self.image.labels.get(f"{LABEL}.framework", ""), "torch", "tensorflow", "jax")
+        found = next((self.packages[name] for name in names if name in self.packages), None)
+        return f"{found.name} {found.version}" if found else ""
+
+    @cached_property
+    def files(self) -> Mapping[str, tuple[Layer, TocEntry]]:
+        """What the image has at each path, folders too: the entry of the highest layer."""
+        layers = zip(self.image.layers, self.tocs, strict=True)
+        return {
+            entry.name.rstrip("/"): (layer, entry) for layer, toc in layers for entry in toc if entry.type != "chunk"
+        }
+
+    @cached_property
+    def glibc(self) -> str:
+        """The version of the image's C library, such as 2.36. Raises VerifyError."""
+        packages = installed.debian_packages(self.read_file(installed.DPKG))
+        version = next((package.version for package in packages if package.name == "libc6"), "")
+        if not (match := re.match(r"2\.[0-9]{1,3}(?![0-9])", version)):
+            raise VerifyError(f"{installed.DPKG} of the image has no valid version of libc6", hint=_OTHER)
+        return match[0]
+
+    @cached_property
+    def constraints(self) -> list[str]:
+        """The constraints of pip and uv in the image. Raises VerifyError for anything but requirements."""
+        if CONSTRAINTS.lstrip("/") not in self.files:
+            return []
+        text = self.read_file(CONSTRAINTS.lstrip("/")).decode("utf-8", "replace")
+        lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+        try:
+            if any(Requirement(line).url for line in lines):
+                raise InvalidRequirement("an address")
+        except InvalidRequirement as error:
+            raise VerifyError(f"{CONSTRAINTS} of the image is invalid: {error}", hint=_OTHER) from error
+        return lines
+
+    @cached_property
+    def built(self) -> KeptWheels:
+        return KeptWheels(self)
+
+    def read_file(self, path: str) -> bytes:
+        """A small file of the image, checked. Raises VerifyError."""
+        layer, entry = self.files.get(path, (None, None))
+        if layer is None or entry is None or entry.type != "reg" or entry.size > LONGEST_FILE:
+            raise VerifyError(f"the image has no file /{path} that can be read", hint=_OTHER)
+        with self.source.open_unchecked(layer.digest, layer.size) as blob:
+            return estargz.read_content(blob, entry)
+
+    def planned_layers(self) -> Iterator[tuple[PlannedLayer, tuple[TocEntry, ...]]]:
+        """Its layers with their files, to compare paths with; no other layer may have another file for one of them."""
+        for layer, toc in zip(self.image.layers, self.tocs, strict=True):
+            yield PlannedLayer(kind="files", name="the parent", component="", inputs=layer.digest), toc
+
+
+@dataclass(frozen=True)
+class KeptWheels(Mapping[tuple[str, str], BuiltWheel]):
+    """The wheels of a parent, as `Sources.built` has them. uv gets their metadata from the image, when it asks for it.
+
+    So uv can choose no other version of a package that the parent has, wherever its wheel came from.
+    """
+
+    parent: Parent
+    _read: dict[str, BuiltWheel] = field(default_factory=dict)
+
+    def __getitem__(self, key: tuple[str, str]) -> BuiltWheel:
+        name, file = key
+        if file or name not in self.parent.packages:
+            raise KeyError(key)
+        if name not in self._read:
+            metadata = self.parent.read_file(self._metadata[name])
+            self._read[name] = BuiltWheel(wheel=self.parent.packages[name], metadata=metadata)
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter([(name, "") for name in self.parent.packages])
+
+    def __len__(self) -> int:
+        return len(self.parent.packages)
+
+    @cached_property
+    def _metadata(self) -> Mapping[str, str]:
+        """The path of the METADATA of each package."""
+        found = ((_INFO.fullmatch(path), path) for path in self.parent.files)
+        return {canonicalize_name(match[1]): path for match, path in found if match}
+
+
+def read_parent(source: ImageSource) -> Parent:
+    """Raises VerifyError for an image that `builder` did not make, or that an older one made."""
+    image = source.image
+    try:
+        contents = [oci.parse_history(line) for line in image.history]
+    except ValueError as error:
+        raise VerifyError(f"its history cannot be read: {error}", hint=_OTHER) from error
+    python = image.labels.get(f"{LABEL}.python", "")
+    config = json.loads(source.read_blob(image.config.digest))
+    of_wheels = [layer_wheels for layer_wheels in contents if layer_wheels]
+    if not of_wheels or not re.fullmatch(r"3\.[0-9]{1,2}", python) or not all(layer.toc for layer in image.layers):
+        raise VerifyError("builder did not make the image: it has no history of wheels, or other layers", hint=_OTHER)
+    if older := [each.format for each in of_wheels if each.format != LAYER_FORMAT]:
+        raise VerifyError(
+            f"its layer format is {older[0]}, this builder's is {LAYER_FORMAT}",
+            hint="Use a release of the image that this version of builder made, or the version that made this one.",
+        )
+    if config.get("architecture") not in get_args(Arch) or not isinstance(config.get("config"), dict):
+        raise VerifyError("its configuration has no architecture that builder makes images for", hint=_OTHER)
+    wheels = [locked_wheel(file, sha256) for each in of_wheels for file, sha256 in each.wheels]
+
+    def read_toc(layer: Layer) -> tuple[TocEntry, ...]:
+        with source.open_unchecked(layer.digest, layer.size) as blob:
+            return estargz.read_toc(blob, layer.toc)
+
+    return Parent(
+        source=source,
+        config=config,
+        tocs=[toc for _, toc in look_up(read_toc, image.layers)],
+        packages={each.name: each for each in wheels},
+        python=python,
+        arch=config["architecture"],
+    )

@@ -1,0 +1,94 @@
+"""A small image as builder makes it, in a registry in memory."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Mapping
+from typing import Any
+
+from builder.common.files import digest_of_bytes
+from builder.layers import estargz, oci, splice
+from builder.layers import wheel as installer
+from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, Descriptor
+from builder.layers.oci import Layer
+from builder.layers.splice import Entry
+from tests.fakes.registry import MemoryRegistry
+from tests.unit.layers.test_wheel import Wheel, pack
+from tests.unit.release.test_verify import of_wheels
+
+SYSTEM = {
+    "var/lib/dpkg/status": b"Package: libc6\nStatus: install ok installed\nVersion: 2.36-9+deb12u14\n",
+    "opt/venv/pyvenv.cfg": b"home = /usr/bin\n",
+    "opt/venv/bin/python": b"",
+}
+FILES = {"etc/pip/constraints.txt": b"# of the framework\nember==1.9\n", "usr/local/bin/start": b"#!/bin/sh\n"}
+LABELS = {
+    "org.opencontainers.image.title": "em-1-cpu-py311",
+    "org.opencontainers.image.created": "2026-11-02T12:55:59Z",
+    "gpu-images.cell": "em-1-cpu-py311",
+    "gpu-images.plan": "sha256:" + "7" * 64,
+    "gpu-images.framework": "ember",
+    "gpu-images.cuda": "cpu",
+    "gpu-images.python": "3.11",
+}
+
+
+def project(name: str, files: Mapping[str, bytes] | None = None, version: str = "1.9") -> Wheel:
+    """The wheel of a project, with a package of its name."""
+    contents = {f"{name}/__init__.py": f"{name} = 1\n".encode()} if files is None else files
+    return pack(contents, name=f"{name}-{version}-py3-none-any.whl", info=f"{name}-{version}.dist-info")
+
+
+def plain(files: Mapping[str, bytes]) -> bytes:
+    """A layer of plain files."""
+    folders: set[str] = set()
+    entries = []
+    for path, content in sorted(files.items()):
+        entries += [*installer.new_folders(path, folders), Entry(path=path, mode=0o644, content=content)]
+    out = io.BytesIO()
+    splice.write_layer(entries, out)
+    return out.getvalue()
+
+
+class ParentImage:
+    """An image of ember 1.9 and tinylib 1.9 in `registry`. Tests change its layers and labels."""
+
+    def __init__(self, registry: MemoryRegistry) -> None:
+        self.registry = registry
+        wheels = of_wheels(project("ember"), project("tinylib"))
+        self.layers = [(wheels.line, self.layer(wheels.content))]
+        for name, files in (("os", SYSTEM), ("files", FILES)):
+            self.layers.append((name, self.layer(plain(files))))
+        self.labels = dict(LABELS)
+        self.arch = "amd64"
+
+    def layer(self, content: bytes) -> Layer:
+        """Stores a layer in the registry."""
+        plain_bytes = gzip.decompress(content)
+        with tarfile.open(fileobj=io.BytesIO(plain_bytes)) as tar:
+            toc = tar.extractfile(estargz.TOC)
+            assert toc
+            toc_digest = digest_of_bytes(toc.read())
+        digest = digest_of_bytes(content)
+        self.registry.contents[digest] = content
+        diff_id, unpacked = digest_of_bytes(plain_bytes), len(plain_bytes)
+        return Layer(digest=digest, diff_id=diff_id, size=len(content), unpacked=unpacked, toc=toc_digest)
+
+    def push(self, tag: str = "", **config: Any) -> str:
+        """Stores the image, and sets a tag; returns its digest. `config` replaces fields of the configuration."""
+        data = {
+            "architecture": self.arch,
+            "os": "linux",
+            "created": "2026-11-02T12:55:59Z",
+            "config": {"User": "1000:0", "Env": ["PATH=/usr/bin", "LANG=C.UTF-8"], "Labels": self.labels},
+            "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for _, layer in self.layers]},
+            "history": [{"created_by": line} for line, _ in self.layers],
+        } | config
+        content = json.dumps(data).encode()
+        blob = Descriptor.of(content, CONFIG_TYPE)
+        manifest = oci.manifest(blob, [layer for _, layer in self.layers])
+        self.registry.contents[blob.digest] = content
+        return self.registry.put_manifest(tag or digest_of_bytes(manifest), manifest, MANIFEST_TYPE)

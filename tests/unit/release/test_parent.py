@@ -1,0 +1,90 @@
+"""What `builder add` must know is read from an image alone; what builder did not make is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from builder.common.errors import VerifyError
+from builder.release.image_sources import sources_in_registry
+from builder.release.parent import Parent, read_parent
+from tests.fakes.registry import MemoryRegistry
+from tests.unit.release.parents import FILES, SYSTEM, ParentImage, plain
+
+
+@pytest.fixture
+def image() -> ParentImage:
+    return ParentImage(MemoryRegistry())
+
+
+def parent_of(image: ParentImage, tmp_path: Path) -> Parent:
+    [source] = sources_in_registry(image.registry, image.push("1"), tmp_path, "amd64")
+    return read_parent(source)
+
+
+def test_what_resolving_needs_is_read_by_small_requests(image: ParentImage, tmp_path: Path) -> None:
+    parent = parent_of(image, tmp_path)
+    assert {name: wheel.version for name, wheel in parent.packages.items()} == {"ember": "1.9", "tinylib": "1.9"}
+    assert (parent.python, parent.arch, parent.glibc, parent.framework) == ("3.11", "amd64", "2.36", "ember 1.9")
+    assert parent.constraints == ["ember==1.9"]
+    assert parent.files["opt/venv/pyvenv.cfg"][1].size == len(SYSTEM["opt/venv/pyvenv.cfg"])
+    largest = max(layer.size for _, layer in image.layers)
+    assert all(int(call.split()[1]) < largest for call in image.registry.calls if call.startswith("read "))
+
+
+def test_uv_gets_the_metadata_of_the_packages_of_the_parent(image: ParentImage, tmp_path: Path) -> None:
+    parent = parent_of(image, tmp_path)
+    before = len(image.registry.calls)
+    assert set(parent.built) == {("ember", ""), ("tinylib", "")}
+    assert len(image.registry.calls) == before, "only what uv asks for is read"
+    built = parent.built["ember", ""]
+    assert built.metadata.startswith(b"Metadata-Version: 2.1\nName: ember\n")
+    assert built.wheel.file == "ember-1.9-py3-none-any.whl"
+    assert parent.built.get(("other", "")) is None
+    assert parent.built.get(("ember", "ember-1.9.tar.gz")) is None
+
+
+def test_a_higher_layer_has_the_file(image: ParentImage, tmp_path: Path) -> None:
+    image.layers.append(("files: other", image.layer(plain({"etc/pip/constraints.txt": b"ember<2\n"}))))
+    assert parent_of(image, tmp_path).constraints == ["ember<2"]
+
+
+@pytest.mark.parametrize("line", ["--index-url https://example.test", "x @ https://example.test/x.whl", "-e ."])
+def test_constraints_that_are_no_requirements(image: ParentImage, tmp_path: Path, line: str) -> None:
+    image.layers[2] = "files", image.layer(plain({**FILES, "etc/pip/constraints.txt": line.encode()}))
+    with pytest.raises(VerifyError, match=r"constraints\.txt of the image is invalid"):
+        _ = parent_of(image, tmp_path).constraints
+
+
+def test_a_system_without_a_c_library(image: ParentImage, tmp_path: Path) -> None:
+    image.layers[1] = "os", image.layer(plain({**SYSTEM, "var/lib/dpkg/status": b"Package: musl\n"}))
+    with pytest.raises(VerifyError, match="no valid version of libc6"):
+        _ = parent_of(image, tmp_path).glibc
+
+
+def test_an_image_of_something_else(image: ParentImage, tmp_path: Path) -> None:
+    of_wheels = image.layers.pop(0)
+    with pytest.raises(VerifyError, match="builder did not make the image") as caught:
+        parent_of(image, tmp_path)
+    assert "Dockerfile" in caught.value.hint
+
+    image.layers.insert(0, of_wheels)
+    del image.labels["gpu-images.python"]
+    with pytest.raises(VerifyError, match="builder did not make the image"):
+        parent_of(image, tmp_path)
+
+
+def test_an_image_with_another_layer_format(image: ParentImage, tmp_path: Path) -> None:
+    image.layers[0] = image.layers[0][0].replace("format=6", "format=5"), image.layers[0][1]
+    with pytest.raises(VerifyError, match="its layer format is 5, this builder's is 6"):
+        parent_of(image, tmp_path)
+
+
+def test_a_table_of_contents_that_the_manifest_does_not_name(image: ParentImage, tmp_path: Path) -> None:
+    """The registry could otherwise send any files."""
+    name, layer = image.layers[2]
+    image.layers[2] = name, replace(layer, toc="sha256:" + "5" * 64)
+    with pytest.raises(VerifyError, match="its table of contents does not match the digest in the manifest"):
+        parent_of(image, tmp_path)
