@@ -12,17 +12,18 @@ import click
 from rich.text import Text
 
 from builder.cli.context import Context, parse_image
-from builder.cli.options import format_option
+from builder.cli.options import format_option, sign_option
 from builder.common.console import View
 from builder.common.errors import UsageError
-from builder.lock import requirements
+from builder.evidence.signing import Signer
 from builder.matrix.schema import Arch
+from builder.release.additions import PLACES, new_addition, read_team_file, repeat_addition
 from builder.release.image_sources import ALL
-from builder.steps.add import Added, Addition, add
+from builder.steps.add import Added, add, find_parents
 
 
 @click.command(name="add")
-@click.argument("parent")
+@click.argument("parent", required=False)
 @click.argument("packages", nargs=-1)
 @click.option(
     "-r",
@@ -32,7 +33,21 @@ from builder.steps.add import Added, Addition, add
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A file of requirements, as for pip. Hashes are compared. Repeat the option for several.",
 )
-@click.option("-t", "--tag", "target", required=True, help="The image to make: REGISTRY/NAME:TAG.")
+@click.option("--env", multiple=True, metavar="NAME=VALUE", help="Set a variable in the image. Repeat for several.")
+@click.option(
+    "--copy",
+    "copies",
+    multiple=True,
+    metavar="SRC:DST",
+    help=f"Copy a file or a folder to a path below {', '.join(PLACES)}. Repeat for several.",
+)
+@click.option("-t", "--tag", "target", default="", help="The image to make: REGISTRY/NAME:TAG, or NAME:TAG in Docker.")
+@click.option(
+    "--refresh",
+    default="",
+    metavar="IMAGE",
+    help="Put what is on IMAGE on what the tag of its parent names now, and move its tag. Takes no other request.",
+)
 @click.option(
     "--arch",
     type=click.Choice([*get_args(Arch), ALL]),
@@ -40,42 +55,64 @@ from builder.steps.add import Added, Addition, add
     show_default=True,
     help="If PARENT names images for several architectures: the one to use.",
 )
+@click.option(
+    "-f",
+    "--file",
+    "team",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Make the images of this file (docs/team-images.md), all or none. Takes no other request.",
+)
+@click.option("--test", is_flag=True, help="First load the image into Docker, and import each requested package.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be added.")
+@sign_option
 @format_option()
 @click.pass_obj
 def add_command(
-    context: Context, /, parent: str, packages: Sequence[str], files: Sequence[Path], target: str, arch: str,
-    dry_run: bool, form: str
+    context: Context, /, parent: str | None, packages: Sequence[str], files: Sequence[Path], env: Sequence[str],
+    copies: Sequence[str], target: str, refresh: str, arch: str, team: Path | None, test: bool, dry_run: bool,
+    signer: Signer | None, form: str
 ) -> None:  # fmt: skip
     """Put packages on an image, without building it.
 
-    PARENT is an image that builder made, in a registry or in the store. Its packages stay as they are: what would
-    replace the framework or CUDA is refused. From registry to registry, only the new layers are sent. Needs no Docker
-    and no checkout.
+    PARENT is an image that builder made, in a registry or in the store. Its packages and files stay as they are: what
+    would replace the framework or CUDA is refused. From registry to registry, only the new layers are sent. Needs no
+    Docker and no checkout.
 
-    The request and the chosen wheels are labels of the image.
+    The request and the chosen wheels are in a label of the image, so --refresh needs no file. An image without a
+    registry (-t vision:1) is loaded into Docker instead.
     """
-    requested = [requirements.parse_requirement(text, "command line") for text in packages]
-    requested += [each for file in files for each in requirements.read_requirements(file)]
-    if not requested:
-        raise UsageError("nothing to add", hint="Name packages, or a file of requirements with -r.")
-    addition = Addition(parent=parse_image(parent), target=parse_image(target), requested=requested)
-    if not addition.target.registry or addition.target.digest:
-        raise UsageError(f"{target} is no tag in a registry", hint="Use REGISTRY/NAME:TAG, e.g. ghcr.io/org/vision:1.")
-    began, view = time.monotonic(), View(context.err)
+    began, view, store = time.monotonic(), View(context.err), context.store
+    project = None
+    with suppress(UsageError):  # without a checkout
+        project = context.project
 
     def show(step: str, result: str) -> None:
         if form == "text":
             context.out.print(Text(f"{step:<8} {result}  {time.monotonic() - began:.1f} s"), soft_wrap=True)
 
-    project = None
-    with suppress(UsageError):  # without a checkout
-        project = context.project
-    store = context.store
+    is_request = bool(parent or files or env or copies or target)
+    if (bool(refresh), bool(team), is_request).count(True) != 1 or (is_request and not (parent and target)):
+        raise UsageError("name a PARENT and the image to make (-t), or an image to --refresh, or a file of images (-f)")
     with store.used(), view.live():
-        [added] = add([addition], project, context.host, store, view, show, arch=arch, dry_run=dry_run)
+        if refresh:
+            image = parse_image(refresh)
+            additions = [repeat_addition(image, find_parents(image, arch, project, context.host, store))]
+        elif team:
+            additions = read_team_file(team)
+        else:
+            name = parse_image(parent or "")
+            additions = [new_addition(name, parse_image(target), packages, files=files, env=env, copies=copies)]
+        engine = None
+        if not dry_run and (test or not all(each.target.registry for each in additions)):
+            from builder.engine.client import Engine  # noqa: PLC0415  slow to import
+
+            engine = Engine.connect()
+        done = add(
+            additions, project, context.host, store, view, show,
+            arch=arch, dry_run=dry_run, engine=engine, signer=signer,
+        )  # fmt: skip
     if form == "json":
-        context.print_json(_as_data(added))
+        context.print_json([_as_data(added) for added in done])
 
 
 def _as_data(added: Added) -> dict[str, Any]:

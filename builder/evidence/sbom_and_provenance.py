@@ -20,6 +20,7 @@ from packageurl import PackageURL
 
 from builder.debian.control_files import SourcePackage
 from builder.debian.os_lock import DebianPackage, OsLock
+from builder.index.wheels import LockedWheel
 from builder.layers.oci import Image
 from builder.matrix.tags import OCI
 from builder.plan.plan import PlannedImage
@@ -27,7 +28,7 @@ from builder.plan.plan import PlannedImage
 SBOM_TYPE = "application/vnd.cyclonedx+json"
 # The kinds of predicates, as cosign names them.
 SBOM, PROVENANCE = "cyclonedx", "slsaprovenance1"
-BUILD_TYPE = "urn:gpu-images:assemble:1"
+BUILD_TYPE, ADD_TYPE = "urn:gpu-images:assemble:1", "urn:gpu-images:add:1"
 BUILDER = "urn:gpu-images:builder"
 INDEX_PROPERTY = "gpu-images:index"  # the name of the index of a wheel
 DEFAULT_INDEX = "-"  # not a valid name; distinguishes the default index from an SBOM without index names
@@ -48,7 +49,7 @@ def sbom(planned: PlannedImage, name: str, image: Image) -> bytes:
         purl=PackageURL("oci", None, name.rpartition("/")[2], digest, {"repository_url": name}),
         properties=[Property(name="gpu-images:cell", value=planned.id)],
     )
-    components = [*_debian(system), *_interpreter(planned), *_wheels(planned), *_debian_packages(system)]
+    components = [*_debian(system), *_interpreter(planned), *_wheels(planned.wheels), *_debian_packages(system)]
     bom = Bom(
         components=components,
         serial_number=uuid.uuid5(uuid.NAMESPACE_URL, digest),
@@ -81,8 +82,8 @@ def _interpreter(planned: PlannedImage) -> Iterator[Component]:
         yield _component(purl, planned.locked_python.sha256)
 
 
-def _wheels(planned: PlannedImage) -> Iterator[Component]:
-    for sha256, wheel in {wheel.sha256: wheel for wheel in planned.wheels}.items():
+def _wheels(wheels: Iterable[LockedWheel]) -> Iterator[Component]:
+    for sha256, wheel in {wheel.sha256: wheel for wheel in wheels}.items():
         # A commit or a folder has nothing to do with a package of this name on PyPI.
         kind = "pypi" if wheel.is_of_index else "generic"
         qualifiers = {"vcs_url": wheel.source} if wheel.source.startswith("git+") else {}
@@ -159,19 +160,32 @@ def provenance(planned: PlannedImage, *, source: str, revision: str) -> bytes:
     if revision and "+" not in revision:
         uri = f"git+{source}" if source else "git"
         dependencies.append({"uri": uri, "digest": {"gitCommit": revision}})
-    for component in (*_interpreter(planned), *_wheels(planned), *_debian_packages(planned.os_lock)):
-        dependency: dict[str, Any] = {"uri": str(component.purl)}
-        if component.hashes:
-            dependency["digest"] = {"sha256": next(iter(component.hashes)).content}
-        dependencies.append(dependency)
+    components = (*_interpreter(planned), *_wheels(planned.wheels), *_debian_packages(planned.os_lock))
+    return _provenance(
+        BUILD_TYPE,
+        {"cell": planned.id, "revision": revision},
+        {"plan": planned.plan, "operatingSystem": planned.os_inputs},
+        [*dependencies, *map(_dependency, components)],
+    )
+
+
+def provenance_of_additions(request: Any, parent: str, digest: str, wheels: Iterable[LockedWheel]) -> bytes:
+    """A predicate: what `builder add` put on the image `parent`, which has this digest."""
+    dependencies = [{"uri": f"oci:{parent}", "digest": {"sha256": digest.removeprefix("sha256:")}}]
+    return _provenance(ADD_TYPE, {"request": request}, {}, [*dependencies, *map(_dependency, _wheels(wheels))])
+
+
+def _dependency(component: Component) -> dict[str, Any]:
+    sha256 = next((each.content for each in component.hashes), "")
+    return {"uri": str(component.purl), **({"digest": {"sha256": sha256}} if sha256 else {})}
+
+
+def _provenance(build: str, external: Any, internal: Any, dependencies: list[dict[str, Any]]) -> bytes:
     predicate = {
         "buildDefinition": {
-            "buildType": BUILD_TYPE,
-            "externalParameters": {"cell": planned.id, "revision": revision},
-            "internalParameters": {
-                "plan": planned.plan,
-                "operatingSystem": planned.os_inputs,
-            },
+            "buildType": build,
+            "externalParameters": external,
+            "internalParameters": internal,
             "resolvedDependencies": dependencies,
         },
         # Empty: cosign 2 adds `metadata` and renames its fields, so the attached statement would differ from ours.

@@ -5,43 +5,67 @@ From registry to registry, only the new layers are sent. Needs no engine and no 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
+import tarfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from builder.common.console import Meter, View
-from builder.common.errors import BuildError, LockError, RefusedError, UnreachableError, UsageError
-from builder.common.files import short_digest
+from builder.common.errors import BuildError, ImageTestError, LockError, RefusedError, UnreachableError, UsageError
+from builder.common.files import digest_of_data, short_digest
 from builder.common.reference import ImageRef
 from builder.common.tasks import thread_pool
-from builder.common.text import listed, size
+from builder.common.text import counted, listed, size
+from builder.engine.client import Engine
+from builder.engine.load import Loader
+from builder.evidence import sbom_and_provenance
+from builder.evidence.signing import Signer
 from builder.host import Apt, Host
 from builder.index.download import CONNECTIONS, Fetcher
 from builder.index.local_index import serve_index
 from builder.index.releases import Index
 from builder.index.wheels import LockedWheel, Wheel
-from builder.layers import oci, stored_images, stored_layers
+from builder.layers import oci, stored_images, stored_layers, wheel
 from builder.layers.blobs import Descriptor
+from builder.layers.estargz import TocEntry
 from builder.layers.oci import Image, Layer, Manifest
+from builder.layers.splice import Entry
 from builder.layers.store import Store
-from builder.lock import requirements
-from builder.lock.requirements import Requested
+from builder.lock import requirements, uv
 from builder.lock.uv import Target, Uv
 from builder.matrix.project import Project
 from builder.matrix.tags import ADDED_LABEL, CELL_LABEL, OCI, PARENT_CELL_LABEL, PARENT_LABEL, PLAN_LABEL
 from builder.plan import layer_order
-from builder.plan.layer_order import PlannedLayer
+from builder.plan.layer_order import LAYER_FORMAT, MTIME, PlannedLayer
 from builder.registry import transfer
 from builder.registry.client import Repository
 from builder.registry.transfer import Sent
+from builder.release.additions import BASE_NAME, Addition
 from builder.release.image_sources import ALL, RegistrySource
 from builder.release.parent import Parent, read_parent
 from builder.steps import verify
 
-ADDED = "added"  # the component and the name of the layer of small wheels
+ADDED, COPIED = "added", "copied"  # the component and the layer of small wheels; the layer of --copy
+SHOWN = 8  # packages in a line
+IMPORT_S = 600  # all imports; the first one of a framework takes seconds
+# Imports the top-level modules of each package, or the packages in a namespace. Tests of a wheel need other packages.
+IMPORTS = """
+import importlib, importlib.metadata, sys
+for name in sys.argv[1:]:
+    paths = [path.parts for path in importlib.metadata.files(name) or () if not path.parts[0].endswith("-info")]
+    packages = [path[:-1] for path in paths if path[-1] == "__init__.py" and all(map(str.isidentifier, path[:-1]))]
+    depth = min(map(len, packages), default=0)
+    modules = {".".join(parts) for parts in packages if len(parts) == depth}
+    files = [path[0].partition(".")[0] for path in paths if len(path) == 1 and path[0].endswith((".py", ".so"))]
+    modules |= set(filter(str.isidentifier, files))
+    for module in sorted(modules - {"tests", "test", "docs", "examples"}):
+        importlib.import_module(module)
+        print(module)
+"""
 # They describe the image of the parent alone. GPU checks need the other ones.
 OF_PARENT = (CELL_LABEL, PLAN_LABEL, f"{OCI}.title", f"{OCI}.version", f"{OCI}.source")
 CONFLICT = (
@@ -51,12 +75,16 @@ CONFLICT = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Addition:
-    """One image to make: what is put on `parent`, an image in a registry or in the store, for the tag `target`."""
+class AddedLayer:
+    """A new layer: as planned, as it is, and its files."""
 
-    parent: ImageRef
-    target: ImageRef
-    requested: Sequence[Requested]
+    planned: PlannedLayer
+    layer: Layer
+    toc: tuple[TocEntry, ...]
+
+    @property
+    def line(self) -> str:
+        return oci.history_line(self.planned)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +117,8 @@ def add(
     *,
     arch: str = ALL,
     dry_run: bool = False,
+    engine: Engine | None = None,
+    signer: Signer | None = None,
     program: Uv | None = None,
     new_fetcher: Callable[..., Fetcher] = Fetcher,
     new_repository: Callable[..., Repository] = Repository,
@@ -96,7 +126,8 @@ def add(
     """Makes the images and sets their tags: those of all additions, or none.
 
     `arch` is the architecture of a parent for several, or ALL. `show` gets the name of each step and its result. With
-    `dry_run`, only resolves. `program` chooses versions.
+    `dry_run`, only resolves. With an `engine`, imports the packages in a container first; it gets the images whose tag
+    has no registry. `program` chooses versions. Leaves out a repeated addition whose parent is the same.
     """
     host = replace(host, read_apt=Apt)  # apt takes 0.5 s, and no archive of Debian is used here
     program = program or Uv(host, subprocess.run, Index(host.index), serve_index)
@@ -106,69 +137,90 @@ def add(
     for addition in additions:
         if addition.target.name == addition.parent.name and addition.target.target == addition.parent.target:
             raise UsageError(f"{addition.target} is the parent itself", hint="Choose another tag or repository.")
+        if not (addition.requested or addition.env or addition.files or addition.earlier):
+            raise UsageError(f"{addition.target}: nothing to add", hint="Name packages, or a file of them with -r.")
+        parents = find_parents(addition.parent, arch, project, host, store, new_repository)
+        before = {each.image.labels.get(PARENT_LABEL) for each in addition.earlier.values()}
+        if before == {parent.image.manifest.digest for parent in parents}:
+            show("parent", f"{addition.parent} is still the same: {addition.target} is up to date")
+            continue
         made: list[AddedImage] = []
-        for source in verify.find_images(addition.parent, arch, project, host, store, new_repository):
-            parent = read_parent(source)
+        for parent in parents:
             show("parent", f"{addition.parent}  {parent.arch}  {short_digest(parent.image.manifest.digest)}")
 
             # What the parent has stays, byte for byte. The rest of the solution is new.
             solution = resolve(program, parent, addition)
             wheels = [wheel for name, wheel in sorted(solution.items()) if name not in parent.packages]
             kept = f", {parent.framework} unchanged" if parent.framework else ""
-            show("resolve", f"{len(wheels)} new, {len(parent.packages)} kept{kept}: {listed(_pins(wheels), 8) or '-'}")
+            changes = listed(_changes(addition.earlier.get(parent.arch), parent, wheels), SHOWN)
+            show("resolve", f"{len(wheels)} new, {len(parent.packages)} kept{kept}{': ' if changes else ''}{changes}")
             if dry_run:
                 made.append(AddedImage(parent=parent, wheels=wheels, layers=(), image=parent.image))
                 continue
 
             # Layers by the rule of all images. The store may have them from an earlier run.
-            planned = layer_order.wheel_layers(
-                [Wheel(**vars(wheel), component=ADDED) for wheel in wheels], parent.python, cuda_name=ADDED, name=ADDED
-            )
-            if (count := len(parent.image.layers) + len(planned)) > layer_order.MOST:
+            layers = make_layers(store, fetcher, parent, wheels, view.say_once)
+            if copied := copied_layer(store, parent, addition):
+                layers.append(copied)
+            if (count := len(parent.image.layers) + len(layers)) > layer_order.MOST:
                 raise BuildError(f"{addition.target} would have {count} layers; the limit is {layer_order.MOST}")
-            layers = make_layers(store, fetcher, planned, view.say_once)
 
-            # A wheel must not replace a file of the parent, such as one of the framework or the launcher.
-            contents = [
-                (each, stored_layers.read_toc(store, layer)) for each, layer in zip(planned, layers, strict=True)
-            ]
+            # Nothing may replace a file of the parent, such as one of the framework or the launcher.
+            contents = [*parent.planned_layers(), *((each.planned, each.toc) for each in layers)]
             try:
-                stored_layers.check_paths(str(addition.target), [*parent.planned_layers(), *contents], ())
+                for warning in stored_layers.check_paths(str(addition.target), contents, ()):
+                    view.say(warning)
             except BuildError as error:
                 raise RefusedError(str(error), hint=CONFLICT) from error
-
-            made.append(
-                AddedImage(
-                    parent=parent,
-                    wheels=wheels,
-                    layers=layers,
-                    image=write_image(store, parent, addition, wheels, planned, layers),
-                )
-            )
-            sizes = sum(layer.size for layer in layers)
+            image = write_image(store, parent, addition, wheels, layers)
+            made.append(AddedImage(parent=parent, wheels=wheels, layers=[each.layer for each in layers], image=image))
+            sizes = sum(each.layer.size for each in layers)
             show("layers", f"{len(layers)} new ({size(sizes)}), {len(parent.image.layers)} of the parent (0 B)")
         assembled.append(Added(addition=addition, images=made))
     if dry_run:
         return assembled
 
-    # All images are complete in their registries before the first tag is set.
+    # What this machine can run is tried before anything is pushed.
+    for added in assembled if engine else ():
+        for each in added.images:
+            if engine and each.parent.arch == engine.info().arch:
+                image_id, modules = import_packages(engine, store, view, added.addition, each)
+                show("tests", f"{counted(modules, 'module')} imported ({each.parent.arch})")
+                if not added.addition.target.registry:
+                    engine.tag(image_id, added.addition.target)
+                    store.name(str(added.addition.target), each.image.manifest.descriptor)
+                    show("loaded", f"{added.addition.target}  {each.image.manifest.digest}")
+
+    # All images are complete in their registries, and signed, before the first tag is set.
     pushed: list[tuple[Added, Repository, Manifest]] = []
-    for added in assembled:
+    for added in (each for each in assembled if each.addition.target.registry):
         repository = new_repository(added.addition.target, host=host, write=True)
         sents = [push_image(repository, store, view, added.addition, each) for each in added.images]
         manifest = added.images[0].image.manifest
         if any(isinstance(each.parent.source, RegistrySource) and each.parent.source.index for each in added.images):
-            platforms: dict[str, Descriptor] = {
-                each.parent.arch: each.image.manifest.descriptor for each in added.images
-            }
+            platforms = {str(each.parent.arch): each.image.manifest.descriptor for each in added.images}
             manifest = Manifest.of(oci.platform_index(platforms), oci.INDEX_TYPE)
             repository.put_manifest(manifest.digest, manifest.content, manifest.media_type)
+        if signer:
+            sign(signer, repository, added, manifest)
         sent = Sent(**{name: sum(getattr(each, name) for each in sents) for name in ("sent", "mounted", "present")})
         pushed.append((replace(added, digest=manifest.digest, sent=sent), repository, manifest))
     for added, repository, manifest in pushed:
         repository.put_manifest(added.addition.target.target, manifest.content, manifest.media_type)
         show("pushed", f"{added.addition.target}@{manifest.digest}  {added.sent}")
-    return [added for added, _, _ in pushed]
+    return [*(added for added, _, _ in pushed), *(added for added in assembled if not added.addition.target.registry)]
+
+
+def find_parents(
+    reference: ImageRef,
+    arch: str,
+    project: Project | None,
+    host: Host,
+    store: Store,
+    new_repository: Callable[..., Repository] = Repository,
+) -> list[Parent]:
+    """The images with a name, in a registry or in the store, as parents: one for each architecture."""
+    return [read_parent(source) for source in verify.find_images(reference, arch, project, host, store, new_repository)]
 
 
 def resolve(program: Uv, parent: Parent, addition: Addition) -> dict[str, LockedWheel]:
@@ -181,9 +233,15 @@ def resolve(program: Uv, parent: Parent, addition: Addition) -> dict[str, Locked
         sources=dict.fromkeys(parent.packages, False),
         conflict=CONFLICT,
     )
-    packages = [each.text for each in addition.requested]
+    if not addition.requested:
+        return {}
+    packages, constraints = [each.text for each in addition.requested], parent.constraints
     try:
-        pylock, _ = program.compile(target, packages, parent.constraints, None, parent.built)
+        if earlier := addition.earlier.get(parent.arch):
+            preferred = {name: wheel.version for name, wheel in earlier.packages.items()}
+            chosen, _ = program.compile(target, packages, constraints, preferred, parent.built)
+            constraints = [*constraints, *uv.pinned(uv.parse_versions(chosen))]
+        pylock, _ = program.compile(target, packages, constraints, None, parent.built)
         found = program.wheels(target, pylock, parent.built)
     except UnreachableError:
         raise
@@ -200,14 +258,17 @@ def resolve(program: Uv, parent: Parent, addition: Addition) -> dict[str, Locked
 
 
 def make_layers(
-    store: Store, fetcher: Fetcher, planned: Sequence[PlannedLayer], warn: Callable[[str], object]
-) -> list[Layer]:
-    """The layers, from the store, or made of wheels, which are downloaded several at a time. Raises FetchError."""
+    store: Store, fetcher: Fetcher, parent: Parent, wheels: Sequence[LockedWheel], warn: Callable[[str], object]
+) -> list[AddedLayer]:
+    """The layers of wheels, from the store or made now. Wheels are downloaded several at a time. Raises FetchError."""
+    planned = layer_order.wheel_layers(
+        [Wheel(**vars(wheel), component=ADDED) for wheel in wheels], parent.python, cuda_name=ADDED, name=ADDED
+    )
     stored = {each.inputs: stored_layers.stored_layer(store, each.inputs) for each in planned}
     missing = [each for each in planned if not stored[each.inputs]]
-    wheels = sorted({wheel for each in missing for wheel in each.wheels}, key=lambda wheel: -wheel.size)
+    largest_first = sorted((wheel for each in missing for wheel in each.wheels), key=lambda wheel: -wheel.size)
     with thread_pool(CONNECTIONS, "fetch") as pool:
-        downloads = {wheel.sha256: pool.submit(fetcher.fetch, wheel) for wheel in wheels}
+        downloads = {wheel.sha256: pool.submit(fetcher.fetch, wheel) for wheel in largest_first}
         try:
             for each in missing:
                 paths = [downloads[wheel.sha256].result() for wheel in each.wheels]
@@ -215,32 +276,60 @@ def make_layers(
         except BaseException:
             fetcher.stop()
             raise
-    for wheel in wheels:
-        fetcher.drop(wheel)
-    return [layer for each in planned if (layer := stored[each.inputs])]
+    for each_wheel in largest_first:
+        fetcher.drop(each_wheel)
+    return [_added_layer(store, each, layer) for each in planned if (layer := stored[each.inputs])]
+
+
+def copied_layer(store: Store, parent: Parent, addition: Addition) -> AddedLayer | None:
+    """The layer of the copied files, or that of the earlier image; None if there are none."""
+    planned = PlannedLayer(kind="files", name=COPIED, component=ADDED, inputs="")
+    if earlier := addition.earlier.get(parent.arch):
+        layers = zip(earlier.image.history, earlier.image.layers, earlier.tocs, strict=True)
+        line = oci.history_line(planned)
+        found = [AddedLayer(planned=planned, layer=layer, toc=toc) for name, layer, toc in layers if name == line]
+        if found and isinstance(earlier.source, RegistrySource):
+            transfer.fetch_blobs(earlier.source.repository, store, [found[-1].layer.descriptor])
+        return found[-1] if found else None
+    if not addition.files:
+        return None
+    entries: list[Entry] = []
+    seen: set[str] = set()
+    for path, entry in sorted(addition.files.items()):
+        for folder in wheel.new_folders(path, seen):
+            _, present = parent.files.get(folder.path, (None, None))
+            info = tarfile.TarInfo(folder.path)
+            info.type, info.mtime, info.mode = tarfile.DIRTYPE, MTIME, wheel.ENVIRONMENT_FOLDER_MODE
+            if present:  # a layer replaces mode and owner of the folders that it has
+                info.mode, info.uid, info.gid = present.mode, present.uid, present.gid
+            entries.append(Entry(path=folder.path, mode=info.mode, header=info))
+        entries.append(entry)
+    folders = [(each.path, each.mode, each.header and (each.header.uid, each.header.gid)) for each in entries]
+    contents = [hashlib.sha256(each.content).hexdigest() for each in entries if isinstance(each.content, bytes)]
+    planned = replace(planned, inputs=digest_of_data([LAYER_FORMAT, folders, contents]))
+    return _added_layer(store, planned, stored_layers.store_layer(store, planned, entries))
+
+
+def _added_layer(store: Store, planned: PlannedLayer, layer: Layer) -> AddedLayer:
+    return AddedLayer(planned=planned, layer=layer, toc=stored_layers.read_toc(store, layer))
 
 
 def write_image(
-    store: Store,
-    parent: Parent,
-    addition: Addition,
-    wheels: Sequence[LockedWheel],
-    planned: Sequence[PlannedLayer],
-    layers: Sequence[Layer],
+    store: Store, parent: Parent, addition: Addition, wheels: Sequence[LockedWheel], added: Sequence[AddedLayer]
 ) -> Image:
     """Writes the configuration and the manifest. The same request, lock and parent give the same bytes."""
-    image, history = parent.image, [oci.history_line(each) for each in planned]
-    request = {"requirements": [str(each) for each in addition.requested]}
+    image, layers, history = parent.image, [each.layer for each in added], [each.line for each in added]
     lock = {"wheels": [[wheel.file, wheel.sha256, wheel.size] for wheel in wheels]}
     labels = {
         **{name: value for name, value in image.labels.items() if name not in OF_PARENT},
         PARENT_CELL_LABEL: parent.cell,
         PARENT_LABEL: image.manifest.digest,
-        ADDED_LABEL: json.dumps({"request": request, "lock": lock}, sort_keys=True, separators=(",", ":")),
-        f"{OCI}.base.name": str(addition.parent),
+        ADDED_LABEL: json.dumps({"request": addition.request, "lock": lock}, sort_keys=True, separators=(",", ":")),
+        BASE_NAME: str(addition.parent),
         f"{OCI}.base.digest": image.manifest.digest,
     }
-    config = oci.derived_config(parent.source.read_blob(image.config.digest), layers, history, env={}, labels=labels)
+    content = parent.source.read_blob(image.config.digest)
+    config = oci.derived_config(content, layers, history, env=addition.env, labels=labels)
     return stored_images.put_image(
         store, config, [*image.layers, *layers], history=[*image.history, *history], labels=labels
     )
@@ -258,5 +347,48 @@ def push_image(repository: Repository, store: Store, view: View, addition: Addit
     return transfer.push_image(repository, image.manifest, files, fetch=fetch, mount_from=mounts, progress=progress)
 
 
-def _pins(wheels: Iterable[LockedWheel]) -> list[str]:
-    return [f"{wheel.name} {wheel.version}" for wheel in wheels]
+def import_packages(engine: Engine, store: Store, view: View, addition: Addition, added: AddedImage) -> tuple[str, int]:
+    """Loads an image and imports the requested packages in a container. Returns its id, and the number of modules.
+
+    Raises ImageTestError for a module that cannot be imported.
+    """
+    source, checkout = added.parent.source, str(store.root)
+    if isinstance(source, RegistrySource):
+        blobs = [layer.descriptor for layer in added.parent.image.layers]
+        transfer.fetch_blobs(source.repository, store, blobs, Meter(view, "parent", "downloaded", 0).add)
+    is_kept = bool(engine.image(added.image.image_id(engine.info().store))) or not addition.target.registry
+    image_id = Loader(engine, store, checkout, view.say).load(added.image, Meter(view, "image", "loaded", 0).add)
+    names = [each.name for each in addition.requested]
+    with engine.running(image_id, checkout=checkout) as container:
+        done = container.run([f"/{wheel.ENVIRONMENT}/bin/python", "-c", IMPORTS, *names], {}, IMPORT_S)
+    if not is_kept:
+        engine.remove_image(image_id)
+    if done.returncode:
+        reason = "\n".join(done.stderr.strip().splitlines()[-SHOWN:])
+        raise ImageTestError(f"{addition.target}: a package cannot be imported\n{reason}", hint="Nothing was pushed.")
+    return image_id, len(done.stdout.split())
+
+
+def sign(signer: Signer, repository: Repository, added: Added, manifest: Manifest) -> None:
+    """Attaches a statement to each image that names its parent by digest, and signs the images and their index."""
+    for each in added.images:
+        parent, digest = each.parent.image.manifest.digest, each.image.manifest.digest
+        statement = sbom_and_provenance.provenance_of_additions(
+            added.addition.request, added.addition.parent.name, parent, each.wheels
+        )
+        signer.attest(repository, digest, {sbom_and_provenance.PROVENANCE: statement})
+    # Sign last: once an image has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.
+    for digest in dict.fromkeys([*(each.image.manifest.digest for each in added.images), manifest.digest]):
+        signer.sign_manifest(repository, digest)
+
+
+def _changes(earlier: Parent | None, parent: Parent, wheels: Iterable[LockedWheel]) -> list[str]:
+    """The new packages; or of an addition that is repeated, those of the whole image that differ from before."""
+    if not earlier:
+        return [f"{wheel.name} {wheel.version}" for wheel in wheels]
+    before = {name: wheel.version for name, wheel in earlier.packages.items()}
+    after = {name: wheel.version for name, wheel in parent.packages.items()} | {
+        each.name: each.version for each in wheels
+    }
+    names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    return [f"{name} {before.get(name, 'none')} -> {after.get(name, 'none')}" for name in names]

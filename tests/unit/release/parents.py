@@ -7,6 +7,7 @@ import io
 import json
 import tarfile
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from builder.common.files import digest_of_bytes
@@ -23,6 +24,7 @@ SYSTEM = {
     "var/lib/dpkg/status": b"Package: libc6\nStatus: install ok installed\nVersion: 2.36-9+deb12u14\n",
     "opt/venv/pyvenv.cfg": b"home = /usr/bin\n",
     "opt/venv/bin/python": b"",
+    "workspace/readme": b"of the system\n",
 }
 FILES = {"etc/pip/constraints.txt": b"# of the framework\nember==1.9\n", "usr/local/bin/start": b"#!/bin/sh\n"}
 LABELS = {
@@ -43,11 +45,15 @@ def project(name: str, files: Mapping[str, bytes] | None = None, version: str = 
 
 
 def plain(files: Mapping[str, bytes]) -> bytes:
-    """A layer of plain files."""
+    """A layer of plain files, with a /workspace that is not root's."""
     folders: set[str] = set()
-    entries = []
+    entries: list[Entry] = []
+    workspace = tarfile.TarInfo("workspace")
+    workspace.type, workspace.mode, workspace.uid, workspace.gid = tarfile.DIRTYPE, 0o1777, 1000, 7
     for path, content in sorted(files.items()):
-        entries += [*installer.new_folders(path, folders), Entry(path=path, mode=0o644, content=content)]
+        for folder in installer.new_folders(path, folders):
+            entries.append(replace(folder, header=workspace) if folder.path == "workspace" else folder)
+        entries.append(Entry(path=path, mode=0o644, content=content))
     out = io.BytesIO()
     splice.write_layer(entries, out)
     return out.getvalue()
@@ -58,12 +64,16 @@ class ParentImage:
 
     def __init__(self, registry: MemoryRegistry) -> None:
         self.registry = registry
-        wheels = of_wheels(project("ember"), project("tinylib"))
-        self.layers = [(wheels.line, self.layer(wheels.content))]
+        self.layers = [self.wheels(project("ember"), project("tinylib"))]
         for name, files in (("os", SYSTEM), ("files", FILES)):
             self.layers.append((name, self.layer(plain(files))))
         self.labels = dict(LABELS)
         self.arch = "amd64"
+
+    def wheels(self, *wheels: Wheel) -> tuple[str, Layer]:
+        """A layer of wheels, with its line in the history."""
+        made = of_wheels(*wheels)
+        return made.line, self.layer(made.content)
 
     def layer(self, content: bytes) -> Layer:
         """Stores a layer in the registry."""

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,20 +17,32 @@ from typing import Any
 import pytest
 
 from builder.common.console import View
-from builder.common.errors import FetchError, LockError, RefusedError, RegistryError, UsageError
+from builder.common.errors import (
+    BuilderError,
+    FetchError,
+    ImageTestError,
+    LockError,
+    RefusedError,
+    RegistryError,
+    UsageError,
+)
 from builder.common.reference import ImageRef
+from builder.evidence.signing import Signer
 from builder.host import Host
 from builder.index.download import Fetcher
 from builder.index.local_index import serve_index
 from builder.index.releases import Index
 from builder.index.wheels import LockedWheel
+from builder.layers import stored_layers
+from builder.layers.splice import Entry
 from builder.layers.store import Store
 from builder.lock.requirements import Requested
 from builder.lock.uv import Built, ListedWheels, Target, Uv
+from builder.release.additions import Addition, repeat_addition
 from builder.release.image_sources import sources_in_registry
 from builder.release.parent import read_parent
-from builder.steps.add import Added, Addition, add
-from tests.fakes.engine import MemoryConsole
+from builder.steps.add import IMPORTS, Added, add, find_parents
+from tests.fakes.engine import FakeEngine, MemoryConsole
 from tests.fakes.registry import MemoryRegistry
 from tests.unit.layers.test_wheel import Wheel
 from tests.unit.release.parents import ParentImage, project
@@ -53,7 +70,7 @@ class FakeUv(Uv):
         self.calls.append((target, list(packages), list(constraints), preferred))
         if self.failure:
             raise self.failure
-        return "", {}
+        return "".join(f"{locked(wheel).name}=={locked(wheel).version}\n" for wheel in self.index.values()), {}
 
     def wheels(self, target: Target, pylock: str, built: Built) -> ListedWheels:
         found: ListedWheels = {name: (locked(wheel), "") for name, wheel in self.index.items()}
@@ -129,6 +146,29 @@ class Bench:
 def addition(*packages: str, **fields: Any) -> Addition:
     requested = [Requested(text=package) for package in packages]
     return replace(Addition(parent=PARENT, target=TARGET, requested=requested), **fields)
+
+
+@dataclass
+class Container:
+    """A container in which imports fail with `errors`, if there are any."""
+
+    errors: str = ""
+    commands: list[list[str]] = field(default_factory=list)
+
+    def run(self, command: list[str], environment: Mapping[str, str], timeout_s: float) -> Any:
+        self.commands.append(command)
+        return subprocess.CompletedProcess(command, bool(self.errors), "" if self.errors else "einops\n", self.errors)
+
+
+class ImportingEngine(FakeEngine):
+    def __init__(self, errors: str = "") -> None:
+        super().__init__()
+        self.container = Container(errors)
+
+    @contextmanager
+    def running(self, image: str, *, checkout: str, **options: Any) -> Iterator[Any]:
+        assert image in self.known
+        yield self.container
 
 
 @pytest.fixture
@@ -303,3 +343,169 @@ def test_a_layer_of_the_store_is_not_made_again(bench: Bench) -> None:
     bench.fetcher = new_fetcher  # type: ignore[method-assign]
     [added] = bench.add(addition("einops", target=replace(TARGET, tag="2")))
     assert added.digest == bench.target.tags["1"]
+
+
+# ---- variables and files
+
+
+def test_variables_and_files(bench: Bench) -> None:
+    files = {"workspace/conf/a.txt": Entry(path="workspace/conf/a.txt", mode=0o664, content=b"hello\n")}
+    [added] = bench.add(addition("einops", env={"LANG": "de_DE.UTF-8", "TEAM": "vision"}, files=files))
+    assert bench.config()["config"]["Env"] == ["PATH=/usr/bin", "LANG=de_DE.UTF-8", "TEAM=vision"]
+    assert bench.config()["history"][-1]["created_by"] == "files: copied"
+    toc = stored_layers.read_toc(bench.store, added.images[0].layers[-1])
+    entries = {entry.name: (entry.mode, entry.uid, entry.gid) for entry in toc if entry.type in ("dir", "reg")}
+    # A layer replaces mode and owner of the folders that it has: those of the parent stay.
+    assert entries["workspace/"] == (0o1777, 1000, 7)
+    assert entries["workspace/conf/"] == (0o775, 0, 0)
+    assert entries["workspace/conf/a.txt"] == (0o664, 0, 0)
+    labels = bench.config()["config"]["Labels"]
+    assert json.loads(labels["gpu-images.added"])["request"]["env"] == {"LANG": "de_DE.UTF-8", "TEAM": "vision"}
+
+
+@pytest.mark.parametrize("path", ["workspace/readme", "workspace/readme/below"])
+def test_a_copied_file_never_replaces_one_of_the_parent(bench: Bench, path: str) -> None:
+    with pytest.raises(RefusedError, match="/workspace/readme"):
+        bench.add(addition(files={path: Entry(path=path, mode=0o664, content=b"other\n")}))
+    assert bench.target.calls == []
+
+
+def test_other_files_are_another_layer(bench: Bench) -> None:
+    def digest(content: bytes) -> str:
+        [added] = bench.add(addition(files={"srv/a": Entry(path="srv/a", mode=0o664, content=content)}))
+        return added.images[0].layers[-1].digest
+
+    assert digest(b"one") != digest(b"two")
+
+
+def test_nothing_to_add(bench: Bench) -> None:
+    with pytest.raises(UsageError, match="nothing to add"):
+        bench.add(addition())
+
+
+# ---- again
+
+
+def repeat(bench: Bench) -> Addition:
+    bench.target.contents |= bench.parent.registry.contents  # which were mounted
+    with bench.store.used():
+        earlier = find_parents(TARGET, "all", None, Host(), bench.store, bench.registry)
+    return repeat_addition(TARGET, earlier)
+
+
+def test_the_same_additions_on_the_next_release(bench: Bench) -> None:
+    files = {"srv/a": Entry(path="srv/a", mode=0o664, content=b"a")}
+    [first] = bench.add(addition("einops>=0.7", env={"TEAM": "vision"}, files=files))
+    bench.parent.layers[0] = bench.parent.wheels(project("ember", version="1.10"), project("tinylib"))
+    bench.parent.push("1")
+    bench.share()
+    bench.uv.calls.clear()
+    again = repeat(bench)
+    assert (again.parent, str(again.requested[0]), again.env) == (PARENT, "einops>=0.7", {"TEAM": "vision"})
+    [second] = bench.add(again)
+
+    [(_, _, _, preferred), (_, _, constraints, _)] = bench.uv.calls
+    assert preferred == {"einops": "0.8", "ember": "1.9", "tinylib": "1.9"}, "what was chosen before, where it fits"
+    assert constraints == ["ember==1.9", "einops==0.8"], "those of the parent, and what uv chose"
+    assert second.images[0].layers[-1] == first.images[0].layers[-1], "the files are those of the image"
+    assert bench.config()["config"]["Labels"]["gpu-images.parent"] == bench.parent.registry.tags["1"]
+    assert "resolve: 1 new, 2 kept, ember 1.10 unchanged: ember 1.9 -> 1.10" in bench.shown
+
+
+def test_an_image_whose_parent_is_the_same_stays(bench: Bench) -> None:
+    bench.add()
+    again = repeat(bench)
+    before = list(bench.target.calls)
+    assert bench.add(again) == []
+    assert [call for call in bench.target.calls if call.startswith(("put", "upload"))] == [
+        call for call in before if call.startswith(("put", "upload"))
+    ]
+    assert bench.shown[-1] == f"parent: {PARENT} is still the same: {TARGET} is up to date"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("gpu-images.added", "{", "invalid label gpu-images.added"),
+        ("gpu-images.added", '{"request": {"requirements": ["-e ."]}}', "the option -e is not supported"),
+        ("gpu-images.added", '{"request": {"requirements": [], "env": {"PATH": "/tmp"}}}', "every image sets PATH"),
+        ("org.opencontainers.image.base.name", "NO NAME", "invalid label org.opencontainers.image.base.name"),
+        ("org.opencontainers.image.base.name", f"a/b@sha256:{'1' * 64}", "was put on a digest"),
+    ],
+)
+def test_a_record_that_cannot_be_repeated(bench: Bench, name: str, value: str, message: str) -> None:
+    child = ParentImage(bench.target)
+    child.labels |= {
+        "gpu-images.added": '{"request": {"requirements": ["einops"]}}',
+        "org.opencontainers.image.base.name": str(PARENT),
+        name: value,
+    }
+    child.push("1")
+    with pytest.raises(BuilderError, match=message):
+        repeat(bench)
+
+
+# ---- in an engine
+
+
+def test_packages_are_imported_before_anything_is_pushed(bench: Bench) -> None:
+    engine = ImportingEngine("Traceback\nImportError: no libx.so")
+    with pytest.raises(ImageTestError, match=r"cannot be imported\n.*\nImportError: no libx\.so"):
+        bench.add(engine=engine)
+    assert bench.target.calls == []
+
+    engine = ImportingEngine()
+    bench.add(engine=engine)
+    assert engine.container.commands[0][-1] == "einops"
+    assert "tests: 1 module imported (amd64)" in bench.shown
+    assert engine.calls[-1].startswith("remove "), "the engine keeps nothing"
+    assert bench.target.calls[-1] == "put 1"
+
+
+def test_an_image_without_a_registry_stays_in_the_engine(bench: Bench) -> None:
+    engine, local = ImportingEngine(), ImageRef.parse("vision:1")
+    [added] = bench.add(addition("einops", target=local), engine=engine)
+    assert engine.calls[-1] == "tag vision:1"
+    assert bench.store.images()["vision:1"].digest == added.images[0].image.manifest.digest
+    assert bench.registries.keys() == {PARENT.name, TARGET.name}, "nothing is pushed"
+
+
+def test_the_program_that_imports(tmp_path: Path, programs: None) -> None:
+    """It runs in the image, for the names of projects."""
+    (tmp_path / "site").mkdir()
+    contents = {"einops/__init__.py": b"", "single.py": b"", "tests/__init__.py": b"1/0", "not-a-module.py": b"1/0"}
+    spaced = {"space/one/__init__.py": b"", "space/one/deep/__init__.py": b"1/0"}
+    for packed in (project("einops", contents), project("spaced", spaced), project("broken", {"broken.py": b"1/0"})):
+        with zipfile.ZipFile(io.BytesIO(packed.content)) as archive:
+            archive.extractall(tmp_path / "site")
+
+    def run(*names: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", IMPORTS, *names]
+        environ = {"PYTHONPATH": str(tmp_path / "site")}
+        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+    assert run("einops", "spaced").stdout.split() == ["einops", "single", "space.one"]
+    assert "ZeroDivisionError" in run("broken").stderr
+
+
+# ---- signed
+
+
+def test_a_statement_names_the_parent_and_the_signature_is_last(bench: Bench) -> None:
+    signed: list[tuple[str, str, Any]] = []
+
+    class FakeSigner(Signer):
+        def attest(self, repository: Any, digest: str, statements: Mapping[str, bytes], is_same: Any = None) -> None:
+            signed.append(("attest", digest, json.loads(statements["slsaprovenance1"])))
+
+        def sign_manifest(self, repository: Any, digest: str, annotations: Mapping[str, str] = {}) -> None:
+            assert "1" not in bench.target.tags
+            signed.append(("sign", digest, None))
+
+    [added] = bench.add(signer=FakeSigner(key="k"))
+    [(_, attested, statement), (_, digest, _)] = signed
+    assert attested == digest == added.digest
+    dependencies = statement["buildDefinition"]["resolvedDependencies"]
+    parent = bench.parent.registry.tags["1"].removeprefix("sha256:")
+    assert dependencies[0] == {"uri": f"oci:{PARENT.name}", "digest": {"sha256": parent}}
+    assert dependencies[1]["uri"] == "pkg:pypi/einops@0.8"

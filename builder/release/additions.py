@@ -1,0 +1,176 @@
+"""What users put on an image: packages, variables and files, on the command line, in a file or in an image."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from builder.common import strict_yaml, validation
+from builder.common.errors import UsageError, VerifyError
+from builder.common.files import files_below
+from builder.common.reference import ImageRef
+from builder.common.text import listed, size
+from builder.layers import oci
+from builder.layers.splice import Entry
+from builder.lock import requirements
+from builder.lock.requirements import Requested
+from builder.matrix.schema import StrictModel
+from builder.matrix.tags import ADDED_LABEL, OCI
+from builder.plan.settings import FIXED
+from builder.release.parent import Parent
+
+PLACES = ("/workspace", "/home/user", "/opt/team", "/srv")  # where --copy may write: nothing there starts as root
+LARGEST_COPY = 1_000_000_000  # bytes of one file, which is read into memory
+BASE_NAME = f"{OCI}.base.name"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Addition:
+    """One image to make: what is put on `parent`, an image in a registry or in the store, for the tag `target`.
+
+    `files` are by their path in the image. `earlier` are the images of an addition that is repeated, by architecture:
+    their versions are preferred, and their files are kept.
+    """
+
+    parent: ImageRef
+    target: ImageRef
+    requested: Sequence[Requested] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, Entry] = field(default_factory=dict)
+    earlier: Mapping[str, Parent] = field(default_factory=dict)
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The request as the image records it."""
+        return {"requirements": [str(each) for each in self.requested], "env": dict(self.env)}
+
+
+def new_addition(
+    parent: ImageRef,
+    target: ImageRef,
+    packages: Iterable[str],
+    *,
+    files: Iterable[Path] = (),
+    env: Iterable[str] = (),
+    copies: Iterable[str] = (),
+    folder: Path = Path(),
+    place: str = "command line",
+) -> Addition:
+    """The addition of a request; paths are relative to `folder`. Raises UsageError for what must not be in an image."""
+    if not target.tag or target.digest:
+        raise UsageError(f"{target} is no tag", hint="Use REGISTRY/NAME:TAG, e.g. ghcr.io/org/vision:1.")
+    requested = [requirements.parse_requirement(text, place) for text in packages]
+    requested += [each for file in files for each in requirements.read_requirements(folder / file)]
+    variables = {}
+    for text in env:
+        name, _, value = text.partition("=")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*=.*", text) or not text.isprintable():
+            raise UsageError(f"{place}: invalid variable {text[:100]!a}", hint="Use NAME=VALUE, on one line.")
+        if name in FIXED:
+            raise UsageError(f"{place}: every image sets {name}", hint="Use another variable.")
+        variables[name] = value
+    copied: dict[str, Entry] = {}
+    for text in copies:
+        copied |= _read_copied(folder, text, place)
+    return Addition(parent=parent, target=target, requested=requested, env=variables, files=copied)
+
+
+def _read_copied(folder: Path, text: str, place: str) -> dict[str, Entry]:
+    """The files of SRC:DST, a file or a folder, by path in the image. Its user may edit them, who is in group 0."""
+    source_name, _, destination = text.rpartition(":")
+    target = PurePosixPath(destination)
+    if not any(str(target).startswith(f"{each}/") for each in PLACES) or ".." in target.parts:
+        raise UsageError(f"{place}: {text!a} is not SRC:DST with DST below {listed(PLACES, 9)}")
+    source = folder / source_name
+    if not source_name or not source.exists():
+        raise UsageError(f"{place}: {source} does not exist")
+    files = {}
+    for path in files_below(source) if source.is_dir() else [source]:
+        if path.is_symlink():
+            raise UsageError(f"{path} is a link", hint="Copy the file itself.")
+        name = str(target / path.relative_to(source) if source.is_dir() else target).lstrip("/")
+        mode = 0o775 if path.stat().st_mode & 0o100 else 0o664
+        if path.stat().st_size > LARGEST_COPY or not name.isprintable():
+            raise UsageError(f"{path} is larger than {size(LARGEST_COPY)}, or has an unprintable name")
+        files[name] = Entry(path=name, mode=mode, content=path.read_bytes())
+    return files
+
+
+class _TeamImage(StrictModel):
+    """`requirements` are files; `copy` and `env` are as on the command line. Paths are relative to the team's file."""
+
+    image: str
+    parent: str
+    packages: list[str] = Field([])
+    requirements: list[str] = Field([])
+    env: dict[str, str] = Field({})
+    files: list[str] = Field([], alias="copy")
+
+
+class _TeamFile(StrictModel):
+    images: list[_TeamImage] = Field(min_length=1)
+
+
+def read_team_file(path: Path) -> list[Addition]:
+    """The images of a team's file. Raises MatrixError or UsageError, with the place."""
+    located = strict_yaml.load_yaml(path)
+    try:
+        team = _TeamFile.model_validate(located.data)
+    except ValidationError as error:
+        raise UsageError(validation.explain(error, _TeamFile, located)) from None
+    additions = []
+    for number, each in enumerate(team.images):
+        place = located.where(("images", number))
+        try:
+            parent, target = ImageRef.parse(each.parent), ImageRef.parse(each.image)
+        except ValueError as error:
+            raise UsageError(f"{place}: {error}") from error
+        variables = [f"{name}={value}" for name, value in each.env.items()]
+        files = [Path(name) for name in each.requirements]
+        additions.append(
+            new_addition(
+                parent, target, each.packages,
+                files=files, env=variables, copies=each.files, folder=path.parent, place=place,
+            )
+        )  # fmt: skip
+    names = [str(each.target) for each in additions]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(f"{path} has two images {twice[0]}")
+    return additions
+
+
+class _Request(BaseModel, frozen=True):
+    requirements: tuple[str, ...]
+    env: dict[str, str] = {}
+
+
+class _Record(BaseModel, frozen=True):
+    request: _Request
+
+
+def repeat_addition(target: ImageRef, earlier: Sequence[Parent]) -> Addition:
+    """The addition that made the image `target`, to be put on the image that the tag of its parent names now.
+
+    `earlier` are the images that the tag names now. Raises VerifyError for an image that `add` did not make, UsageError
+    if its parent has no tag.
+    """
+    labels, hint = earlier[0].image.labels, "Name an image that `builder add` made."
+    text = labels.get(ADDED_LABEL, "").encode()
+    request = oci.parse_document(_Record, text, f"label {ADDED_LABEL}", hint).request
+    try:
+        parent = ImageRef.parse(labels.get(BASE_NAME, ""))
+    except ValueError as error:
+        raise VerifyError(f"{target} has an invalid label {BASE_NAME}", hint=hint) from error
+    if parent.digest:
+        raise UsageError(
+            f"{target} was put on a digest, which never changes", hint=f"Make it again on a tag of {parent.name}."
+        )
+    place = f"the label {ADDED_LABEL} of {target}"
+    variables = [f"{name}={value}" for name, value in request.env.items()]
+    again = new_addition(parent, target, request.requirements, env=variables, place=place)
+    return replace(again, earlier={each.arch: each for each in earlier})

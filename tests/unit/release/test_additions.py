@@ -1,0 +1,122 @@
+"""What users may put on an image, and how a team's file says it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from builder.common.errors import BuilderError, UsageError
+from builder.common.reference import ImageRef
+from builder.release.additions import Addition, new_addition, read_team_file
+
+PARENT, TARGET = ImageRef.parse("registry.example.test/org/em:1"), ImageRef.parse("registry.example.test/team/vision:1")
+
+
+def copy(folder: Path, *copies: str) -> Addition:
+    return new_addition(PARENT, TARGET, [], copies=copies, folder=folder)
+
+
+def test_files_and_folders_with_modes_for_the_group_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "conf/sub").mkdir(parents=True)
+    (tmp_path / "conf/a.txt").write_text("a")
+    (tmp_path / "conf/sub/run").write_text("#!/bin/sh\n")
+    (tmp_path / "conf/sub/run").chmod(0o755)
+    files = copy(tmp_path, "conf:/workspace/conf", "conf/a.txt:/opt/team/b.txt").files
+    assert {path: (entry.mode, entry.content) for path, entry in files.items()} == {
+        "workspace/conf/a.txt": (0o664, b"a"),
+        "workspace/conf/sub/run": (0o775, b"#!/bin/sh\n"),
+        "opt/team/b.txt": (0o664, b"a"),
+    }
+
+
+@pytest.mark.parametrize(
+    "destination",
+    [
+        "/etc/passwd", "/usr/local/bin/start", "/opt/venv/bin/python", "/workspace", "/workspace/../etc/cron.d/x",
+        "workspace/a", "/workspaces/a", "", "/opt/teams/a",
+    ],
+)  # fmt: skip
+def test_destinations_that_are_refused(tmp_path: Path, destination: str) -> None:
+    (tmp_path / "a").write_text("a")
+    with pytest.raises(UsageError, match="is not SRC:DST with DST below /workspace"):
+        copy(tmp_path, f"a:{destination}")
+
+
+def test_sources_that_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        copy(tmp_path, "absent:/srv/a")
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/link").symlink_to("/etc/shadow")
+    with pytest.raises(UsageError, match="link is a link"):
+        copy(tmp_path, "conf:/srv/a")
+
+
+def test_variables() -> None:
+    added = new_addition(PARENT, TARGET, [], env=["A=b=c", "EMPTY="])
+    assert added.env == {"A": "b=c", "EMPTY": ""}
+    assert added.request == {"requirements": [], "env": {"A": "b=c", "EMPTY": ""}}
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("A", "invalid variable"), ("1A=b", "invalid variable"), ("A=b\nc", "invalid variable"),
+        ("PATH=/tmp", "every image sets PATH"), ("PIP_CONSTRAINT=", "every image sets PIP_CONSTRAINT"),
+    ],
+)  # fmt: skip
+def test_variables_that_are_refused(variable: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        new_addition(PARENT, TARGET, [], env=[variable])
+
+
+@pytest.mark.parametrize("target", ["registry.example.test/a", f"registry.example.test/a@sha256:{'1' * 64}"])
+def test_the_image_needs_a_tag(target: str) -> None:
+    with pytest.raises(UsageError, match="is no tag"):
+        new_addition(PARENT, ImageRef.parse(target), ["einops"])
+
+
+# ---- a team's file
+
+TEAM = """\
+images:
+  - image: registry.example.test/team/vision:1
+    parent: registry.example.test/org/em:1
+    packages: [einops]
+    requirements: [vision.txt]
+    env: {TEAM: vision}
+    copy: ["vision.txt:/srv/vision.txt"]
+  - {image: "registry.example.test/team/audio:1", parent: "registry.example.test/org/em:1", packages: [torchcodec]}
+"""
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "vision.txt").write_text("tqdm\n")
+    (tmp_path / "team.yaml").write_text(TEAM)
+    first, second = read_team_file(tmp_path / "team.yaml")
+    assert (first.parent, first.target) == (PARENT, TARGET)
+    assert [each.text for each in first.requested] == ["einops", "tqdm"]
+    assert (first.env, list(first.files)) == ({"TEAM": "vision"}, ["srv/vision.txt"])
+    assert [each.text for each in second.requested] == ["torchcodec"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("packages: [einops]", "package: [einops]", "team.yaml:4:5: images.0.package: unknown key"),
+        ("packages: [einops]", "packages: einops", "images.0.packages"),
+        ("packages: [einops]", "packages: [-e .]", "team.yaml:2:5: the option -e is not supported"),
+        ("org/em:1\n    packages", "org/em:1:2\n    packages", "team.yaml:2:5: '1:2' is not a tag"),
+        ("team/audio:1", "team/vision:1", "two images registry.example.test/team/vision:1"),
+        ("[vision.txt]", "[absent.txt]", "no such file"),
+        (TEAM, "images: []\n", "images"),
+        (TEAM, "- a\n", "team.yaml"),
+    ],
+)
+def test_a_file_that_is_refused_with_its_place(tmp_path: Path, old: str, new: str, message: str) -> None:
+    (tmp_path / "vision.txt").write_text("tqdm\n")
+    assert old in TEAM
+    (tmp_path / "team.yaml").write_text(TEAM.replace(old, new))
+    with pytest.raises(BuilderError) as caught:
+        read_team_file(tmp_path / "team.yaml")
+    assert message in str(caught.value)
