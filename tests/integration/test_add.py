@@ -1,0 +1,202 @@
+"""Packages are put on an image from registry to registry, by the real uv, without an engine and without a checkout.
+
+Requests that are refused, labels and layers: tests/unit/steps/test_add.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.common.reference import ImageRef
+from builder.common.tasks import RetryPolicy
+from builder.host import Host
+from builder.layers import oci
+from builder.layers.blobs import LAYER_TYPE, MANIFEST_TYPE, Descriptor
+from builder.registry import transfer
+from builder.registry.client import Repository
+from tests.fakes.registry import MemoryRegistry
+from tests.integration import registry as registries
+from tests.integration.checkout import BUILDER, OURS, until
+from tests.integration.index import Index
+from tests.integration.registry import Fault, Proxy, Server, Trouble
+from tests.integration.wheels import Distribution, wheel
+from tests.unit.release.parents import ParentImage, plain, project
+
+POLICY = RetryPolicy(connect_s=5, read_s=20, retries=1, first_delay_s=0.05)
+
+
+@dataclass
+class Team:
+    """A folder of a team: no checkout. The index does not have ember, the framework of the parent."""
+
+    folder: Path
+    proxy: Proxy
+    index: Index
+
+    def push_parent(self, *, ember: str = "1.9") -> str:
+        """Makes the parent anew, and moves its tag; returns its digest."""
+        memory = MemoryRegistry()
+        image = ParentImage(memory)
+        image.layers[0] = image.wheels(project("ember", version=ember), project("tinylib"))
+        image.layers[2] = "files", image.layer(plain({"etc/pip/constraints.txt": f"ember=={ember}\n".encode()}))
+        digest = image.push("1")
+        content = memory.contents[digest]
+        files: dict[Descriptor, Path | None] = {}
+        for blob in oci.read_blobs(content):
+            path = self.folder / blob.removeprefix("sha256:")
+            path.write_bytes(memory.contents[blob])
+            files[Descriptor(media_type=LAYER_TYPE, digest=blob, size=path.stat().st_size)] = path
+        repository = self.repository("org/em")
+        transfer.push_image(repository, oci.Manifest.of(content), files)
+        return repository.put_manifest("1", content, MANIFEST_TYPE)
+
+    def repository(self, name: str) -> Repository:
+        reference = ImageRef(registry=self.proxy.address, repository=name)
+        return Repository(reference, host=Host(), write=True, policy=POLICY)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+        environ = inherited | {
+            "UV_DEFAULT_INDEX": self.index.url, "PIP_INDEX_URL": self.index.url,
+            "GPU_IMAGES_STORE": str(self.folder / "store"), "DOCKER_CONFIG": str(self.folder / "docker"),
+            "DOCKER_HOST": "unix:///nonexistent",
+        }  # fmt: skip
+        command = [str(BUILDER), "add", *arguments]
+        return subprocess.Popen(
+            command, cwd=self.folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def add(self, *arguments: str, code: int = 0) -> str:
+        process = self.start(*arguments)
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == code, output
+        assert "Traceback" not in output
+        return output
+
+    @property
+    def parent(self) -> str:
+        return f"{self.proxy.address}/org/em:1"
+
+    def target(self, name: str) -> str:
+        return f"{self.proxy.address}/team/{name}:1"
+
+    def config(self, name: str) -> dict[str, Any]:
+        repository = self.repository(f"team/{name}")
+        manifest = repository.manifest("1")
+        assert manifest
+        config: dict[str, Any] = json.loads(repository.read_blob(json.loads(manifest.content)["config"]["digest"]))
+        return config
+
+
+@pytest.fixture(scope="module")
+def _registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    registries.install()
+    with Server(folder=tmp_path_factory.mktemp("registry")).serving() as server, Proxy(server).serving() as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def team(_registry: Proxy, tmp_path: Path) -> Iterator[Team]:
+    with Index().serving() as index:
+        index.publish(
+            wheel("einops", "0.8", {"einops/__init__.py": b""}),
+            wheel("plugin", "1", {"plugin.py": b""}, requires=["ember>=1.5", "einops"]),
+            wheel("newest", "1", {"newest.py": b""}, requires=["ember>=2"]),
+            Distribution(project="big", file=(big := _big()).file, content=big.content),
+        )
+        team = Team(tmp_path, _registry, index)
+        team.push_parent()
+        yield team
+        _registry.heal()
+
+
+def _big() -> Distribution:
+    return wheel("big", "1", {"big/data.bin": os.urandom(3_000_000)})
+
+
+def test_from_registry_to_registry(team: Team) -> None:
+    """The metadata of the framework comes from the image: the index does not have it."""
+    team.proxy.heal()
+    output = team.add(team.parent, "plugin", "-t", team.target("vision"))
+    assert "resolve  2 new, 2 kept, ember 1.9 unchanged: einops 0.8, plugin 1" in output
+    assert team.proxy.count("POST", "mount=") >= 3, "the layers of the parent are mounted"
+    assert team.proxy.got["PUT"] < 20_000
+    assert team.config("vision")["history"][-1]["created_by"].count(".whl@sha256:") == 2
+    assert not list((team.folder / "store/downloads").iterdir())
+
+    again = team.add(team.parent, "plugin", "-t", team.target("vision"))
+    assert output.partition("@")[2][:71] == again.partition("@")[2][:71], "the same bytes"
+
+
+def test_a_conflict_names_the_package_of_the_parent(team: Team) -> None:
+    output = team.add(team.parent, "newest", "-t", team.target("conflict"), code=4)
+    assert "newest depend on ember>=2" in output
+    assert "The parent has ember 1.9." in output
+    assert team.repository("team/conflict").digest_of("1") is None
+    output = team.add(team.parent, "ember==2", "-t", team.target("conflict"), code=4)
+    assert "The parent has ember 1.9." in output
+
+
+def test_the_next_release_of_the_parent(team: Team) -> None:
+    team.add(team.parent, "plugin", "--env", "TEAM=vision", "-t", team.target("refreshed"))
+    assert "is up to date" in team.add("--refresh", team.target("refreshed"))
+    digest = team.push_parent(ember="1.10")
+    assert "ember 1.9 -> 1.10" in team.add("--refresh", team.target("refreshed"), "--dry-run")
+    team.index.publish(wheel("einops", "0.9", {"einops/__init__.py": b""}))
+    team.add("--refresh", team.target("refreshed"))
+    config = team.config("refreshed")
+    assert config["config"]["Labels"]["gpu-images.parent"] == digest
+    assert "TEAM=vision" in config["config"]["Env"]
+    assert "einops-0.8-" in config["history"][-1]["created_by"], "what was chosen before stays"
+
+
+@pytest.mark.parametrize("fault", [Fault.CUT, Fault.ANSWER_LOST, Fault.STATUS_500])
+def test_a_registry_with_faults(team: Team, fault: Fault) -> None:
+    name = f"fault-{fault.name.lower().replace('_', '-')}"
+    team.proxy.troubles += [
+        Trouble(fault=fault, method="PUT", path="/blobs/uploads/"),
+        Trouble(fault=Fault.ANSWER_LOST, method="PUT", path="/manifests/"),
+        Trouble(fault=Fault.STATUS_500, method="GET", path="/blobs/sha256"),
+    ]
+    team.add(team.parent, "einops", "-t", team.target(name))
+    assert team.config(name)["config"]["Labels"]["gpu-images.parent.cell"] == "em-1-cpu-py311"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_an_interrupted_push_leaves_no_tag(team: Team, number: signal.Signals) -> None:
+    name = f"interrupted-{number.name.lower()}"
+    team.proxy.heal()
+    team.proxy.troubles.append(Trouble(fault=Fault.STALLS, method="PUT", path=f"team/{name}/blobs/uploads/"))
+    run = team.start(team.parent, "big", "-t", team.target(name))
+    until(lambda: team.proxy.count("PUT", f"team/{name}/blobs"), "the upload", seconds=60)
+    run.send_signal(number)
+    run.communicate(timeout=30)
+    team.proxy.heal()
+    assert team.repository(f"team/{name}").digest_of("1") is None
+    began = time.monotonic()
+    team.add(team.parent, "big", "-t", team.target(name))
+    assert team.repository(f"team/{name}").digest_of("1"), f"after {time.monotonic() - began:.0f} s"
+
+
+def test_all_images_of_a_file_or_none(team: Team) -> None:
+    lines = [
+        f"  - {{image: '{team.target(name)}', parent: '{team.parent}', packages: [{package}]}}\n"
+        for name, package in (("one", "einops"), ("two", "big"))
+    ]
+    (team.folder / "team.yaml").write_text("images:\n" + "".join(lines))
+    team.proxy.troubles.append(Trouble(fault=Fault.STATUS_507, method="PUT", path="team/two/blobs", times=99))
+    team.add("-f", "team.yaml", code=14)
+    assert team.repository("team/one").digest_of("1") is None
+    team.proxy.heal()
+    team.add("-f", "team.yaml")
+    assert all(team.repository(f"team/{name}").digest_of("1") for name in ("one", "two"))
