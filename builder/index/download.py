@@ -24,6 +24,7 @@ from packaging.utils import canonicalize_name
 from builder.common.errors import FetchError, store_error
 from builder.common.http import PIECE, TRANSIENT, Download, failure_of, read_pieces
 from builder.common.tasks import Retries, RetryPolicy
+from builder.index.releases import Index
 from builder.index.session import DOCTOR, IndexSession, describe
 from builder.index.settings import IndexSettings, origin_of
 from builder.index.wheels import LockedWheel, Sdist
@@ -234,7 +235,7 @@ class Fetcher(FileFetcher[LockedWheel | Sdist]):
     """Downloads wheels and sdists that an index lists, into one folder.
 
     `warn` is called with a line about a yanked wheel at each attempt to download it. `built` gives the path of a wheel
-    that was built from source.
+    that was built from source. `catalogue` may have read the pages of the default index.
     """
 
     def __init__(
@@ -245,9 +246,11 @@ class Fetcher(FileFetcher[LockedWheel | Sdist]):
         progress: Callable[[int], None] = lambda _: None,
         warn: Callable[[str], None] = lambda _: None,
         built: Callable[[LockedWheel], Path] | None = None,
+        catalogue: Index | None = None,
         policy: RetryPolicy = DEFAULT_POLICY,
     ) -> None:
         super().__init__(folder, progress=progress, policy=policy)
+        self._catalogue = catalogue
         self._settings = settings
         self._warn = warn
         self._built = built
@@ -308,7 +311,10 @@ class Fetcher(FileFetcher[LockedWheel | Sdist]):
             lock = self._page_locks.setdefault(page, threading.Lock())
         with lock:
             if page not in self._pages:
-                self._pages[page] = {file.filename: file for file in session.files(project)}
+                files = (
+                    session.files(project) if locked.index or not self._catalogue else self._catalogue.files(project)
+                )
+                self._pages[page] = {file.filename: file for file in files}
         if (file := self._pages[page].get(locked.file)) is None:
             raise FetchError(
                 f"{locked.file}: not listed by {label}",

@@ -130,9 +130,9 @@ def add(
     has no registry. `program` chooses versions. Leaves out a repeated addition whose parent is the same.
     """
     host = replace(host, read_apt=Apt)  # apt takes 0.5 s, and no archive of Debian is used here
-    program = program or Uv(host, subprocess.run, Index(host.index), serve_index)
-    meter = Meter(view, "wheels", "fetched", 0)
-    fetcher = new_fetcher(host.index, store.downloads, progress=meter.add, warn=view.say_once)
+    catalogue, meter = Index(host.index), Meter(view, "wheels", "fetched", 0)
+    program = program or Uv(host, subprocess.run, catalogue, serve_index)
+    fetcher = new_fetcher(host.index, store.downloads, progress=meter.add, warn=view.say_once, catalogue=catalogue)
     assembled: list[Added] = []
     for addition in additions:
         if addition.target.name == addition.parent.name and addition.target.target == addition.parent.target:
