@@ -12,10 +12,10 @@ import click
 from rich.text import Text
 
 from builder.cli.context import Context, parse_image
-from builder.cli.options import format_option, sign_option
+from builder.cli.options import format_option, sign_option, trusted_options, trusted_signers
 from builder.common.console import View
 from builder.common.errors import UsageError
-from builder.evidence.signing import Signer
+from builder.evidence.signing import Signer, Trust
 from builder.matrix.schema import Arch
 from builder.release.additions import PLACES, new_addition, read_team_file, repeat_addition
 from builder.release.image_sources import ALL
@@ -64,24 +64,26 @@ from builder.steps.add import Added, add, find_parents
 )
 @click.option("--test", is_flag=True, help="First load the image into Docker, and import each requested package.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be added.")
+@trusted_options
 @sign_option
 @format_option()
 @click.pass_obj
 def add_command(
     context: Context, /, parent: str | None, packages: Sequence[str], files: Sequence[Path], env: Sequence[str],
     copies: Sequence[str], target: str, refresh: str, arch: str, team: Path | None, test: bool, dry_run: bool,
-    signer: Signer | None, form: str
+    keys: Sequence[str], identity: str, issuer: str, signer: Signer | None, form: str
 ) -> None:  # fmt: skip
     """Put packages on an image, without building it.
 
     PARENT is an image that builder made, in a registry or in the store. Its packages and files stay as they are: what
-    would replace the framework or CUDA is refused. From registry to registry, only the new layers are sent. Needs no
-    Docker and no checkout.
+    would replace the framework or CUDA is refused. With --key or --identity, its signature is checked first. From
+    registry to registry, only the new layers are sent. Needs no Docker and no checkout.
 
     The request and the chosen wheels are in a label of the image, so --refresh needs no file. An image without a
     registry (-t vision:1) is loaded into Docker instead.
     """
     began, view, store = time.monotonic(), View(context.err), context.store
+    trust = Trust(signers=trusted_signers(keys, identity, issuer), root=Path.cwd())
     project = None
     with suppress(UsageError):  # without a checkout
         project = context.project
@@ -109,7 +111,7 @@ def add_command(
             engine = Engine.connect()
         done = add(
             additions, project, context.host, store, view, show,
-            arch=arch, dry_run=dry_run, engine=engine, signer=signer,
+            arch=arch, dry_run=dry_run, engine=engine, trust=trust, signer=signer,
         )  # fmt: skip
     if form == "json":
         context.print_json([_as_data(added) for added in done])

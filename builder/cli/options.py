@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from builder.common import machine
+from builder.common.errors import UsageError
 from builder.common.text import parse_size
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -74,6 +75,33 @@ sign_option = click.option(
     help="Sign with cosign: the file or KMS address of a private key, or `keyless` for the identity of a CI job. The "
     "password of a key is read from COSIGN_PASSWORD. Default: nothing is signed.",
 )
+
+
+def trusted_options(command: _Command) -> _Command:
+    """The options `--key`, `--identity` and `--issuer`, for `trusted_signers`."""
+    key = click.option(
+        "--key",
+        "keys",
+        multiple=True,
+        type=click.Path(exists=True, dir_okay=False),
+        help="A public key of cosign that verifies the image's signature. Repeat the option to accept any of several "
+        "keys.",
+    )
+    identity = click.option(
+        "--identity", default="", help="An identity, such as a workflow, that must have signed the image."
+    )
+    issuer = click.option("--issuer", default="", help="The OpenID Connect issuer of --identity.")
+    return key(identity(issuer(command)))
+
+
+def trusted_signers(keys: Sequence[str], identity: str, issuer: str) -> list[Any]:
+    """The trusted signers of `trusted_options`. Raises UsageError."""
+    from builder.matrix.schema import Trusted  # noqa: PLC0415  --help does not need it
+
+    if bool(identity) != bool(issuer):
+        raise UsageError("--identity and --issuer must be used together")
+    signers = [Trusted.model_construct(key=key) for key in keys]
+    return [*signers, *([Trusted(identity=identity, issuer=issuer)] if identity else [])]
 
 
 # Read in `builder.cli.main`, which also handles errors that are raised before click has parsed the options.

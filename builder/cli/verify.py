@@ -14,14 +14,14 @@ from pydantic import TypeAdapter, ValidationError
 from rich.text import Text
 
 from builder.cli.context import Context, parse_image
-from builder.cli.options import format_option
+from builder.cli.options import format_option, trusted_options, trusted_signers
 from builder.common import errors
 from builder.common.console import View
 from builder.common.errors import BuilderError, UsageError
 from builder.common.files import short_digest
 from builder.common.validation import message_of
 from builder.index.wheels import arch_of
-from builder.matrix.schema import Arch, IndexAddress, IndexName, Trusted
+from builder.matrix.schema import Arch, IndexAddress, IndexName
 from builder.release.image_sources import ALL
 from builder.release.verify import Finding, verdict
 from builder.steps.verify import Options, verify_named
@@ -46,15 +46,7 @@ def _parse_indexes(context: click.Context, option: click.Parameter, values: Sequ
     is_flag=True,
     help="Accept layers that cannot be checked on this machine, such as Debian packages.",
 )
-@click.option(
-    "--key",
-    "keys",
-    multiple=True,
-    type=click.Path(exists=True, dir_okay=False),
-    help="A public key of cosign that verifies the image's signature. Repeat the option to accept any of several keys.",
-)
-@click.option("--identity", default="", help="An identity, such as a workflow, that must have signed the image.")
-@click.option("--issuer", default="", help="The OpenID Connect issuer of --identity.")
+@trusted_options
 @click.option(
     "--arch",
     type=click.Choice([*get_args(Arch), ALL]),
@@ -103,11 +95,7 @@ def verify_command(
     or built here), signed (by a trusted signer). Any other result is a failure: unknown (nothing to compare it with),
     different, failed (could not be compared).
     """
-    if bool(identity) != bool(issuer):
-        raise UsageError("--identity and --issuer must be used together")
-    signers = [Trusted.model_construct(key=key) for key in keys]
-    if identity:
-        signers.append(Trusted(identity=identity, issuer=issuer))
+    signers = trusted_signers(keys, identity, issuer)
     project = None
     with suppress(UsageError):  # without a checkout
         project = context.project

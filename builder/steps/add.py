@@ -15,7 +15,15 @@ from functools import partial
 from pathlib import Path
 
 from builder.common.console import Meter, View
-from builder.common.errors import BuildError, ImageTestError, LockError, RefusedError, UnreachableError, UsageError
+from builder.common.errors import (
+    BuildError,
+    ImageTestError,
+    LockError,
+    RefusedError,
+    UnreachableError,
+    UsageError,
+    VerifyError,
+)
 from builder.common.files import digest_of_data, short_digest
 from builder.common.reference import ImageRef
 from builder.common.tasks import thread_pool
@@ -23,7 +31,7 @@ from builder.common.text import counted, listed, size
 from builder.engine.client import Engine
 from builder.engine.load import Loader
 from builder.evidence import sbom_and_provenance
-from builder.evidence.signing import Signer
+from builder.evidence.signing import Signer, Trust
 from builder.host import Apt, Host
 from builder.index.download import CONNECTIONS, Fetcher
 from builder.index.local_index import serve_index
@@ -45,6 +53,7 @@ from builder.registry import transfer
 from builder.registry.client import Repository
 from builder.registry.transfer import Sent
 from builder.release.additions import BASE_NAME, Addition
+from builder.release.attestations import Attestations
 from builder.release.image_sources import ALL, RegistrySource
 from builder.release.parent import Parent, read_parent
 from builder.steps import verify
@@ -118,6 +127,7 @@ def add(
     arch: str = ALL,
     dry_run: bool = False,
     engine: Engine | None = None,
+    trust: Trust | None = None,
     signer: Signer | None = None,
     program: Uv | None = None,
     new_fetcher: Callable[..., Fetcher] = Fetcher,
@@ -127,7 +137,8 @@ def add(
 
     `arch` is the architecture of a parent for several, or ALL. `show` gets the name of each step and its result. With
     `dry_run`, only resolves. With an `engine`, imports the packages in a container first; it gets the images whose tag
-    has no registry. `program` chooses versions. Leaves out a repeated addition whose parent is the same.
+    has no registry. A signer of `trust`, if it has any, must have signed each parent. `program` chooses versions.
+    Leaves out a repeated addition whose parent is the same.
     """
     host = replace(host, read_apt=Apt)  # apt takes 0.5 s, and no archive of Debian is used here
     catalogue, meter = Index(host.index), Meter(view, "wheels", "fetched", 0)
@@ -146,7 +157,8 @@ def add(
             continue
         made: list[AddedImage] = []
         for parent in parents:
-            show("parent", f"{addition.parent}  {parent.arch}  {short_digest(parent.image.manifest.digest)}")
+            digest = short_digest(parent.image.manifest.digest)
+            show("parent", f"{addition.parent}  {parent.arch}  {digest}  {check_signature(addition, parent, trust)}")
 
             # What the parent has stays, byte for byte. The rest of the solution is new.
             solution = resolve(program, parent, addition)
@@ -221,6 +233,21 @@ def find_parents(
 ) -> list[Parent]:
     """The images with a name, in a registry or in the store, as parents: one for each architecture."""
     return [read_parent(source) for source in verify.find_images(reference, arch, project, host, store, new_repository)]
+
+
+def check_signature(addition: Addition, parent: Parent, trust: Trust | None) -> str:
+    """What signers state about a parent: its tests, if it was released. Raises VerifyError without a signature."""
+    if not (trust and trust.signers):
+        return "signature not checked"
+    if not isinstance(parent.source, RegistrySource):
+        raise UsageError(f"{addition.parent} has no registry, and images of the store are not signed")
+    reference = addition.parent
+    tagged = reference if reference.digest else replace(reference, tag=reference.target)
+    attestations = Attestations(source=parent.source, reference=tagged, trust=trust)
+    for finding in attestations.signatures():
+        if finding.state != "signed":
+            raise VerifyError(f"{reference}: {finding.detail}", hint="Do not use it until you know who built it.")
+    return f"signature checked, tests: {attestations.test_results().detail}"
 
 
 def resolve(program: Uv, parent: Parent, addition: Addition) -> dict[str, LockedWheel]:
@@ -378,8 +405,10 @@ def sign(signer: Signer, repository: Repository, added: Added, manifest: Manifes
         )
         signer.attest(repository, digest, {sbom_and_provenance.PROVENANCE: statement})
     # Sign last: once an image has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.
+    target = added.addition.target
     for digest in dict.fromkeys([*(each.image.manifest.digest for each in added.images), manifest.digest]):
-        signer.sign_manifest(repository, digest)
+        notes = {"cell": "", "image": target.repository.rpartition("/")[2], "tag": target.tag}
+        signer.sign_manifest(repository, digest, notes)
 
 
 def _changes(earlier: Parent | None, parent: Parent, wheels: Iterable[LockedWheel]) -> list[str]:

@@ -69,7 +69,7 @@ class Team:
         environ = inherited | {
             "UV_DEFAULT_INDEX": self.index.url, "PIP_INDEX_URL": self.index.url,
             "GPU_IMAGES_STORE": str(self.folder / "store"), "DOCKER_CONFIG": str(self.folder / "docker"),
-            "DOCKER_HOST": "unix:///nonexistent",
+            "DOCKER_HOST": "unix:///nonexistent", "COSIGN_PASSWORD": "",
         }  # fmt: skip
         command = [str(BUILDER), "add", *arguments]
         return subprocess.Popen(
@@ -200,3 +200,21 @@ def test_all_images_of_a_file_or_none(team: Team) -> None:
     team.proxy.heal()
     team.add("-f", "team.yaml")
     assert all(team.repository(f"team/{name}").digest_of("1") for name in ("one", "two"))
+
+
+def test_a_signed_image_is_a_trusted_parent_under_its_tag(team: Team, keys: Path) -> None:
+    team.add(team.parent, "einops", "-t", team.target("signed"), "--sign", f"{keys}/ours.key")
+    output = team.add(team.target("signed"), "plugin", "-t", team.target("child"), "--key", f"{keys}/ours.pub")
+    assert "signature checked" in output
+    refused = team.target("refused")
+    output = team.add(team.target("signed"), "plugin", "-t", refused, "--key", f"{keys}/theirs.pub", code=15)
+    assert "no trusted signer signed it" in output
+    # Who may only move tags must not offer an old image as another one.
+    repository = team.repository("team/signed")
+    manifest = repository.manifest("1")
+    assert manifest
+    repository.put_manifest("2", manifest.content, manifest.media_type)
+    moved = team.target("signed").removesuffix("1") + "2"
+    output = team.add(moved, "plugin", "-t", refused, "--key", f"{keys}/ours.pub", code=15)
+    assert "signed for 1, not for 2" in output
+    assert team.repository("team/refused").digest_of("1") is None

@@ -27,7 +27,7 @@ from builder.common.errors import (
     UsageError,
 )
 from builder.common.reference import ImageRef
-from builder.evidence.signing import Signer
+from builder.evidence.signing import Signer, Trust
 from builder.host import Host
 from builder.index.download import Fetcher
 from builder.index.local_index import serve_index
@@ -38,6 +38,7 @@ from builder.layers.splice import Entry
 from builder.layers.store import Store
 from builder.lock.requirements import Requested
 from builder.lock.uv import Built, ListedWheels, Target, Uv
+from builder.matrix.schema import Trusted
 from builder.release.additions import Addition, repeat_addition
 from builder.release.image_sources import sources_in_registry
 from builder.release.parent import read_parent
@@ -500,12 +501,21 @@ def test_a_statement_names_the_parent_and_the_signature_is_last(bench: Bench) ->
 
         def sign_manifest(self, repository: Any, digest: str, annotations: Mapping[str, str] = {}) -> None:
             assert "1" not in bench.target.tags
-            signed.append(("sign", digest, None))
+            signed.append(("sign", digest, annotations))
 
     [added] = bench.add(signer=FakeSigner(key="k"))
-    [(_, attested, statement), (_, digest, _)] = signed
+    [(_, attested, statement), (_, digest, annotations)] = signed
+    assert annotations == {"cell": "", "image": "vision", "tag": "1"}, "nobody can offer it under another name"
     assert attested == digest == added.digest
     dependencies = statement["buildDefinition"]["resolvedDependencies"]
     parent = bench.parent.registry.tags["1"].removeprefix("sha256:")
     assert dependencies[0] == {"uri": f"oci:{PARENT.name}", "digest": {"sha256": parent}}
     assert dependencies[1]["uri"] == "pkg:pypi/einops@0.8"
+
+
+def test_images_of_the_store_have_no_signature(bench: Bench) -> None:
+    engine, local = ImportingEngine(), ImageRef.parse("vision:1")
+    bench.add(addition("einops", target=local), engine=engine)
+    trust = Trust(signers=[Trusted.model_construct(key="k.pub")], root=Path.cwd())
+    with pytest.raises(UsageError, match="images of the store are not signed"):
+        bench.add(addition("einops", parent=local), trust=trust)
