@@ -6,7 +6,7 @@ Each error names the lock or package at fault and what to change.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from builder.common.errors import LockError, MatrixError, StaleError, for_cells, join
 from builder.common.lock_text import KNOWN_LAYERS
@@ -122,18 +122,24 @@ def _cuda_faults(cell: Cell, wheels: Sequence[LockedWheel], shared: Collection[s
                 f"not {cell.cuda}",
                 hint=f'Correct frameworks.{cell.framework}.versions."{cell.line}".cuda.',
             )
-    majors: dict[int, str] = {}
-    for wheel in wheels:
-        if match := _MAJOR.fullmatch(wheel.name):
-            majors.setdefault(int(match[1]), wheel.name)
-        elif is_cuda_wheel(wheel.file) and not _RUNTIME.fullmatch(wheel.name) and expected < _UNNAMED:
-            majors.setdefault(_UNNAMED, wheel.name)
+    majors = cuda_majors(wheels, expected)
     for major in sorted(majors.keys() - {expected}):
         yield LockError(
             f"{cell.id}: {majors[major]} is for CUDA {major}: wheels of two CUDA majors overwrite each other's files "
             "(libcudnn, libnccl and others have the same path in both)",
             hint=f"Find the package that requires it: it is not built for CUDA {cell.cuda}.",
         )
+
+
+def cuda_majors(wheels: Iterable[LockedWheel], expected: int) -> dict[int, str]:
+    """CUDA major -> the first of the CUDA wheels that is for it; `expected` is that of the image."""
+    majors: dict[int, str] = {}
+    for wheel in wheels:
+        if match := _MAJOR.fullmatch(wheel.name):
+            majors.setdefault(int(match[1]), wheel.name)
+        elif is_cuda_wheel(wheel.file) and not _RUNTIME.fullmatch(wheel.name) and expected < _UNNAMED:
+            majors.setdefault(_UNNAMED, wheel.name)
+    return majors
 
 
 def system_faults(matrix: Matrix, version: str, lock: OsLock) -> Iterator[MatrixError]:

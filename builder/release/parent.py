@@ -162,8 +162,11 @@ def read_parent(source: ImageSource) -> Parent:
             f"its layer format is {older[0]}, this builder's is {LAYER_FORMAT}",
             hint="Use a release of the image that this version of builder made, or the version that made this one.",
         )
-    if config.get("architecture") not in get_args(Arch) or not isinstance(config.get("config"), dict):
-        raise VerifyError("its configuration has no architecture that builder makes images for", hint=_OTHER)
+    inner = config.get("config")
+    variables = (inner.get("Env") or []) if isinstance(inner, dict) else None
+    is_valid = isinstance(variables, list) and all(isinstance(each, str) for each in variables)
+    if config.get("architecture") not in get_args(Arch) or not is_valid:
+        raise VerifyError("its configuration is not one that builder writes", hint=_OTHER)
     wheels = [locked_wheel(file, sha256) for each in of_wheels for file, sha256 in each.wheels]
 
     def read_toc(layer: Layer) -> tuple[TocEntry, ...]:

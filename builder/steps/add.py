@@ -5,15 +5,14 @@ From registry to registry, only the new layers are sent. Needs no engine and no 
 
 from __future__ import annotations
 
-import hashlib
-import json
+import re
 import subprocess
-import tarfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from builder.build import added_layers
 from builder.common.console import Meter, View
 from builder.common.errors import (
     BuildError,
@@ -24,41 +23,37 @@ from builder.common.errors import (
     UsageError,
     VerifyError,
 )
-from builder.common.files import digest_of_data, short_digest
+from builder.common.files import short_digest
 from builder.common.reference import ImageRef
-from builder.common.tasks import thread_pool
 from builder.common.text import counted, listed, size
 from builder.engine.client import Engine
 from builder.engine.load import Loader
 from builder.evidence import sbom_and_provenance
 from builder.evidence.signing import Signer, Trust
 from builder.host import Apt, Host
-from builder.index.download import CONNECTIONS, Fetcher
+from builder.index.download import Fetcher
 from builder.index.local_index import serve_index
 from builder.index.releases import Index
-from builder.index.wheels import LockedWheel, Wheel
-from builder.layers import oci, stored_images, stored_layers, wheel
+from builder.index.wheels import LockedWheel, is_cuda_wheel
+from builder.layers import oci, stored_layers, wheel
 from builder.layers.blobs import Descriptor
-from builder.layers.estargz import TocEntry
 from builder.layers.oci import Image, Layer, Manifest
-from builder.layers.splice import Entry
 from builder.layers.store import Store
-from builder.lock import requirements, uv
+from builder.lock import checks, requirements, uv
 from builder.lock.uv import Target, Uv
+from builder.matrix import facts
 from builder.matrix.project import Project
-from builder.matrix.tags import ADDED_LABEL, CELL_LABEL, OCI, PARENT_CELL_LABEL, PARENT_LABEL, PLAN_LABEL
+from builder.matrix.tags import CUDA_LABEL, PARENT_LABEL
 from builder.plan import layer_order
-from builder.plan.layer_order import LAYER_FORMAT, MTIME, PlannedLayer
 from builder.registry import transfer
 from builder.registry.client import Repository
 from builder.registry.transfer import Sent
-from builder.release.additions import BASE_NAME, Addition
+from builder.release.additions import Addition
 from builder.release.attestations import Attestations
 from builder.release.image_sources import ALL, RegistrySource
 from builder.release.parent import Parent, read_parent
 from builder.steps import verify
 
-ADDED, COPIED = "added", "copied"  # the component and the layer of small wheels; the layer of --copy
 SHOWN = 8  # packages in a line
 IMPORT_S = 600  # all imports; the first one of a framework takes seconds
 # Imports the top-level modules of each package, or the packages in a namespace. Tests of a wheel need other packages.
@@ -75,25 +70,10 @@ for name in sys.argv[1:]:
         importlib.import_module(module)
         print(module)
 """
-# They describe the image of the parent alone. GPU checks need the other ones.
-OF_PARENT = (CELL_LABEL, PLAN_LABEL, f"{OCI}.title", f"{OCI}.version", f"{OCI}.source")
 CONFLICT = (
     "The packages of the parent stay as they are. Choose versions that fit them, or another parent. A Dockerfile with "
     "FROM can replace packages."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AddedLayer:
-    """A new layer: as planned, as it is, and its files."""
-
-    planned: PlannedLayer
-    layer: Layer
-    toc: tuple[TocEntry, ...]
-
-    @property
-    def line(self) -> str:
-        return oci.history_line(self.planned)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +151,8 @@ def add(
                 continue
 
             # Layers by the rule of all images. The store may have them from an earlier run.
-            layers = make_layers(store, fetcher, parent, wheels, view.say_once)
-            if copied := copied_layer(store, parent, addition):
+            layers = added_layers.make_layers(store, fetcher, parent, wheels, view.say_once)
+            if copied := added_layers.copied_layer(store, parent, addition):
                 layers.append(copied)
             if (count := len(parent.image.layers) + len(layers)) > layer_order.MOST:
                 raise BuildError(f"{addition.target} would have {count} layers; the limit is {layer_order.MOST}")
@@ -184,7 +164,7 @@ def add(
                     view.say(warning)
             except BuildError as error:
                 raise RefusedError(str(error), hint=CONFLICT) from error
-            image = write_image(store, parent, addition, wheels, layers)
+            image = added_layers.write_image(store, parent, addition, wheels, layers)
             made.append(AddedImage(parent=parent, wheels=wheels, layers=[each.layer for each in layers], image=image))
             sizes = sum(each.layer.size for each in layers)
             show("layers", f"{len(layers)} new ({size(sizes)}), {len(parent.image.layers)} of the parent (0 B)")
@@ -281,85 +261,27 @@ def resolve(program: Uv, parent: Parent, addition: Addition) -> dict[str, Locked
     sizes = program.sizes(target, unknown) if unknown else {}
     wheels = {name: replace(wheel, size=sizes.get(name, wheel.size)) for name, (wheel, _) in found.items()}
     requirements.check_hashes(addition.requested, wheels)
+    check_cuda(addition, parent, wheels)
     return wheels
 
 
-def make_layers(
-    store: Store, fetcher: Fetcher, parent: Parent, wheels: Sequence[LockedWheel], warn: Callable[[str], object]
-) -> list[AddedLayer]:
-    """The layers of wheels, from the store or made now. Wheels are downloaded several at a time. Raises FetchError."""
-    planned = layer_order.wheel_layers(
-        [Wheel(**vars(wheel), component=ADDED) for wheel in wheels], parent.python, cuda_name=ADDED, name=ADDED
-    )
-    stored = {each.inputs: stored_layers.stored_layer(store, each.inputs) for each in planned}
-    missing = [each for each in planned if not stored[each.inputs]]
-    largest_first = sorted((wheel for each in missing for wheel in each.wheels), key=lambda wheel: -wheel.size)
-    with thread_pool(CONNECTIONS, "fetch") as pool:
-        downloads = {wheel.sha256: pool.submit(fetcher.fetch, wheel) for wheel in largest_first}
-        try:
-            for each in missing:
-                paths = [downloads[wheel.sha256].result() for wheel in each.wheels]
-                stored[each.inputs] = stored_layers.store_wheels(store, each, paths, warn=warn)
-        except BaseException:
-            fetcher.stop()
-            raise
-    for each_wheel in largest_first:
-        fetcher.drop(each_wheel)
-    return [_added_layer(store, each, layer) for each in planned if (layer := stored[each.inputs])]
-
-
-def copied_layer(store: Store, parent: Parent, addition: Addition) -> AddedLayer | None:
-    """The layer of the copied files, or that of the earlier image; None if there are none."""
-    planned = PlannedLayer(kind="files", name=COPIED, component=ADDED, inputs="")
-    if earlier := addition.earlier.get(parent.arch):
-        layers = zip(earlier.image.history, earlier.image.layers, earlier.tocs, strict=True)
-        line = oci.history_line(planned)
-        found = [AddedLayer(planned=planned, layer=layer, toc=toc) for name, layer, toc in layers if name == line]
-        if found and isinstance(earlier.source, RegistrySource):
-            transfer.fetch_blobs(earlier.source.repository, store, [found[-1].layer.descriptor])
-        return found[-1] if found else None
-    if not addition.files:
-        return None
-    entries: list[Entry] = []
-    seen: set[str] = set()
-    for path, entry in sorted(addition.files.items()):
-        for folder in wheel.new_folders(path, seen):
-            _, present = parent.files.get(folder.path, (None, None))
-            info = tarfile.TarInfo(folder.path)
-            info.type, info.mtime, info.mode = tarfile.DIRTYPE, MTIME, wheel.ENVIRONMENT_FOLDER_MODE
-            if present:  # a layer replaces mode and owner of the folders that it has
-                info.mode, info.uid, info.gid = present.mode, present.uid, present.gid
-            entries.append(Entry(path=folder.path, mode=info.mode, header=info))
-        entries.append(entry)
-    folders = [(each.path, each.mode, each.header and (each.header.uid, each.header.gid)) for each in entries]
-    contents = [hashlib.sha256(each.content).hexdigest() for each in entries if isinstance(each.content, bytes)]
-    planned = replace(planned, inputs=digest_of_data([LAYER_FORMAT, folders, contents]))
-    return _added_layer(store, planned, stored_layers.store_layer(store, planned, entries))
-
-
-def _added_layer(store: Store, planned: PlannedLayer, layer: Layer) -> AddedLayer:
-    return AddedLayer(planned=planned, layer=layer, toc=stored_layers.read_toc(store, layer))
-
-
-def write_image(
-    store: Store, parent: Parent, addition: Addition, wheels: Sequence[LockedWheel], added: Sequence[AddedLayer]
-) -> Image:
-    """Writes the configuration and the manifest. The same request, lock and parent give the same bytes."""
-    image, layers, history = parent.image, [each.layer for each in added], [each.line for each in added]
-    lock = {"wheels": [[wheel.file, wheel.sha256, wheel.size] for wheel in wheels]}
-    labels = {
-        **{name: value for name, value in image.labels.items() if name not in OF_PARENT},
-        PARENT_CELL_LABEL: parent.cell,
-        PARENT_LABEL: image.manifest.digest,
-        ADDED_LABEL: json.dumps({"request": addition.request, "lock": lock}, sort_keys=True, separators=(",", ":")),
-        BASE_NAME: str(addition.parent),
-        f"{OCI}.base.digest": image.manifest.digest,
-    }
-    content = parent.source.read_blob(image.config.digest)
-    config = oci.derived_config(content, layers, history, env=addition.env, labels=labels)
-    return stored_images.put_image(
-        store, config, [*image.layers, *layers], history=[*image.history, *history], labels=labels
-    )
+def check_cuda(addition: Addition, parent: Parent, wheels: Mapping[str, LockedWheel]) -> None:
+    """Raises RefusedError for CUDA libraries that do not fit those of the parent, and for known conflicts."""
+    label = re.match(r"[0-9]+", parent.image.labels.get(CUDA_LABEL, ""))
+    expected = int(label[0]) if label else 0  # the CPU
+    new = [each for name, each in wheels.items() if name not in parent.packages and is_cuda_wheel(each.file)]
+    others = sorted({name for major, name in checks.cuda_majors(new, expected).items() if major != expected})
+    if others := others if expected else [each.name for each in new]:
+        fits = f"CUDA {expected}" if expected else "the CPU"
+        raise RefusedError(
+            f"{addition.target}: the parent is for {fits}, {listed(others, SHOWN)} is not",
+            hint=f"Find the package that requires it, or choose a parent that fits. {CONFLICT}",
+        )
+    before = {name: each.version for name, each in parent.packages.items()}
+    after = before | {name: each.version for name, each in wheels.items()}
+    known = facts.load_facts()
+    if conflicts := [each for each in known.violations(after) if each not in known.violations(before)]:
+        raise RefusedError(f"{addition.target}: {'; '.join(conflicts)}", hint=CONFLICT)
 
 
 def push_image(repository: Repository, store: Store, view: View, addition: Addition, added: AddedImage) -> Sent:

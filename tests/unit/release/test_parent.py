@@ -88,3 +88,13 @@ def test_a_table_of_contents_that_the_manifest_does_not_name(image: ParentImage,
     image.layers[2] = name, replace(layer, toc="sha256:" + "5" * 64)
     with pytest.raises(VerifyError, match="its table of contents does not match the digest in the manifest"):
         parent_of(image, tmp_path)
+
+
+@pytest.mark.parametrize("inner", [None, "text", {"Env": "PATH=/bin"}, {"Env": [1]}])
+def test_a_configuration_of_something_else(image: ParentImage, tmp_path: Path, inner: object) -> None:
+    config = (
+        {**(inner if isinstance(inner, dict) else {}), "Labels": image.labels} if isinstance(inner, dict) else inner
+    )
+    [source] = sources_in_registry(image.registry, image.push("1", config=config), tmp_path, "amd64")
+    with pytest.raises(VerifyError):
+        read_parent(source)

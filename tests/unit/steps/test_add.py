@@ -38,6 +38,7 @@ from builder.layers.splice import Entry
 from builder.layers.store import Store
 from builder.lock.requirements import Requested
 from builder.lock.uv import Built, ListedWheels, Target, Uv
+from builder.matrix import facts
 from builder.matrix.schema import Trusted
 from builder.release.additions import Addition, repeat_addition
 from builder.release.image_sources import sources_in_registry
@@ -81,7 +82,9 @@ class FakeUv(Uv):
 def locked(wheel: Wheel) -> LockedWheel:
     name, version = wheel.name.split("-")[:2]
     sha256 = hashlib.sha256(wheel.content).hexdigest()
-    return LockedWheel(name=name, version=version, file=wheel.name, size=len(wheel.content), sha256=sha256)
+    return LockedWheel(
+        name=name.replace("_", "-"), version=version, file=wheel.name, size=len(wheel.content), sha256=sha256
+    )
 
 
 @dataclass
@@ -281,6 +284,63 @@ def test_hashes_of_the_request_are_compared(bench: Bench) -> None:
     requested = [Requested(text="einops", hashes=frozenset(["1" * 64]))]
     with pytest.raises(LockError, match="does not have one of its hashes"):
         bench.add(addition(requested=requested))
+
+
+def cuda_wheel(name: str) -> Wheel:
+    """A wheel of NVIDIA for every Python."""
+    file = name.replace("-", "_")
+    packed = project(file, version="1")
+    return replace(packed, name=f"{file}-1-py3-none-manylinux_2_17_x86_64.whl")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "name", "message"),
+    [
+        ("cpu", "nvidia-cublas-cu12", "the parent is for the CPU, nvidia-cublas-cu12 is not"),
+        ("12.8", "nvidia-cublas-cu13", "the parent is for CUDA 12, nvidia-cublas-cu13 is not"),
+        ("12.8", "nvidia-cublas", "the parent is for CUDA 12, nvidia-cublas is not"),
+        ("13.0", "nvidia-cublas-cu12", "the parent is for CUDA 13, nvidia-cublas-cu12 is not"),
+    ],
+)
+def test_libraries_of_another_cuda(bench: Bench, cuda: str, name: str, message: str) -> None:
+    bench.parent.labels["gpu-images.cuda"] = cuda
+    bench.parent.push("1")
+    bench.offer(cuda_wheel(name))
+    with pytest.raises(RefusedError, match=message):
+        bench.add()
+
+
+def test_libraries_of_the_same_cuda_are_a_layer_for_every_python(bench: Bench) -> None:
+    bench.parent.labels["gpu-images.cuda"] = "12.8"
+    bench.parent.push("1")
+    bench.share()
+    bench.offer(cuda_wheel("nvidia-nvshmem-cu12"), project("einops", version="0.8"))
+    bench.add()
+    lines = [line["created_by"] for line in bench.config()["history"][-2:]]
+    assert [line.partition(":")[0] for line in lines] == ["wheels format=6 python=none", "wheels format=6 python=3.11"]
+
+
+def test_a_known_conflict(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    trap = facts.load_facts().traps[0]
+    wanted, other = trap.package, trap.other
+
+    def violations(_: object, versions: Mapping[str, str]) -> list[str]:
+        return [f"{wanted} needs another {other}"] if "einops" in versions else ["of the parent alone"]
+
+    monkeypatch.setattr(facts.Facts, "violations", violations)
+    with pytest.raises(RefusedError, match=f"{wanted} needs another {other}"):
+        bench.add()
+
+
+def test_a_parent_of_the_store(bench: Bench) -> None:
+    engine, local = ImportingEngine(), ImageRef.parse("vision:1")
+    bench.add(addition("einops", target=local), engine=engine)
+    bench.offer(project("tqdm", version="4"))
+    bench.target.others = {}
+    [added] = bench.add(addition("tqdm", parent=local))
+    assert added.sent
+    assert (added.sent.mounted, added.sent.present) == (0, 0)
+    assert bench.config()["config"]["Labels"]["org.opencontainers.image.base.name"] == "vision:1"
 
 
 def test_a_dry_run_changes_nothing(bench: Bench) -> None:
