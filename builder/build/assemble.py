@@ -107,14 +107,14 @@ class Assembler:
 
         Reads the files of the checkout now: a file that is edited during the build belongs to the next plan.
         """
-        run, lookup, root = self._run, self._lookup, self._run.project.root
+        run, lookup, project = self._run, self._lookup, self._run.project
         disk.check_assemble(run, self._store, images)
 
-        self._program = (root / plan.COMPILER).read_bytes()
+        self._program = project.path(plan.COMPILER).read_bytes()
         self._compilers = plan.systems(run.project)
         for image in images:
             try:
-                self._files[image.id] = stored_layers.read_component_files(root, image)
+                self._files[image.id] = stored_layers.read_component_files(project, image)
             except BuilderError as error:
                 self._unreadable[image.id] = error
             except OSError as error:
@@ -127,7 +127,7 @@ class Assembler:
                 self._layers[image.os_inputs] = _done(stored)
                 continue
             try:
-                inputs = operating_systems.read_inputs(root, image)
+                inputs = operating_systems.read_inputs(project, image)
             except OSError as error:
                 self._layers[image.os_inputs] = Future()
                 self._layers[image.os_inputs].set_exception(errors.of_file(error))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -11,6 +12,7 @@ from builder.common.console import View
 from builder.common.files import write_atomically
 from builder.common.text import counted, size
 from builder.engine.client import Engine
+from builder.evidence.suite import RUNNER, Suite
 from builder.host import Host
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
@@ -62,6 +64,26 @@ class ImageMaker(Protocol):
 
     def close(self) -> None:
         """Ends the work that `start` started."""
+
+
+def with_test_files(run: RunContext) -> RunContext:
+    """The run for a tester, with a project that has all test files below its root. The checkout must be locked.
+
+    Test files import each other, so those of a team that extends the shipped ones are copied together. The copy has the
+    state of the checkout.
+    """
+    project = run.project
+    if len(project.folders) == 1:
+        return run
+    root = project.state / "tests"
+    shutil.rmtree(root, ignore_errors=True)
+    for name in Suite.of(*project.folders).files.keys() - {RUNNER}:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(project.path(name), root / name)
+    shutil.copyfile(project.folders[-1] / "pyproject.toml", root / "pyproject.toml")  # pytest's options
+    (root / project.state.name).symlink_to("..")
+    run.engine.sweep(str(root))  # containers of killed runs
+    return replace(run, project=Project(root))
 
 
 def record_built(state: Path, image_id: str) -> None:

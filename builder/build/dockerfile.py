@@ -17,6 +17,7 @@ from builder.common.errors import FREE_DISK, BuildError, DiskError, EngineError
 from builder.common.files import files_below
 from builder.engine.model import is_disk_full
 from builder.index.logins import netrc_of
+from builder.matrix.project import Project
 from builder.plan.plan import COMMON_INPUTS, PlannedImage
 from builder.plan.settings import built_labels
 
@@ -69,8 +70,8 @@ class DockerfileBuilder:
         base = self._mmdebstrap.base_image(image.debian, arch)
         with run.project.scratch() as scratch:
             context, built, id_file = (Path(scratch) / name for name in ("context", BUILT, "id"))
-            for path in context_files(root, image):
-                copy = context / path.relative_to(root)
+            for name, path in context_files(run.project, image).items():
+                copy = context / name
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 # The copy has the time of now: buildx sends a file again only if its time or its size differs. With a
                 # constant time, an image got the wheel list of another lock, which had the same size.
@@ -134,14 +135,15 @@ class DockerfileBuilder:
         self._mmdebstrap.stop()
 
 
-def context_files(root: Path, image: PlannedImage) -> list[Path]:
-    """The image's Dockerfile and the files that it reads."""
+def context_files(project: Project, image: PlannedImage) -> dict[str, Path]:
+    """The image's Dockerfile and the files that it reads, by their names in the build context."""
     lists = [wheel_list.path for wheel_list in image.lists]
     names = (*COMMON_INPUTS, image.dockerfile, image.os_request.path, f"{image.folder}/constraints.txt", *lists)
-    files = [root / name for name in names if (root / name).is_file()]
+    files = {name: path for name in names if (path := project.path(name)).is_file()}
     for component in image.components:
-        files += files_below(root / f"templates/{component}")
-    return sorted(set(files))
+        base = project.base(f"templates/{component}")
+        files |= {path.relative_to(base).as_posix(): path for path in files_below(base / f"templates/{component}")}
+    return files
 
 
 def _failed_output(log: str) -> list[str]:

@@ -150,7 +150,7 @@ class LayerLookup:
             if layer.kind == "os":
                 stack.append(system)
             elif layer.kind == "files":
-                files = stored_layers.read_component_files(self.project.root, image)
+                files = stored_layers.read_component_files(self.project, image)
                 entries = stored_layers.component_file_entries(files, system.folders)
                 stack.append(stored_layers.store_layer(self.store, layer, entries))
             elif self.known.get(layer.inputs) is None:

@@ -49,6 +49,7 @@ from builder.layers.oci import Layer
 from builder.layers.store import BLOBS, PACKAGES, Store
 from builder.lock.python_builds import PythonBuilds, PythonFetcher, uv_program
 from builder.lock.python_lock import LockedPython
+from builder.matrix.project import Project
 from builder.matrix.schema import AMD64, Matrix
 from builder.plan import layer_order
 from builder.plan.plan import BOOTSTRAP_INPUTS, STEPS, PlannedImage
@@ -106,9 +107,9 @@ def row(image: PlannedImage) -> str:
     return f"{ROW}{image.os_request.name}-py{image.cell.python}-{short_digest(image.os_inputs)[:6]}"
 
 
-def read_inputs(root: Path, image: PlannedImage) -> dict[str, bytes]:
+def read_inputs(project: Project, image: PlannedImage) -> dict[str, bytes]:
     """The files that mmdebstrap.sh reads for an image's operating system: path in its directory -> content."""
-    files = {**_read_steps(root), "packages.json": (root / image.os_request.path).read_bytes()}
+    files = {**_read_steps(project), "packages.json": (project.root / image.os_request.path).read_bytes()}
     if image.locked_python:  # `SystemLayers` adds the archive itself
         files["uv"] = _INSTALL_PYTHON.format(interpreter=image.interpreter).encode()
         files["steps/uv"] = Path(uv_program()).read_bytes()
@@ -409,10 +410,11 @@ class Mmdebstrap:
     def _pull_or_make(self, release: str, arch: str) -> str:
         run = self._run
         is_foreign = arch != run.engine.info().arch
-        image, root = run.project.matrix.debian[release].image, run.project.root
+        image = run.project.matrix.debian[release].image
         if run.engine.image(image) and not is_foreign:
             return image
-        recipe = digest_of_data([release, *(digests_of_tree(root, root / script) for script in BOOTSTRAP_INPUTS)])
+        base = run.project.base(STEPS)
+        recipe = digest_of_data([release, *(digests_of_tree(base, base / script) for script in BOOTSTRAP_INPUTS)])
         suffix = f"-{arch}" if is_foreign else ""
         local = ImageRef(repository="gpu-images/base", tag=f"{release}-{short_digest(recipe)}{suffix}")
         if run.engine.image(str(local)):
@@ -435,7 +437,7 @@ class Mmdebstrap:
         run.view.say(f"base image: cannot be pulled; making {local} from Debian packages (about 15 s)")
         with run.project.scratch() as scratch:
             try:
-                files = _read_steps(root)
+                files = _read_steps(run.project)
                 host = run.host.for_release(run.project.matrix.debian[release])
                 tar = self.run(
                     host, f"base-{release}{suffix}", [release], files, Path(scratch), container="", arch=arch
@@ -477,7 +479,7 @@ class Mmdebstrap:
         files |= {
             f"/mnt/host/{Path(path).name}": content for path, content in host.files(newest, with_index=False).items()
         }
-        files["/mnt/host/env.sh"] = (project.root / HOST_FOLDER / "env.sh").read_bytes()
+        files["/mnt/host/env.sh"] = project.path(f"{HOST_FOLDER}/env.sh").read_bytes()
         with tarfile.open(fileobj=out, mode="w") as tar:
             for path, content in files.items():
                 info = tarfile.TarInfo(path)
@@ -506,9 +508,9 @@ class Mmdebstrap:
                 self._in_memory -= fits
 
 
-def _read_steps(root: Path) -> dict[str, bytes]:
+def _read_steps(project: Project) -> dict[str, bytes]:
     """The scripts that mmdebstrap.sh runs: path in its working directory -> content."""
-    return {f"steps/{path.name}": path.read_bytes() for path in sorted((root / STEPS).iterdir()) if path.is_file()}
+    return {f"steps/{path.name}": path.read_bytes() for path in sorted(project.path(STEPS).iterdir()) if path.is_file()}
 
 
 def newest_release(matrix: Matrix) -> str:

@@ -134,7 +134,7 @@ class SourceBuilder:
                 for wheel in wheels:
                     tar.add(fetcher.fetch(wheel), f"{_INPUTS}/wheels/{wheel.file}")
                     fetcher.drop(wheel)
-                tar.add(root / _PROGRAM, f"{_INPUTS}/build_wheel.py")
+                tar.add(self._project.path(_PROGRAM), f"{_INPUTS}/build_wheel.py")
             image_id = self._image(build)
 
             tail: deque[str] = deque(maxlen=_TAIL)

@@ -11,7 +11,7 @@ import click
 
 from builder.build import operating_systems, outcomes
 from builder.build.assemble import find_image
-from builder.build.context import Origin, RunContext
+from builder.build.context import Origin, RunContext, with_test_files
 from builder.build.image_tests import new_tester
 from builder.build.outcomes import Outcome
 from builder.cli.context import Context
@@ -158,7 +158,9 @@ def test_command(
             planned = plan_of_release(run, release, {cell.id for cell in chosen}, own_arch=not patterns)
         else:
             planned = render.load_checked_plan(project, chosen)
-        tester = new_tester(run, planned.images, jobs=options.jobs, gpu_mode=options.gpu_mode, junit=options.junit)
+        tester = new_tester(
+            with_test_files(run), planned.images, jobs=options.jobs, gpu_mode=options.gpu_mode, junit=options.junit
+        )
         store.prepare()
         with store.used():
             if stamp:

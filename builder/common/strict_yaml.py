@@ -34,11 +34,12 @@ Key = tuple[str | int, ...]
 class Mark:
     """A place in a file; line and column count from 1."""
 
+    file: str
     line: int = 1
     column: int = 1
 
     def __str__(self) -> str:
-        return f"{self.line}:{self.column}"
+        return f"{self.file}:{self.line}:{self.column}"
 
 
 @dataclass(frozen=True)
@@ -54,19 +55,22 @@ class Located:
     def where(self, path: Key, *, key: bool = False) -> str:
         """`file:line:column` of the value (or the key) at `path`, or of its nearest parent."""
         if key and path in self.keys:
-            return f"{self.name}:{self.keys[path]}"
+            return str(self.keys[path])
         while path and path not in self.marks:
             path = path[:-1]
-        return f"{self.name}:{self.marks.get(path, Mark())}"
+        return str(self.marks.get(path) or Mark(self.name))
 
 
-def load_yaml(path: Path) -> Located:
-    """Reads `path`. Raises MatrixError with file, line, column and what to do."""
+def load_yaml(path: Path, name: str = "") -> Located:
+    """Reads `path`, which messages call `name` (default: its file name).
+
+    Raises MatrixError with file, line, column and what to do.
+    """
     try:
         blob = path.read_bytes()
     except OSError as error:
-        raise MatrixError(f"{path.name}: {error.strerror or error}") from error
-    return parse_yaml(blob, path.name)
+        raise MatrixError(f"{name or path.name}: {error.strerror or error}") from error
+    return parse_yaml(blob, name or path.name)
 
 
 def parse_yaml(blob: bytes, name: str) -> Located:
@@ -80,9 +84,9 @@ def parse_yaml(blob: bytes, name: str) -> Located:
         raise MatrixError(f"{name}:{line}: not UTF-8 (byte {blob[error.start]:#04x})") from error
     if match := _FORBIDDEN.search(text):
         before = text[: match.start()]
-        place = Mark(before.count("\n") + 1, len(before) - before.rfind("\n"))
+        place = Mark(name, before.count("\n") + 1, len(before) - before.rfind("\n"))
         raise MatrixError(
-            f"{name}:{place}: character U+{ord(match.group()):04X} is not allowed",
+            f"{place}: character U+{ord(match.group()):04X} is not allowed",
             hint="Delete it. It may be invisible, and change how the line is displayed.",
         )
     loader = _StrictLoader(text, name)
@@ -93,7 +97,7 @@ def parse_yaml(blob: bytes, name: str) -> Located:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = ", ".join(filter(None, (error.context, error.problem)))
-        raise MatrixError(f"{name}{f':{_mark(mark)}' if mark else ''}: invalid YAML: {problem}") from error
+        raise MatrixError(f"{_mark(mark, name) if mark else name}: invalid YAML: {problem}") from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise MatrixError(f"{name}: invalid YAML: {error}") from error
 
@@ -112,7 +116,7 @@ class _StrictLoader(Composer, yaml.CSafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()
-        place = f"{self._file}:{_mark(event.start_mark)}"
+        place = _mark(event.start_mark, self._file)
         if isinstance(event, yaml.AliasEvent) or event.anchor:
             raise MatrixError(
                 f"{place}: anchors (&) and aliases (*) are not supported", hint="Write the value out, or quote it."
@@ -129,12 +133,11 @@ class _StrictLoader(Composer, yaml.CSafeLoader):
 
 def _construct(node: yaml.Node, path: Key, loader: _StrictLoader, located: Located) -> Any:
     """The data of a node; adds its place and the text as typed to `located`."""
-    located.marks[path] = _mark(node.start_mark)
+    located.marks[path] = _mark(node.start_mark, located.name)
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            mark = _mark(key_node.start_mark)
-            place = f"{located.name}:{mark}"
+            place = _mark(key_node.start_mark, located.name)
             kind = key_node.tag.rsplit(":", 1)[-1]
             if not isinstance(key_node, yaml.ScalarNode) or kind == "merge":
                 raise MatrixError(f"{place}: a key must be a plain name")
@@ -146,12 +149,12 @@ def _construct(node: yaml.Node, path: Key, loader: _StrictLoader, located: Locat
             key = _printable(str(key_node.value), place)
             if first := located.keys.get((*path, key)):
                 raise MatrixError(f"{place}: duplicate key {key!r}; first on line {first.line}")
-            located.keys[(*path, key)] = mark
+            located.keys[(*path, key)] = place
             mapping[key] = _construct(value_node, (*path, key), loader, located)
         return mapping
     if isinstance(node, yaml.SequenceNode):
         return [_construct(item, (*path, index), loader, located) for index, item in enumerate(node.value)]
-    place = f"{located.name}:{located.marks[path]}"
+    place = located.marks[path]
     located.raw[path] = _printable(str(node.value), place)
     try:
         return loader.construct_object(node, deep=True)
@@ -160,12 +163,12 @@ def _construct(node: yaml.Node, path: Key, loader: _StrictLoader, located: Locat
         raise MatrixError(f"{place}: {shown!r}: {str(error)[:80]}", hint="Quote it if it is text.") from error
 
 
-def _printable(text: str, place: str) -> str:
+def _printable(text: str, place: Mark) -> str:
     if match := _UNPRINTABLE.search(text):
         raise MatrixError(f"{place}: escaped character U+{ord(match.group()):04X} is not allowed")
     return text
 
 
-def _mark(mark: Any) -> Mark:
+def _mark(mark: Any, file: str) -> Mark:
     """A mark of PyYAML, which counts from 0."""
-    return Mark(mark.line + 1, mark.column + 1)
+    return Mark(file, mark.line + 1, mark.column + 1)

@@ -37,19 +37,20 @@ class Suite:
     tests: Mapping[str, Mapping[str, frozenset[str]]]
 
     @classmethod
-    def of(cls, root: Path, package: Path = PACKAGE) -> Suite:
-        """The test files and the tests of a checkout.
+    def of(cls, *roots: Path, package: Path = PACKAGE) -> Suite:
+        """The test files and the tests of a checkout. A file of an earlier root replaces that of a later one.
 
         The files are the Python files and notebooks of the image tests, the modules below `tests` that these import,
         and the module of `package` that runs them. Other files (an editor's swap file) and file modes change no test.
         """
-        paths = [path for folder in (IMAGE_TESTS, GPU_TESTS) for path in files_below(root / folder)]
-        waiting = [path.relative_to(root).as_posix() for path in paths if path.suffix in (".py", ".ipy")]
+        paths = {path: root for root in roots for top in (IMAGE_TESTS, GPU_TESTS) for path in files_below(root / top)}
+        waiting = [path.relative_to(root).as_posix() for path, root in paths.items() if path.suffix in (".py", ".ipy")]
         contents: dict[str, bytes] = {}
         while waiting:
             name = waiting.pop()
-            if name not in contents and (root / name).is_file():
-                contents[name] = (root / name).read_bytes()
+            path = next((root / name for root in roots if (root / name).is_file()), None)
+            if path and name not in contents:
+                contents[name] = path.read_bytes()
                 waiting += _paths(_imports(contents[name])) if name.endswith(".py") else ()
         return cls(
             files={

@@ -19,6 +19,7 @@ from builder.layers.oci import Layer
 from builder.layers.splice import Entry, SpliceError
 from builder.layers.store import Store
 from builder.layers.wheel_zip import OverlapError, WheelError
+from builder.matrix.project import Project
 from builder.plan import settings
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
@@ -151,11 +152,11 @@ def check_paths(
 # ---- plain files of an image's components
 
 
-def read_component_files(root: Path, image: PlannedImage) -> dict[str, Entry]:
+def read_component_files(project: Project, image: PlannedImage) -> dict[str, Entry]:
     """The files by path. A file of a later component overrides one of an earlier component."""
     files: dict[str, Entry] = {}
     for component in image.file_components:
-        top = root / f"templates/{component}/files"
+        top = project.path(f"templates/{component}/files")
         for source in files_below(top):
             path = source.relative_to(top).as_posix()
             if source.is_symlink():

@@ -15,16 +15,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from builder.common import strict_yaml
-from builder.common.errors import BusyError, UsageError
+from builder.common.errors import BusyError, MatrixError, UsageError, did_you_mean
 from builder.common.files import TEMPORARY_SUFFIX
-from builder.matrix import cells, reader
+from builder.matrix import cells, extends, reader
 from builder.matrix.cells import Cell
 from builder.matrix.schema import Matrix
 
 
 @dataclass(frozen=True)
 class Project:
-    """All paths below one root. `state` is of this machine and never committed."""
+    """A folder with matrix.yaml. `state` is of this machine and never committed."""
 
     root: Path
 
@@ -35,6 +35,28 @@ class Project:
             if (folder / "matrix.yaml").is_file():
                 return cls(folder)
         raise UsageError(f"no matrix.yaml in {start} or above it", hint="Run this inside a checkout, or use --root.")
+
+    @cached_property
+    def folders(self) -> tuple[Path, ...]:
+        """Where templates and tests are: `root`, and if matrix.yaml extends the shipped one, the shipped files."""
+        return (self.root, extends.shipped_files(self.state)) if self.matrix.extends else (self.root,)
+
+    def base(self, name: str) -> Path:
+        """The folder of `folders` to which `name`, such as templates/base/files, is relative.
+
+        A component's folder in templates/ replaces the shipped one as a whole: a mix of two would work by chance only.
+        The rest of templates/ (how images are made, for every component) cannot be replaced.
+        """
+        top, part, *_ = Path(name).parts
+        if top == "templates":
+            is_own = part in self.matrix.components and (self.root / top / part).exists()
+        else:
+            is_own = (self.root / name).exists()
+        return self.root if is_own else self.folders[-1]
+
+    def path(self, name: str) -> Path:
+        """The path of a file or folder of the project, of its own or shipped; it need not exist."""
+        return self.base(name) / name
 
     @property
     def state(self) -> Path:
@@ -84,8 +106,17 @@ class Project:
 
     @cached_property
     def matrix(self) -> Matrix:
-        matrix = reader.check_matrix(strict_yaml.load_yaml(self.root / "matrix.yaml"))
+        located = strict_yaml.load_yaml(self.root / "matrix.yaml")
+        matrix = reader.check_matrix(extends.extended(located))
         matrix.read_folders(self.root)
+        # Whoever extends the shipped matrix has folders of components in templates/, and nothing else.
+        for folder in sorted((self.root / "templates").glob("[!.]*")) if matrix.extends else ():
+            if folder.name not in matrix.components:
+                raise MatrixError(
+                    f"templates/{folder.name}: no component {folder.name!r}"
+                    f"{did_you_mean(folder.name, matrix.components)}",
+                    hint="Add it to `components` of matrix.yaml, or delete the folder.",
+                )
         return matrix
 
     @cached_property

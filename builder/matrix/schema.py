@@ -433,6 +433,7 @@ class Matrix(StrictModel):
     _located: strict_yaml.Located = PrivateAttr()
     _folders: dict[str, str] = PrivateAttr(default_factory=dict)
 
+    extends: Literal["gpu-images"] | None = None
     registry: Repository
     namespace: Namespace
     source: Source = ""

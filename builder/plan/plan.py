@@ -317,7 +317,7 @@ class _Planner:
     """Plans images. Parts that several images share are computed once: a matrix may have thousands of cells."""
 
     def __init__(self, project: Project) -> None:
-        self._root, self._matrix = project.root, project.matrix
+        self._project, self._matrix = project, project.matrix
         self._request = cache(partial(os_lock.request_of, project.matrix))
         self._tree = cache(self._tree_digests)
         self._system = cache(self._locked_system)
@@ -331,8 +331,9 @@ class _Planner:
         return self._system(cell.python, self._request(cell.python, cells.components(self._matrix, cell), cell.arch))
 
     def _locked_system(self, version: str, request: OsRequest) -> _System | None:
-        lock, python = os_lock.read_os_lock(self._root, request), self._matrix.python[version]
-        locked_python = python_lock.read_python_lock(self._root, python.uv) if python.uv else None
+        root, python = self._project.root, self._matrix.python[version]
+        lock = os_lock.read_os_lock(root, request)
+        locked_python = python_lock.read_python_lock(root, python.uv) if python.uv else None
         if lock is None or (python.uv and locked_python is None):
             return None
         # uv unpacks the archive, and changes some of its files.
@@ -362,13 +363,13 @@ class _Planner:
 
     def _prefetched(self, component: str) -> tuple[str, ...]:
         """The paths to prefetch in layers of a component, see `builder.layers.estargz.prefetch_order`."""
-        path = self._root / PREFETCH.format(component=component)
+        path = self._project.path(PREFETCH.format(component=component))
         return tuple(path.read_text(encoding="utf-8").splitlines()) if path.exists() else ()
 
     def _tree_digests(self, name: str) -> dict[str, str]:
         """Digests of the files at or below a path, by path."""
-        path = self._root / name
-        return digests_of_tree(self._root, path) if path.exists() else {}
+        base = self._project.base(name)
+        return digests_of_tree(base, base / name) if (base / name).exists() else {}
 
     def _files_digest(self, components: tuple[str, ...], constraints: str) -> str:
         """The digest of the inputs of a layer with the files of components."""

@@ -17,15 +17,14 @@ from builder.common.errors import StaleError, TemplateError, for_cells
 from builder.common.files import write_atomically
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
-from builder.matrix.schema import Matrix
 from builder.plan import budget, layer_order, plan, settings
 from builder.plan.plan import Plan
 
 
-def render(root: Path, matrix: Matrix, plan: Plan) -> dict[str, str]:
+def render(project: Project, plan: Plan) -> dict[str, str]:
     """Path relative to the root -> text, for every file of every image of the plan. Only reads templates/."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(root / "templates"),
+        loader=jinja2.FileSystemLoader(project.path("templates/Dockerfile.j2").parent),
         undefined=jinja2.StrictUndefined,
         autoescape=False,  # noqa: S701  Dockerfiles, not HTML; builder.matrix restricts values, and `quoted` quotes
         trim_blocks=True,
@@ -43,7 +42,7 @@ def render(root: Path, matrix: Matrix, plan: Plan) -> dict[str, str]:
             "constraints": settings.CONSTRAINTS,
             "python": image.cell.python,
             "has_environment_files": any(
-                (root / f"templates/{name}/files/opt/venv").exists() for name in image.file_components
+                project.path(f"templates/{name}/files/opt/venv").exists() for name in image.file_components
             ),
         }
         try:
@@ -56,7 +55,7 @@ def render(root: Path, matrix: Matrix, plan: Plan) -> dict[str, str]:
         for wheel_list in image.lists:
             lines = [f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in wheel_list.wheels]
             # The step passes this address to uv: the history of the image, which has the command of a step, must not.
-            head = [f"# index: {matrix.indexes[wheel_list.index].url}\n"] if wheel_list.index else []
+            head = [f"# index: {project.matrix.indexes[wheel_list.index].url}\n"] if wheel_list.index else []
             files[wheel_list.path] = "".join([*head, *lines])
     return files
 
@@ -134,6 +133,6 @@ def load_checked_plan(project: Project, chosen: Sequence[Cell]) -> Plan:
     other cells do not matter.
     """
     planned = plan.make_locked_plan(project, chosen)
-    check_rendered(project.root, render(project.root, project.matrix, planned), [cell.id for cell in chosen])
+    check_rendered(project.root, render(project, planned), [cell.id for cell in chosen])
     budget.check_plan(project.matrix, planned.images)
     return planned

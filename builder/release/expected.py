@@ -18,6 +18,7 @@ from builder.layers.blobs import CONFIG_TYPE, Descriptor
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
 from builder.layers.store import Store
+from builder.matrix.project import Project
 from builder.matrix.tags import OCI, PLAN_LABEL
 from builder.plan.plan import PlannedImage
 from builder.plan.settings import built_labels
@@ -44,12 +45,12 @@ class PlannedDigests:
         return next((layer for layer, _ in self.layers.values() if layer.created), None)
 
 
-def of_plan(root: Path, known: KnownLayers, image: PlannedImage, store: Store | None = None) -> PlannedDigests:
-    """An image of the plan, with its layers from the checkout at `root`, and from the store's records of the others."""
+def of_plan(project: Project, known: KnownLayers, image: PlannedImage, store: Store | None = None) -> PlannedDigests:
+    """An image of the plan, with its layers from files of the project, and from the store's records of the others."""
     layers: dict[int, tuple[Layer, How]] = {}
     for number, layer in enumerate(image.layers):
         if layer.kind == "files":
-            layers[number] = (_files(root, image), "derived")
+            layers[number] = (_files(project, image), "derived")
         elif recorded := known.get(layer.inputs):
             layers[number] = (recorded, "known")
         elif store and not layer.wheels and (built := stored_layers.stored_layer(store, layer.inputs)):
@@ -57,8 +58,8 @@ def of_plan(root: Path, known: KnownLayers, image: PlannedImage, store: Store | 
     return PlannedDigests(image=image, layers=layers)
 
 
-def _files(root: Path, image: PlannedImage) -> Layer:
-    entries = stored_layers.component_file_entries(stored_layers.read_component_files(root, image), ())
+def _files(project: Project, image: PlannedImage) -> Layer:
+    entries = stored_layers.component_file_entries(stored_layers.read_component_files(project, image), ())
     with Path(os.devnull).open("wb") as discarded:
         return splice.write_layer(entries, discarded)
 

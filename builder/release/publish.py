@@ -216,7 +216,7 @@ def passed_images(
     """
     images: list[PublishableImage] = []
     failures: dict[str, BuilderError] = {}
-    suite = Suite.of(project.root)
+    suite = Suite.of(*project.folders)
     for planned in plan.images:
         try:
             stored = stored_images.find_stored_image(store, planned)

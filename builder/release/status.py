@@ -72,7 +72,7 @@ class StatusReader:
 
     def __post_init__(self) -> None:
         self._trust = Trust.of(self.project)
-        self._suite = Suite.of(self.project.root)
+        self._suite = Suite.of(*self.project.folders)
         self._release: StagedRelease | None = None  # the newest that is staged
         self._notes: dict[str, str] = {}  # on releases, by digest
         self._unreadable = ""

@@ -14,7 +14,7 @@ from typing import Literal
 
 from builder.build import disk
 from builder.build.assemble import Assembler
-from builder.build.context import ImageMaker, LoadedImage, RunContext
+from builder.build.context import ImageMaker, LoadedImage, RunContext, with_test_files
 from builder.build.dockerfile import DockerfileBuilder
 from builder.build.image_tests import Tester, check_docker_client, new_tester
 from builder.build.layer_lookup import LayerLookup
@@ -62,7 +62,9 @@ def make_images(run: RunContext, store: Store, planned: Plan, options: Options) 
     project, view = run.project, run.view
     tester = None
     if options.test:
-        tester = new_tester(run, planned.images, jobs=options.jobs, gpu_mode=options.gpu_mode, junit=options.junit)
+        tester = new_tester(
+            with_test_files(run), planned.images, jobs=options.jobs, gpu_mode=options.gpu_mode, junit=options.junit
+        )
     if options.method == DOCKERFILE:
         # These images do not have the layers of the plan, so that a smaller one may have other contents.
         planned = with_all_tests(planned)

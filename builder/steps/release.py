@@ -179,7 +179,7 @@ def check_images(
     images that is not trusted (see `StagingArea.require_signed`).
     """
     allowed, again, test, skip_incomplete = options.allowed, options.again, options.test, options.skip_incomplete
-    known, suite, trust = KnownLayers(project.root), Suite.of(project.root), Trust.of(project)
+    known, suite, trust = KnownLayers(project.root), Suite.of(*project.folders), Trust.of(project)
     scanner = Scanner(project, project.matrix.scan) if project.matrix.scan else None
     plans, failures = planned, dict[str, BuilderError]()
 
@@ -203,7 +203,7 @@ def check_images(
             file = gpu_test(cell.framework)
             machine = f"an {ARM64} machine" if cell.arch == ARM64 else "a machine"
             how = f"On {machine} with a GPU: {test} --gpu require"
-            how = how if (project.root / file).is_file() else f"Write {file}, then test again."
+            how = how if project.path(file).is_file() else f"Write {file}, then test again."
             raise ImageTestError(
                 f"{cell.id}: GPU tests have not passed (gpu: {coverage.gpu_status})",
                 hint=f"{how}   To release it untested: {again} --allow-untested-gpu",
@@ -222,7 +222,7 @@ def check_images(
         # Its labels, configuration and known layers must be those of the plan, or its tags would not be true. Layers
         # that are not known are covered by the report that is required below.
         config = repository.read_blob(stored.config.digest)
-        expected_image = expected.of_plan(project.root, known, planned)
+        expected_image = expected.of_plan(project, known, planned)
         expected.check_image(expected_image, stored, config, is_trusted=True)
         coverage = reports.registry_coverage(
             repository, Requirement.of(planned, stored.manifest.digest, suite), trust,

@@ -23,7 +23,7 @@ def render_images(
     """
     planned = plan.make_locked_plan(project, chosen)
     budget.check_plan(project.matrix, planned.images)
-    files = render.render(project.root, project.matrix, planned)
+    files = render.render(project, planned)
     inputs = {layer.inputs for image in planned.images for layer in image.layers}
     if check:
         render.check_rendered(project.root, files, [cell.id for cell in chosen] if is_part else None)

@@ -142,7 +142,7 @@ def stage(
 
     # A job without rights may have tested images that another machine staged: its results, also of failures, are
     # attached too.
-    by_cell, suite = {planned.id: planned for planned in plan.images}, Suite.of(project.root)
+    by_cell, suite = {planned.id: planned for planned in plan.images}, Suite.of(*project.folders)
 
     def attach_results(staged: StagedImage) -> None:
         requirement = Requirement.of(by_cell[staged.cell], staged.digest, suite)

@@ -80,7 +80,7 @@ def complete_tests(
     engine.sweep(str(project.root))  # containers of killed runs
     tester.check(planned.images)
     by_cell = {image.cell: image for image in release.images}
-    known_layers, suite, trust = KnownLayers(project.root), Suite.of(project.root), Trust.of(project)
+    known_layers, suite, trust = KnownLayers(project.root), Suite.of(*project.folders), Trust.of(project)
     loader, loading = Loader(engine, store, str(project.root), view.say), threading.Lock()
 
     def test_image(image: PlannedImage) -> Outcome:
@@ -97,7 +97,7 @@ def complete_tests(
         for line in reported.refused:
             view.say(f"{image.id}: {line}")
         config = repository.read_blob(stored.config.digest)
-        planned_digests = expected.of_plan(project.root, known_layers, image)
+        planned_digests = expected.of_plan(project, known_layers, image)
         expected.check_image(planned_digests, stored, config, is_trusted=bool(reported.reports))
 
         # Its blobs go to the store, which may have some of them, and from there to the engine.

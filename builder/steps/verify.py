@@ -168,4 +168,4 @@ def planned_digests(project: Project, store: Store, cell: str) -> PlannedDigests
         planned = plan.make_plan(project, [each for each in project.cells if each.id == cell]).images
     except (UsageError, StaleError):
         return None
-    return expected.of_plan(project.root, KnownLayers(project.root), planned[0], store) if planned else None
+    return expected.of_plan(project, KnownLayers(project.root), planned[0], store) if planned else None

@@ -77,8 +77,7 @@ class TinyProject:
 
     def rendered(self, *cells: str) -> tuple[PlannedImage, ...]:
         planned = plan.make_locked_plan(self.project, self.project.select(cells))
-        root = self.project.root
-        render.write_rendered(root, render.render(root, self.project.matrix, planned))
+        render.write_rendered(self.project.root, render.render(self.project, planned))
         return planned.images
 
     @property
@@ -268,7 +267,9 @@ GROUP = "em-1.10-cu1210-py311"
 
 
 def names_of(project: Project, image: PlannedImage) -> set[str]:
-    return {path.relative_to(project.root).as_posix() for path in context_files(project.root, image)}
+    files = context_files(project, image)
+    assert files == {name: project.root / name for name in files}
+    return set(files)
 
 
 def test_the_context_has_what_the_dockerfile_reads_and_nothing_else(checkout: TinyProject) -> None:
@@ -306,7 +307,7 @@ def test_modes_do_not_depend_on_the_checkout(checkout: TinyProject) -> None:
 
     checkout.buildx.before = look
     checkout.build()
-    for path in context_files(checkout.project.root, checkout.image):
+    for path in context_files(checkout.project, checkout.image).values():
         path.chmod(path.stat().st_mode & 0o700)
     checkout.build()
     assert {name: value for name, value in seen[0].items() if "/host/" not in name} == {

@@ -71,7 +71,7 @@ class OneSystem:
     def make(self) -> Layer:
         lookup = WithoutRegistry(self.run.project, self.run.host, self.run.view, self.store, self.known)
         self.fake = FakeMmdebstrap(self.run, self.mmdebstrap)
-        files = operating_systems.read_inputs(self.run.project.root, self.image)
+        files = operating_systems.read_inputs(self.run.project, self.image)
         archives = Archives(self.run.project.matrix, self.run.host)
         systems = SystemLayers(self.run, self.store, lookup, self.fake, archives, self.new_fetcher, FakePythonFetcher)
         return systems.provide(self.image, files)

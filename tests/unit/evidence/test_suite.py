@@ -51,7 +51,7 @@ def test_the_module_that_runs_the_tests_is_part_of_the_suite(tmp_path: Path) -> 
     suites = []
     for content in ("first", "second"):
         runner.write_text(content)
-        suites.append(Suite.of(tmp_path, tmp_path / "builder").files)
+        suites.append(Suite.of(tmp_path, package=tmp_path / "builder").files)
     assert results.changed_files(*suites) == ["builder/build/pytest_run.py"]
 
 

@@ -258,7 +258,7 @@ def put(project: Project, component: str, name: str, content: str = "x", mode: i
 
 def entries(project: Project, image: PlannedImage, folders: tuple[str, ...] = ()) -> list[Entry]:
     """Without the landmark, which is last: all files are prefetched."""
-    files = stored_layers.read_component_files(project.root, image)
+    files = stored_layers.read_component_files(project, image)
     *others, last = stored_layers.component_file_entries(files, folders)
     assert last is splice.PREFETCH
     return others
@@ -355,4 +355,4 @@ def test_a_file_below_a_link_of_another_component_is_refused(tiny: Project, imag
     link.symlink_to("/elsewhere")
     put(tiny, "jupyter", "srv/data/file")
     with pytest.raises(BuildError, match="a file for /srv/data/file, but /srv/data is a link"):
-        stored_layers.read_component_files(tiny.root, image)
+        stored_layers.read_component_files(tiny, image)

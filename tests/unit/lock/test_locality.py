@@ -148,7 +148,7 @@ def seen(project: Project, chosen: Sequence[Cell]) -> dict[str, tuple[Any, ...]]
     planned = plan.make_locked_plan(project, chosen)
     result = {}
     for image in planned.images:
-        texts = render.render(project.root, project.matrix, plan.Plan(images=(image,)))
+        texts = render.render(project, plan.Plan(images=(image,)))
         result[image.id] = (texts, image.layers, image.plan, image.os_inputs, image.constraints)
     return result
 

@@ -351,14 +351,14 @@ def test_an_image_for_the_cpu_has_the_same_layers_without_cuda(on_cpu: Project) 
     assert without_cuda[:-1] == list(cpu.layers[:-1])
     assert cuda.layers[-1].inputs != cpu.layers[-1].inputs
     assert cpu.plan != cuda.plan
-    text = render.render(on_cpu.root, on_cpu.matrix, plan.make_plan(on_cpu, on_cpu.select(["qz-0.5-cpu-py311"])))
+    text = render.render(on_cpu, plan.make_plan(on_cpu, on_cpu.select(["qz-0.5-cpu-py311"])))
     dockerfile = text["images/qz-0.5-cpu-py311/plain.Dockerfile"]
     assert not [line for line in dockerfile.splitlines() if "nvidia" in line.lower() and not line.startswith("#")]
 
 
 def dockerfile(project: Project) -> str:
     locked = plan.make_locked_plan(project, project.select([CELL]))
-    return render.render(project.root, project.matrix, locked)[f"images/{GROUP}/jupyter.Dockerfile"]
+    return render.render(project, locked)[f"images/{GROUP}/jupyter.Dockerfile"]
 
 
 def test_what_images_of_a_group_share_is_computed_once(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ DOCKERFILES = {CELL: f"images/{GROUP}/jupyter.Dockerfile", PLAIN: f"images/{PLAI
 
 def rendered(project: Project, *ids: str) -> dict[str, str]:
     planned = plan.make_locked_plan(project, project.select(ids or (CELL, PLAIN)))
-    return render.render(project.root, project.matrix, planned)
+    return render.render(project, planned)
 
 
 @pytest.mark.parametrize("cell", [CELL, PLAIN])
@@ -188,7 +188,7 @@ def test_a_dockerfile_reads_only_files_that_exist(tiny: Project) -> None:
 def test_no_digest_of_the_plan_the_lock_or_a_layer_is_in_it(tiny: Project) -> None:
     """The only digests are that of the pinned base image and those of the wheels."""
     planned = plan.make_locked_plan(tiny, tiny.select(locks.LOCKED))
-    files = render.render(tiny.root, tiny.matrix, planned)
+    files = render.render(tiny, planned)
     wheels = {wheel.sha256 for image in planned.images for wheel in image.wheels}
     bases = {image.base.partition("@sha256:")[2] for image in planned.images}
     for name, text in files.items():
@@ -324,9 +324,8 @@ def test_a_fault_in_a_macro_is_reported_with_its_place(tiny: Project) -> None:
 
 def test_no_template(tiny: Project) -> None:
     (tiny.root / "templates/Dockerfile.j2").unlink()
-    files = tiny.root / "templates"
     with pytest.raises(TemplateError, match=r"Dockerfile.j2"):
-        render.render(files.parent, tiny.matrix, plan.make_locked_plan(tiny, tiny.select([PLAIN])))
+        render.render(tiny, plan.make_locked_plan(tiny, tiny.select([PLAIN])))
 
 
 def test_write_then_check_then_write_nothing(tiny: Project) -> None:

@@ -121,7 +121,7 @@ def test_the_same_values_in_other_bytes(image: PlannedImage) -> None:
 def test_known_layers(tiny: Project, image: PlannedImage, store: Store) -> None:
     """The layer of files comes from the checkout, those of Debian and bytecode from records of the store."""
     kinds = {number: layer for number, layer in enumerate(image.layers) if layer.kind != "wheels"}
-    bare = expected.of_plan(tiny.root, KnownLayers(tiny.root), image, store).layers
+    bare = expected.of_plan(tiny, KnownLayers(tiny.root), image, store).layers
     assert [(kinds[number].name, how) for number, (_, how) in bare.items()] == [("files", "derived")]
 
     blob = store.put(b"debian", LAYER_TYPE)
@@ -141,7 +141,7 @@ def test_known_layers(tiny: Project, image: PlannedImage, store: Store) -> None:
         code = store.put(layer.name.encode(), LAYER_TYPE)
         made = Layer(digest=code.digest, size=code.size, diff_id=digest_of_bytes(b"x"), unpacked=1)
         store.put_record(layer.inputs, made.as_record())
-    known = expected.of_plan(tiny.root, KnownLayers(tiny.root), image, store).layers
+    known = expected.of_plan(tiny, KnownLayers(tiny.root), image, store).layers
     assert set(known) == set(kinds)
     [number] = [number for number, layer in kinds.items() if layer.kind == "os"]
     assert known[number] == (system, "built")
@@ -149,7 +149,7 @@ def test_known_layers(tiny: Project, image: PlannedImage, store: Store) -> None:
 
     (tiny.root / "templates/base/files/etc/new").write_text("x")
     [number] = [number for number, (_, how) in bare.items() if how == "derived"]
-    assert expected.of_plan(tiny.root, KnownLayers(tiny.root), image, store).layers[number] != bare[number]
+    assert expected.of_plan(tiny, KnownLayers(tiny.root), image, store).layers[number] != bare[number]
 
 
 def test_the_committed_digests_are_known_in_a_fresh_clone(tiny: Project, image: PlannedImage, store: Store) -> None:
@@ -170,7 +170,7 @@ def test_the_committed_digests_are_known_in_a_fresh_clone(tiny: Project, image: 
         content = digest_of_bytes(layer.name.encode())
         known.add(layer, Layer(digest=content, diff_id=content, size=1, unpacked=1))
     known.write()
-    plan_of_checkout = expected.of_plan(tiny.root, KnownLayers(tiny.root), image, store)
+    plan_of_checkout = expected.of_plan(tiny, KnownLayers(tiny.root), image, store)
     hows = [plan_of_checkout.layers[number][1] for number, layer in enumerate(image.layers) if layer.kind != "wheels"]
     assert sorted(hows) == sorted(["derived", *["known"] * (1 + len(compiled))])
     assert plan_of_checkout.system == system
@@ -180,7 +180,7 @@ def test_the_committed_digests_are_known_in_a_fresh_clone(tiny: Project, image: 
     built = replace(system, digest=blob.digest, size=blob.size)
     store.put_record(image.os_inputs, built.__dict__)
     [number] = [number for number, layer in enumerate(image.layers) if layer.kind == "os"]
-    assert expected.of_plan(tiny.root, KnownLayers(tiny.root), image, store).layers[number] == (system, "known")
+    assert expected.of_plan(tiny, KnownLayers(tiny.root), image, store).layers[number] == (system, "known")
 
 
 def test_the_annotations_of_a_layer_are_those_of_the_expected_one(image: PlannedImage) -> None:
@@ -234,7 +234,7 @@ def test_the_creation_time_is_that_of_the_known_system(tiny: Project, image: Pla
         folders=(),
     )
     known.add(image.os_layer, system)
-    plan_of_checkout = expected.of_plan(tiny.root, known, image)
+    plan_of_checkout = expected.of_plan(tiny, known, image)
     content = json.dumps(config, separators=(",", ":")).encode()
     lines = differences_of(plan_of_checkout, manifest, content)
     assert [line for line in lines if line.startswith("created: ")] == (

@@ -90,7 +90,7 @@ class ReleaseDesk:
 
     def add_image(self, planned: PlannedImage, **labels: str) -> Image:
         """An image as planned, with other labels."""
-        root = expected.of_plan(self.project.root, KnownLayers(self.project.root), planned)
+        root = expected.of_plan(self.project, KnownLayers(self.project.root), planned)
         layers = []
         for number in range(len(planned.layers)):
             promised, _ = root.layers.get(number, (None, ""))
