@@ -35,7 +35,7 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         self.root, self.bin, self.apt_log = folder / "checkout", folder / "bin", folder / "apt.log"
         self.bin.mkdir()
-        for name in ("builder", "locks"):
+        for name in ("builder", "locks", "tools"):
             shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
             shutil.copy(ROOT / name, self.root)
