@@ -37,6 +37,7 @@ COMMANDS = {
     "explain": ("explain", "Show whether a combination works, or which images run on a GPU."),
     "gc": ("machine", "Show the images in the store, and delete unused blobs."),
     "images": ("images", "Build, test and tag images."),
+    "init": ("init", "Write a repository for images of your own to FOLDER."),
     "lock": ("lock", "Choose the exact wheels and Debian packages of CELLS."),
     "plan": ("plan", "Show what would be built: cells, tags, layers, sizes."),
     "push": ("release", "Publish images that passed their tests."),

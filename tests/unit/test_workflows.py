@@ -93,7 +93,9 @@ def test_rights(name: str, job: dict[str, Any]) -> None:
         assert "write" not in rights.values()
         assert "GPU_IMAGES_SIGN" not in str(job)
     if "write" in rights.values():
-        assert name.startswith("updates: ") or name in ("ci: push", "ci: stage", "ci: gpu-results", "ci: release")
+        assert name.startswith("updates: ") or name in (
+            "ci: push", "ci: stage", "ci: gpu-results", "ci: release", "images: push", "images: release",
+        )  # fmt: skip
     if rights.get("id-token") == "write":
         assert rights["contents"] == "read"
     assert "secrets." not in str(job) or name == "updates: lock"
@@ -114,6 +116,22 @@ def test_nothing_is_pushed_or_signed_for_a_pull_request() -> None:
         assert conditions.get(before, "needs.stage.outputs.stamp != ''") in ci[name]["if"]
 
 
+def test_a_called_workflow_publishes_only_from_the_main_branch_and_only_if_its_caller_says_so() -> None:
+    called = dict(jobs())
+    publish = called["images: plan"]["env"]["PUBLISH"].removeprefix("${{").removesuffix("}}")
+    for ref, event, is_wanted, is_published in (
+        ("refs/heads/main", "push", True, True),
+        ("refs/heads/main", "push", False, False),
+        ("refs/heads/topic", "push", True, False),
+        ("refs/heads/main", "pull_request", True, False),
+    ):
+        context = {"github": {"ref": ref, "event_name": event}, "inputs": {"publish": is_wanted}}
+        assert bool(evaluate(publish, context)) == is_published
+    assert "needs.plan.outputs.publish == 'true' && " in called["images: push"]["if"]
+    assert "push" in called["images: release"]["needs"]
+    assert "needs.push.result != 'skipped'" in called["images: release"]["if"]
+
+
 def test_a_job_that_signs_installs_itself_before_it_receives_artifacts() -> None:
     """A job that runs code of images wrote them: in .builder, they could replace the programs that set up .venv."""
     receiving = 0
@@ -126,7 +144,7 @@ def test_a_job_that_signs_installs_itself_before_it_receives_artifacts() -> None
                 assert not any(each.startswith("make") for each in uses[number:]), name
                 assert job["steps"][number]["with"]["path"] in ("received", ".builder/evidence"), name
                 assert "run-id" not in job["steps"][number]["with"], "of this run"
-    assert receiving == 2
+    assert receiving == 3
 
 
 def test_the_gpu_tests_are_in_parts_on_a_runner_of_our_own() -> None:

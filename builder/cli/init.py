@@ -1,0 +1,49 @@
+"""The command init."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from builder.cli.context import Context
+from builder.steps.init import write_repository
+
+
+@click.command(name="init")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--registry", metavar="HOST[:PORT]", help="Registry of the images. Default: none, images stay local.")
+@click.option("--namespace", metavar="NAME", help="Their names begin with it. Default: org.")
+@click.option(
+    "--framework", "frameworks", metavar="NAME", multiple=True,
+    help="pytorch, tensorflow or jax; can be given several times. Default: pytorch.",
+)  # fmt: skip
+@click.option("--cpu/--gpu", "is_cpu", default=None, help="Images for the CPU, or for GPUs. Default: GPUs.")
+@click.option("-y", "--yes", is_flag=True, help="Ask nothing, also on a terminal: use the defaults.")
+@click.pass_obj
+def init_command(
+    context: Context, folder: Path, registry: str | None, namespace: str | None, frameworks: Sequence[str],
+    is_cpu: bool | None, yes: bool,
+) -> None:  # fmt: skip
+    """Write a repository for images of your own to FOLDER.
+
+    It has matrix.yaml, which extends the one of gpu-images, and Makefile, README and workflow. On a terminal, asks for
+    what the options do not say. Overwrites nothing.
+    """
+    if sys.stdin.isatty() and not yes:
+        if registry is None:
+            registry = click.prompt("Registry (empty: none)", default="", show_default=False, err=True)
+        if namespace is None:
+            namespace = click.prompt("Namespace", default="org", err=True)
+        if not frameworks:
+            frameworks = click.prompt("Frameworks", default="pytorch", err=True).replace(",", " ").split()
+        if is_cpu is None:
+            is_cpu = not click.confirm("For GPUs?", default=True, err=True)
+    names = write_repository(
+        folder, registry=registry or "", namespace=namespace or "org", frameworks=frameworks or ("pytorch",),
+        is_cpu=bool(is_cpu),
+    )  # fmt: skip
+    context.say_written(names)
+    context.say(f"next: cd {folder} && make images")

@@ -1,0 +1,71 @@
+"""Writes a repository of a team's own, whose matrix.yaml extends the shipped one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
+
+from builder import __version__
+from builder.common import strict_yaml
+from builder.common.errors import UsageError, did_you_mean
+from builder.common.files import files_below, write_atomically
+from builder.common.text import listed
+from builder.matrix import extends, reader
+from builder.matrix.schema import AMD64, CPU, Matrix
+
+_TEMPLATES = Path(__file__).with_name("new_repository")
+
+
+def write_repository(
+    folder: Path, *, registry: str, namespace: str, frameworks: Sequence[str], is_cpu: bool
+) -> list[str]:
+    """Writes the files; returns their names.
+
+    Raises UsageError if a file exists or a framework has no such images, MatrixError for a value that matrix.yaml
+    cannot have. Nothing is written then.
+    """
+    shipped = reader.check_matrix(extends.read_shipped())
+    values = {
+        # JSON is YAML, and a quote or a line break in a value ends nothing.
+        "registry": json.dumps(registry),
+        "namespace": json.dumps(namespace),
+        "frameworks": [_choice(shipped, name, is_cpu=is_cpu) for name in dict.fromkeys(frameworks)],
+        "version": __version__,
+    }
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701  no HTML
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    names = [path.relative_to(_TEMPLATES).as_posix() for path in files_below(_TEMPLATES)]
+    files = {name: environment.get_template(name).render(values) for name in names}
+    reader.check_matrix(extends.extended(strict_yaml.parse_yaml(files["matrix.yaml"].encode(), "matrix.yaml")))
+    if present := [name for name in names if (folder / name).exists() or (folder / name).is_symlink()]:
+        raise UsageError(
+            f"{folder} already has {listed(present, 3)}: nothing is overwritten", hint="Name a new folder."
+        )
+    for name, text in files.items():
+        write_atomically(folder / name, text)
+    return names
+
+
+def _choice(shipped: Matrix, name: str, *, is_cpu: bool) -> str:
+    """The entry in `frameworks` for the first line of a framework with such images: one CUDA and one Python."""
+    if name not in shipped.frameworks:
+        raise UsageError(f"no framework {name!r}{did_you_mean(name, shipped.frameworks)}")
+    for line, entry in shipped.frameworks[name].versions.items():
+        cudas = [cuda for cuda in entry.cuda if (cuda == CPU) == is_cpu and AMD64 in entry.arch_on(cuda)]
+        pythons = [python for python in entry.python if not shipped.python[python].not_built]
+        if cudas and pythons:
+            chosen = f'cuda: ["{cudas[0]}"], python: ["{pythons[0]}"], arch: [{AMD64}]'
+            return f'{name}: {{versions: {{"{line}": {{{chosen}}}}}}}'
+    raise UsageError(
+        f"{name} has no images for {'the CPU' if is_cpu else 'GPUs'} on {AMD64}",
+        hint=f"{'Without' if is_cpu else 'With'} --cpu, or another --framework.",
+    )

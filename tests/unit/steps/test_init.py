@@ -1,0 +1,92 @@
+"""`builder init`: a repository of a team's own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from builder import __version__
+from builder.cli import cli
+from builder.common.errors import BuilderError
+from builder.matrix.project import Project
+from tests.paths import ROOT
+
+
+def init(*arguments: str) -> None:
+    CliRunner().invoke(cli, ["init", *arguments], catch_exceptions=False, standalone_mode=False)
+
+
+def cells(folder: Path) -> list[str]:
+    return [cell.id for cell in Project(folder).cells]
+
+
+def test_the_defaults_are_two_images_of_one_framework(tmp_path: Path) -> None:
+    init(str(tmp_path / "new"))
+    project = Project(tmp_path / "new")
+    matrix = project.matrix
+    assert (matrix.registry, matrix.namespace, list(matrix.frameworks)) == ("", "org", ["pytorch"])
+    plain, jupyter = cells(project.root)
+    assert jupyter == f"{plain}-jupyter"
+    lines = (project.root / "matrix.yaml").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 10
+    assert (project.root / "requirements.txt").read_text("utf-8") == f"gpu-images[images]=={__version__}\n"
+    assert (project.root / ".gitignore").is_file()
+
+
+def test_options_choose_the_images(tmp_path: Path) -> None:
+    options = [
+        "--registry",
+        "ghcr.io",
+        "--namespace",
+        "a/b",
+        "--framework",
+        "jax",
+        "--framework",
+        "tensorflow",
+        "--cpu",
+    ]
+    init(str(tmp_path), *options)
+    matrix = Project(tmp_path).matrix
+    assert (matrix.registry, matrix.namespace) == ("ghcr.io", "a/b")
+    assert {re.sub(r"-[0-9.]+-", "-", cell) for cell in cells(tmp_path)} == {
+        "jax-cpu-py313", "jax-cpu-py313-jupyter", "tf-cpu-py311", "tf-cpu-py311-jupyter",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--framework", "pytorhc"], "no framework 'pytorhc'; did you mean 'pytorch'?"),
+        (["--framework", "pytorch", "--cpu"], "pytorch has no images for the CPU on amd64"),
+        (["--namespace", "a: b\nvariants: []"], "matrix.yaml:4:12: namespace: "),
+        (["--registry", "https://ghcr.io"], "matrix.yaml:3:11: registry: "),
+    ],
+)
+def test_what_no_repository_can_have_is_refused_before_a_file_is_written(
+    tmp_path: Path, options: list[str], message: str
+) -> None:
+    with pytest.raises(BuilderError) as caught:
+        init(str(tmp_path), *options)
+    assert message in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text("mine")
+    (tmp_path / "README.md").symlink_to("elsewhere")
+    with pytest.raises(BuilderError, match=r"already has Makefile, README\.md: nothing is overwritten"):
+        init(str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["Makefile", "README.md"]
+
+
+def test_the_workflow_calls_one_of_this_repository_with_inputs_that_it_has(tmp_path: Path) -> None:
+    init(str(tmp_path))
+    text = (tmp_path / ".github/workflows/images.yml").read_text(encoding="utf-8")
+    [called] = re.findall(r"uses: ORGANIZATION/gpu-images/(\S+)@v1", text)
+    inputs = re.findall(r"^      (\w+): ", text.partition("    with:\n")[2], re.MULTILINE)
+    callee = (ROOT / called).read_text(encoding="utf-8")
+    assert inputs
+    assert all(f"\n      {name}:\n" in callee.partition("\npermissions")[0] for name in inputs)
