@@ -1,7 +1,7 @@
 """A team's matrix.yaml that extends the shipped one: `extends: gpu-images`. See docs/own-repository.md.
 
-What the team does not write about debian, python, cuda, frameworks, components and variants is as shipped. Mappings
-merge key by key, and any other value replaces the shipped one. Where the team names frameworks, lines of one
+What the team does not write about debian, python, cuda, frameworks, components, variants and exclude is as shipped.
+Mappings merge key by key, and any other value replaces the shipped one. Where the team names frameworks, lines of one
 (`versions`) or variants, there are no others: a list of names is enough. All other keys are the team's alone.
 """
 
@@ -20,7 +20,7 @@ from builder.common.strict_yaml import Key, Located
 # In a wheel: matrix.yaml of this repository, and an archive with the other shipped files. See tools/shipped_wheel.py.
 _SHIPPED = Path(__file__).parents[1] / "shipped"
 _CHECKOUT = Path(__file__).parents[2]
-_PARTS = ("debian", "python", "cuda", "frameworks", "components", "variants")
+_PARTS = ("debian", "python", "cuda", "frameworks", "components", "variants", "exclude")
 
 
 def read_shipped() -> Located:

@@ -536,3 +536,8 @@ class Matrix(StrictModel):
     def where(self, *path: str | int, key: bool = False) -> str:
         """`matrix.yaml:line:column` of the value (or the key) at `path`."""
         return self._located.where(path, key=key)
+
+    def is_own(self, *path: str | int) -> bool:
+        """False for a value of the shipped matrix that this one extends."""
+        mark = self._located.marks.get(path)
+        return mark is None or mark.file == self._located.name

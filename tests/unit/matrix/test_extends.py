@@ -47,7 +47,7 @@ def test_what_a_team_does_not_write_is_as_shipped() -> None:
     versions = matrix.frameworks["pytorch"].versions
     assert versions == {"2.9": SHIPPED.frameworks["pytorch"].versions["2.9"]}
     assert (list(matrix.frameworks), list(matrix.variants)) == (["pytorch"], ["plain", "jupyter"])
-    assert (matrix.budgets, matrix.exclude, matrix.sets) == ([], [], {})
+    assert (matrix.exclude, matrix.budgets, matrix.sets) == (SHIPPED.exclude, [], {})
 
 
 def test_without_a_choice_there_are_all_frameworks_and_variants() -> None:
@@ -67,6 +67,22 @@ def test_mappings_merge_and_other_values_replace() -> None:
     jupyter = SHIPPED.components["jupyter"].model_copy(update={"packages": ["jupyterlab"], "env": {"A": "b"}})
     assert matrix.components["jupyter"] == jupyter
     assert matrix.components.keys() == {*SHIPPED.components, "vision"}
+
+
+@pytest.mark.parametrize(("line", "is_arm64"), [("2.9", False), ("2.15", True)])
+def test_shipped_exclusions_stay_until_the_team_writes_its_own(tmp_path: Path, line: str, is_arm64: bool) -> None:
+    """One that matches no cell of the team is no fault. Without them, 2.9 has cells that cannot be built."""
+    text = OWN.replace("2.9", line)
+    shipped = {cell.id for cell in Project(ROOT).cells}
+    assert {cell.id for cell in team(tmp_path, text).cells} <= shipped
+    none = team(tmp_path, text + "exclude: []\n")
+    if is_arm64:
+        assert {cell.id for cell in none.cells} - shipped
+    else:
+        with pytest.raises(MatrixError, match=r"pt-2\.9-cpu-py312-arm64: uv's builds of Python are for amd64 only"):
+            _ = none.cells
+    with pytest.raises(MatrixError, match=r"matrix\.yaml:6:19: 'tf-\*' matches no cell"):
+        _ = team(tmp_path, text + 'exclude: [{cells: "tf-*", reason: we have none of these}]\n').cells
 
 
 def test_variants_of_ones_own_stand_beside_shipped_ones() -> None:

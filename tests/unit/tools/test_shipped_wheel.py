@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 from builder.common.files import digests_of_tree
 from builder.evidence.suite import RUNNER, Suite
 from builder.matrix import extends
+from builder.matrix.project import Project
+from builder.plan import plan
 from tests.paths import ROOT
 from tools import shipped_wheel
 
@@ -21,6 +24,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shipped = tmp_path / "shipped"
     shipped.mkdir()
     (shipped / "files.tar").write_bytes(shipped_wheel.archive())
+    shutil.copy(ROOT / "matrix.yaml", shipped)
     monkeypatch.setattr(extends, "_SHIPPED", shipped)
     return tmp_path / "project/.builder"
 
@@ -58,3 +62,19 @@ def test_the_archive_depends_on_the_files_alone() -> None:
     assert {member.name for member in members if "/host/" in member.name} == {
         "templates/host/README.md", "templates/host/env.sh",
     }  # fmt: skip
+
+
+def test_a_team_with_the_same_locks_gets_the_same_layers(installed: Path) -> None:
+    """Their inputs name files by their paths in a checkout, wherever these are."""
+    root = installed.parent
+    root.mkdir()
+    (root / "matrix.yaml").write_text("extends: gpu-images\nregistry: ''\nnamespace: org\n", encoding="utf-8")
+    shutil.copytree(ROOT / "locks", root / "locks")
+    (root / "locks/uv.txt").unlink()
+    team, here = Project(root), Project(ROOT)
+    theirs = {image.id: image for image in plan.make_plan(team, team.cells).images}
+    ours = plan.make_plan(here, here.cells).images
+    assert len(ours) > 50
+    for image in ours:
+        assert theirs[image.id].layers == image.layers
+        assert theirs[image.id].files == image.files
