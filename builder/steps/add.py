@@ -274,7 +274,7 @@ def check_cuda(addition: Addition, parent: Parent, wheels: Mapping[str, LockedWh
     if others := others if expected else [each.name for each in new]:
         fits = f"CUDA {expected}" if expected else "the CPU"
         raise RefusedError(
-            f"{addition.target}: the parent is for {fits}, {listed(others, SHOWN)} is not",
+            f"{addition.target}: not for {fits}, as the parent is: {listed(others, SHOWN)}",
             hint=f"Find the package that requires it, or choose a parent that fits. {CONFLICT}",
         )
     before = {name: each.version for name, each in parent.packages.items()}

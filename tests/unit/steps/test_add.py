@@ -296,10 +296,10 @@ def cuda_wheel(name: str) -> Wheel:
 @pytest.mark.parametrize(
     ("cuda", "name", "message"),
     [
-        ("cpu", "nvidia-cublas-cu12", "the parent is for the CPU, nvidia-cublas-cu12 is not"),
-        ("12.8", "nvidia-cublas-cu13", "the parent is for CUDA 12, nvidia-cublas-cu13 is not"),
-        ("12.8", "nvidia-cublas", "the parent is for CUDA 12, nvidia-cublas is not"),
-        ("13.0", "nvidia-cublas-cu12", "the parent is for CUDA 13, nvidia-cublas-cu12 is not"),
+        ("cpu", "nvidia-cublas-cu12", "not for the CPU, as the parent is: nvidia-cublas-cu12"),
+        ("12.8", "nvidia-cublas-cu13", "not for CUDA 12, as the parent is: nvidia-cublas-cu13"),
+        ("12.8", "nvidia-cublas", "not for CUDA 12, as the parent is: nvidia-cublas"),
+        ("13.0", "nvidia-cublas-cu12", "not for CUDA 13, as the parent is: nvidia-cublas-cu12"),
     ],
 )
 def test_libraries_of_another_cuda(bench: Bench, cuda: str, name: str, message: str) -> None:

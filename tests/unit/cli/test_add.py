@@ -1,0 +1,69 @@
+"""`builder add`: what is a request, and what is printed."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from builder.layers.store import Store
+from builder.steps.add import add, find_parents
+from tests.unit.cli.conftest import Run
+from tests.unit.release.parents import project
+from tests.unit.steps.test_add import PARENT, TARGET, Bench
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    bench = Bench(Store(tmp_path / "store"))
+    bench.parent.push("1")
+    bench.share()
+    bench.offer(project("einops", version="0.8"))
+    faked = partial(add, program=bench.uv, new_fetcher=bench.fetcher, new_repository=bench.registry)
+    monkeypatch.setattr("builder.cli.add.add", faked)
+    monkeypatch.setattr("builder.cli.add.find_parents", partial(find_parents, new_repository=bench.registry))
+    return bench
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [], [str(PARENT)], [str(PARENT), "einops"], ["-t", str(TARGET)], ["--refresh", str(TARGET), "-t", str(TARGET)],
+        ["--refresh", str(TARGET), str(PARENT), "einops"], ["-f", "team.yaml", "--refresh", str(TARGET)],
+        ["-f", "team.yaml", "--env", "A=b"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_exactly_one_request(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "team.yaml").write_text("images: []\n")
+    result = run("--store", str(tmp_path / "store"), "add", *arguments)
+    assert result.code == 2
+    assert "name a PARENT and the image to make (-t), or an image to --refresh, or a file of images (-f)" in result.err
+
+
+def test_the_lines_of_the_steps_and_json(run: Run, bench: Bench) -> None:
+    store = ("--store", str(bench.store.root))
+    result = run(*store, "add", str(PARENT), "einops", "-t", str(TARGET))
+    assert result.code == 0
+    assert [line.split()[0] for line in result.out.splitlines()] == ["parent", "resolve", "layers", "pushed"]
+    assert all(line.endswith(" s") for line in result.out.splitlines()), "each with the seconds so far"
+
+    [added] = json.loads(run(*store, "add", str(PARENT), "einops", "-t", str(TARGET), "--format", "json").out)
+    assert added["digest"] == bench.target.tags["1"]
+    assert added["images"][0]["wheels"] == ["einops-0.8-py3-none-any.whl"]
+
+    bench.target.contents |= bench.parent.registry.contents
+    result = run(*store, "add", "--refresh", str(TARGET))
+    assert "is up to date" in result.out
+
+
+def test_a_file_of_images(run: Run, bench: Bench, tmp_path: Path) -> None:
+    text = f"images: [{{image: '{TARGET}', parent: '{PARENT}', packages: [einops]}}]\n"
+    (tmp_path / "team.yaml").write_text(text)
+    result = run("--store", str(bench.store.root), "add", "-f", str(tmp_path / "team.yaml"), "--dry-run")
+    assert result.code == 0
+    assert "1 new, 2 kept" in result.out
+    assert "1" not in bench.target.tags
