@@ -68,6 +68,17 @@ GATES = (
     Gate("tags that another push set", "release/tagging.py", "if now not in (was, manifest.digest):", "if False:"),
     Gate("the record before the tags", "steps/release.py", "        area.record(", "        (lambda _: None)("),
     Gate("the bytes of a blob", "registry/client.py", "return part.size == size and f\"sha256:{part.sha256}\" == digest", "return part.size == size"),
+    Gate("files of a parent", "steps/add.py", "                raise RefusedError(str(error), hint=CONFLICT) from error", "                pass"),
+    Gate("the signature of a parent", "steps/add.py", 'if finding.state != "signed":', "if False:"),
+    Gate("the hashes of a request", "steps/add.py", "    requirements.check_hashes(addition.requested, wheels)\n", ""),
+    Gate("the CUDA of a parent", "steps/add.py", "    check_cuda(addition, parent, wheels)\n", ""),
+    Gate("the packages of a parent", "steps/add.py", "sources=dict.fromkeys(parent.packages, False),", "sources={},"),
+    Gate("the tag of a parent", "steps/add.py", "if addition.target.name == addition.parent.name and", "if False and"),
+    Gate("where files are copied", "release/additions.py", "if not any(str(target).startswith(", "if False and any(str(target).startswith("),
+    Gate("folders above the places", "release/additions.py", ' or ".." in target.parts:', ":"),
+    Gate("variables of every image", "release/additions.py", "        if name in FIXED:\n", "        if False:\n"),
+    Gate("options of requirements", "lock/requirements.py", "    if option := re.search(", "    if option := re.fullmatch("),
+    Gate("the table of contents of a layer", "layers/estargz.py", "if digest and digest_of_bytes(text) != digest:", "if False:"),
     Gate("the subject of an artifact", "registry/artifacts.py", "if subject != actual:", "if False:"),
 )  # fmt: skip
 

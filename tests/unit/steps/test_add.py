@@ -25,8 +25,10 @@ from builder.common.errors import (
     RefusedError,
     RegistryError,
     UsageError,
+    VerifyError,
 )
 from builder.common.reference import ImageRef
+from builder.evidence import signing
 from builder.evidence.signing import Signer, Trust
 from builder.host import Host
 from builder.index.download import Fetcher
@@ -571,6 +573,30 @@ def test_a_statement_names_the_parent_and_the_signature_is_last(bench: Bench) ->
     parent = bench.parent.registry.tags["1"].removeprefix("sha256:")
     assert dependencies[0] == {"uri": f"oci:{PARENT.name}", "digest": {"sha256": parent}}
     assert dependencies[1]["uri"] == "pkg:pypi/einops@0.8"
+
+
+@pytest.mark.parametrize(
+    ("signer", "notes", "message"),
+    [
+        ("", [], "no trusted signer signed it as cell 'em-1-cpu-py311' of em"),
+        ("k.pub", [{"tag": "2"}], "signed for 2, not for 1"),
+        ("k.pub", [{"tag": "1"}], ""),
+    ],
+)
+def test_the_signature_of_the_parent(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, signer: str, notes: list[dict[str, str]], message: str
+) -> None:
+    monkeypatch.setattr(signing, "signer_of_manifest", lambda *_: (signer, notes))
+    monkeypatch.setattr(signing, "statements_of_image", lambda *_: [])
+    trust = Trust(signers=[Trusted.model_construct(key="k.pub")], root=Path.cwd())
+    if not message:
+        bench.add(trust=trust)
+        assert "signature checked, tests: no statement of a trusted signer" in bench.shown[0]
+        return
+    with pytest.raises(VerifyError) as caught:
+        bench.add(trust=trust)
+    assert message in str(caught.value)
+    assert bench.uv.calls == [], "nothing else is done with it"
 
 
 def test_images_of_the_store_have_no_signature(bench: Bench) -> None:
