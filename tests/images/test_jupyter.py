@@ -407,8 +407,8 @@ def test_jupyter_token_is_used(start: Callable[..., Container], until: Callable[
     assert requests.get(address, headers={"Authorization": "token chosen-by-me"}, timeout=30).status_code == 200
 
 
-def test_a_command_is_healthy_without_services(container: Container) -> None:
-    assert container.exec_run(["check-services"]).exit_code == 0
+def test_a_command_is_healthy_without_services(container: Container, until: Callable[..., None]) -> None:
+    until(lambda: container.exec_run(["check-services"]).exit_code == 0, seconds=START_S, what="the launcher")
 
 
 def test_the_health_check_of_root_runs_nothing_of_the_user_as_root(
