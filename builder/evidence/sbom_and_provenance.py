@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -18,11 +18,12 @@ from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-from builder.debian.control_files import SourcePackage
-from builder.debian.os_lock import DebianPackage, OsLock
+from builder.debian.control_files import NO_SOURCE, SourcePackage
+from builder.debian.os_lock import OsLock
 from builder.index.wheels import LockedWheel
+from builder.layers.installed import InstalledPackage
 from builder.layers.oci import Image
-from builder.matrix.tags import OCI
+from builder.matrix.tags import OCI, PARENT_CELL_LABEL
 from builder.plan.plan import PlannedImage
 
 SBOM_TYPE = "application/vnd.cyclonedx+json"
@@ -40,39 +41,62 @@ SOURCE_NAMES = ("aquasecurity:trivy:SrcName", "aquasecurity:trivy:SrcVersion")  
 
 def sbom(planned: PlannedImage, name: str, image: Image) -> bytes:
     """The wheels and Debian packages of an image, each with its SHA-256. `name` is that of its repository."""
-    digest, system = image.manifest.digest, planned.os_lock
+    debian, wheels = _debian_packages(planned.os_lock), _wheels(planned.wheels)
+    release = _release_number(planned.os_lock.versions)
+    return _sbom(name, image, planned.id, [*_debian(release), *_interpreter(planned), *wheels, *debian])
+
+
+def sbom_of_additions(
+    name: str,
+    image: Image,
+    kept: Iterable[LockedWheel],
+    added: Iterable[LockedWheel],
+    debian: Iterable[InstalledPackage],
+) -> bytes:
+    """The same for an image that wheels were added to; those of its parent are `kept`, which has the Debian packages.
+
+    The indexes of `kept` are not known, nor the SHA-256 of Debian packages, which dpkg does not record.
+    """
+    packages = sorted(debian)
+    release = _release_number({each.name: each.version for each in packages})
+    of_debian = [_debian_package(each.name, each.version, each.source, f"debian-{release}") for each in packages]
+    wheels = [*_wheels(kept, has_index=False), *_wheels(added)]
+    return _sbom(name, image, image.labels.get(PARENT_CELL_LABEL, ""), [*_debian(release), *wheels, *of_debian])
+
+
+def _sbom(name: str, image: Image, cell: str, components: Iterable[Component]) -> bytes:
+    digest, listed = image.manifest.digest, list(components)
     subject = Component(
         name=name,
         version=digest,
         type=ComponentType.CONTAINER,
         bom_ref=digest,
         purl=PackageURL("oci", None, name.rpartition("/")[2], digest, {"repository_url": name}),
-        properties=[Property(name="gpu-images:cell", value=planned.id)],
+        properties=[Property(name="gpu-images:cell", value=cell)],
     )
-    components = [*_debian(system), *_interpreter(planned), *_wheels(planned.wheels), *_debian_packages(system)]
     bom = Bom(
-        components=components,
+        components=listed,
         serial_number=uuid.uuid5(uuid.NAMESPACE_URL, digest),
         metadata=BomMetaData(
             component=subject,
             timestamp=datetime.fromisoformat(image.labels.get(f"{OCI}.created", "1970-01-01T00:00:00Z")),
         ),
     )
-    bom.register_dependency(subject, components)
+    bom.register_dependency(subject, listed)
     return JsonV1Dot6(bom).output_as_string().encode()
 
 
-def _debian(system: OsLock) -> Iterator[Component]:
+def _debian(release: str) -> Iterator[Component]:
     """The operating system with its number: without it, scanners may ignore all Debian packages."""
-    if release := _release_number(system):
+    if release:
         yield Component(
             name="debian", version=release, type=ComponentType.OPERATING_SYSTEM, bom_ref=f"debian-{release}"
         )
 
 
-def _release_number(system: OsLock) -> str:
-    """The number of the Debian release, e.g. 12; empty if `base-files` is not locked."""
-    return system.versions.get("base-files", "").partition(".")[0]
+def _release_number(versions: Mapping[str, str]) -> str:
+    """The number of the Debian release, e.g. 12; empty if `base-files` is not among the packages."""
+    return versions.get("base-files", "").partition(".")[0]
 
 
 def _interpreter(planned: PlannedImage) -> Iterator[Component]:
@@ -82,36 +106,38 @@ def _interpreter(planned: PlannedImage) -> Iterator[Component]:
         yield _component(purl, planned.locked_python.sha256)
 
 
-def _wheels(wheels: Iterable[LockedWheel]) -> Iterator[Component]:
+def _wheels(wheels: Iterable[LockedWheel], *, has_index: bool = True) -> Iterator[Component]:
     for sha256, wheel in {wheel.sha256: wheel for wheel in wheels}.items():
         # A commit or a folder has nothing to do with a package of this name on PyPI.
         kind = "pypi" if wheel.is_of_index else "generic"
         qualifiers = {"vcs_url": wheel.source} if wheel.source.startswith("git+") else {}
-        values = {SOURCE_PROPERTY: wheel.source} if wheel.source else {INDEX_PROPERTY: wheel.index or DEFAULT_INDEX}
+        index = {INDEX_PROPERTY: wheel.index or DEFAULT_INDEX} if has_index else {}
+        values = {SOURCE_PROPERTY: wheel.source} if wheel.source else index
         properties = [Property(name=name, value=value) for name, value in values.items()]
         yield _component(PackageURL(kind, None, wheel.name, wheel.version, qualifiers), sha256, properties)
 
 
 def _debian_packages(system: OsLock) -> Iterator[Component]:
-    for package in system.packages:
-        yield _debian_package(package, f"debian-{_release_number(system) or system.debian}")
+    release = f"debian-{_release_number(system.versions) or system.debian}"
+    for each in system.packages:
+        source = each.source_package if each.source else NO_SOURCE
+        yield _debian_package(each.name, each.version, source, release, each.architecture, each.sha256)
 
 
-def _debian_package(package: DebianPackage, release: str) -> Component:
+def _debian_package(
+    name: str, version: str, source: SourcePackage, release: str, architecture: str = "", sha256: str = ""
+) -> Component:
     """The component of a Debian package.
 
     A source package with another name or version is in the purl (for grype) and in properties (for trivy).
     """
-    qualifiers = {"arch": package.architecture, "distro": release}
+    qualifiers = ({"arch": architecture} if architecture else {}) | {"distro": release}
     properties = []
-    if package.source:
-        source = package.source_package
-        version = "" if source.version == package.version else f"@{source.version}"
-        qualifiers[_UPSTREAM] = f"{source.name}{version}"
+    if source not in (NO_SOURCE, (name, version)):
+        qualifiers[_UPSTREAM] = f"{source.name}{'' if source.version == version else f'@{source.version}'}"
         # trivy ignores the qualifier. Without both properties, it takes the binary package's name or version.
         properties = [Property(name=name, value=value) for name, value in zip(SOURCE_NAMES, source, strict=True)]
-    purl = PackageURL("deb", "debian", package.name, package.version, qualifiers)
-    return _component(purl, package.sha256, properties)
+    return _component(PackageURL("deb", "debian", name, version, qualifiers), sha256, properties)
 
 
 def source_package(purl: PackageURL) -> SourcePackage | None:
@@ -127,7 +153,7 @@ def _component(purl: PackageURL, sha256: str, properties: Iterable[Property] = (
         version=purl.version,
         purl=purl,
         bom_ref=f"{purl}#{sha256[:12]}",
-        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=sha256)],
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=sha256)] if sha256 else [],
         properties=properties,
     )
 

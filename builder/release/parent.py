@@ -19,6 +19,7 @@ from builder.common.errors import VerifyError
 from builder.index.wheels import BuiltWheel, LockedWheel
 from builder.layers import estargz, installed, oci, wheel
 from builder.layers.estargz import TocEntry
+from builder.layers.installed import InstalledPackage
 from builder.layers.oci import Image, Layer
 from builder.matrix.schema import Arch
 from builder.matrix.tags import CELL_LABEL, LABEL, PARENT_CELL_LABEL
@@ -73,10 +74,17 @@ class Parent:
         }
 
     @cached_property
+    def debian(self) -> set[InstalledPackage]:
+        """The Debian packages of the image. Raises VerifyError."""
+        try:
+            return installed.debian_packages(self.read_file(installed.DPKG))
+        except ValueError as error:
+            raise VerifyError(f"{installed.DPKG} of the image is invalid: {error}", hint=_OTHER) from error
+
+    @cached_property
     def glibc(self) -> str:
         """The version of the image's C library, such as 2.36. Raises VerifyError."""
-        packages = installed.debian_packages(self.read_file(installed.DPKG))
-        version = next((package.version for package in packages if package.name == "libc6"), "")
+        version = next((package.version for package in self.debian if package.name == "libc6"), "")
         if not (match := re.match(r"2\.[0-9]{1,3}(?![0-9])", version)):
             raise VerifyError(f"{installed.DPKG} of the image has no valid version of libc6", hint=_OTHER)
         return match[0]

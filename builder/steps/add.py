@@ -319,13 +319,22 @@ def import_packages(engine: Engine, store: Store, view: View, addition: Addition
 
 
 def sign(signer: Signer, repository: Repository, added: Added, manifest: Manifest) -> None:
-    """Attaches a statement to each image that names its parent by digest, and signs the images and their index."""
+    """Attaches SBOM and provenance to each image, which names its parent by digest, then signs images and index."""
     for each in added.images:
-        parent, digest = each.parent.image.manifest.digest, each.image.manifest.digest
-        statement = sbom_and_provenance.provenance_of_additions(
-            added.addition.request, added.addition.parent.name, parent, each.wheels
+        parent, name = each.parent, added.addition.parent.name
+        kept = parent.packages.values()
+        signer.attest(
+            repository,
+            each.image.manifest.digest,
+            {
+                sbom_and_provenance.SBOM: sbom_and_provenance.sbom_of_additions(
+                    repository.name, each.image, kept, each.wheels, parent.debian
+                ),
+                sbom_and_provenance.PROVENANCE: sbom_and_provenance.provenance_of_additions(
+                    added.addition.request, name, parent.image.manifest.digest, each.wheels
+                ),
+            },
         )
-        signer.attest(repository, digest, {sbom_and_provenance.PROVENANCE: statement})
     # Sign last: once an image has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.
     target = added.addition.target
     for digest in dict.fromkeys([*(each.image.manifest.digest for each in added.images), manifest.digest]):

@@ -21,7 +21,7 @@ from tests.unit.layers.test_wheel import Wheel, pack
 from tests.unit.release.test_verify import of_wheels
 
 SYSTEM = {
-    "var/lib/dpkg/status": b"Package: libc6\nStatus: install ok installed\nVersion: 2.36-9+deb12u14\n",
+    "var/lib/dpkg/status": (b"Package: libc6\nStatus: install ok installed\nSource: glibc\nVersion: 2.36-9+deb12u14\n"),
     "opt/venv/pyvenv.cfg": b"home = /usr/bin\n",
     "opt/venv/bin/python": b"",
     "workspace/readme": b"of the system\n",

@@ -554,25 +554,35 @@ def test_the_program_that_imports(tmp_path: Path, programs: None) -> None:
 # ---- signed
 
 
-def test_a_statement_names_the_parent_and_the_signature_is_last(bench: Bench) -> None:
+def test_statements_name_packages_and_parent_and_the_signature_is_last(bench: Bench) -> None:
     signed: list[tuple[str, str, Any]] = []
 
     class FakeSigner(Signer):
         def attest(self, repository: Any, digest: str, statements: Mapping[str, bytes], is_same: Any = None) -> None:
-            signed.append(("attest", digest, json.loads(statements["slsaprovenance1"])))
+            signed.append(("attest", digest, {kind: json.loads(text) for kind, text in statements.items()}))
 
         def sign_manifest(self, repository: Any, digest: str, annotations: Mapping[str, str] = {}) -> None:
             assert "1" not in bench.target.tags
             signed.append(("sign", digest, annotations))
 
     [added] = bench.add(signer=FakeSigner(key="k"))
-    [(_, attested, statement), (_, digest, annotations)] = signed
+    [(_, attested, statements), (_, digest, annotations)] = signed
+    statement, sbom = statements["slsaprovenance1"], statements["cyclonedx"]
     assert annotations == {"cell": "", "image": "vision", "tag": "1"}, "nobody can offer it under another name"
     assert attested == digest == added.digest
     dependencies = statement["buildDefinition"]["resolvedDependencies"]
     parent = bench.parent.registry.tags["1"].removeprefix("sha256:")
     assert dependencies[0] == {"uri": f"oci:{PARENT.name}", "digest": {"sha256": parent}}
     assert dependencies[1]["uri"] == "pkg:pypi/einops@0.8"
+    components = {each["purl"]: each for each in sbom["components"]}
+    assert sorted(components) == [
+        "pkg:deb/debian/libc6@2.36-9%2Bdeb12u14?distro=debian-&upstream=glibc",
+        "pkg:pypi/einops@0.8",
+        "pkg:pypi/ember@1.9",
+        "pkg:pypi/tinylib@1.9",
+    ]
+    assert "properties" not in components["pkg:pypi/ember@1.9"], "its index is not known"
+    assert sbom["metadata"]["component"]["version"] == added.digest
 
 
 @pytest.mark.parametrize(
