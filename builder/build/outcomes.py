@@ -90,6 +90,9 @@ def for_each_image(
     try:
         for image in ready or images:
             futures[image.id] = pool.submit(timed_step, image)
+            for future in futures.values():
+                if future.done():
+                    future.result()  # raises an internal error at once
         # Python handles a signal that arrives just before a wait begins only when the wait ends: so it ends soon.
         while (waited := wait(futures.values(), timeout=1, return_when=FIRST_EXCEPTION)).not_done:
             for future in waited.done:

@@ -245,7 +245,6 @@ def refresh_command(
             run, store, chosen, resolver, Options(wait=context.wait, **values),
             area=area, signer=signer, today=context.today,
         )  # fmt: skip
-    context.say_written(result.written)
     if result.outcomes:
         show_outcomes(context, run, result.outcomes, began=began, form="text")
     else:

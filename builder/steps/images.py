@@ -78,11 +78,11 @@ def make_images(run: RunContext, store: Store, planned: Plan, options: Options) 
     has_new_locks = lock_stale_systems(
         run, store, planned, lookup, archives, is_locked=options.locked, again=options.again
     )
-    if has_new_locks:
-        planned = render.load_checked_plan(project, [image.cell for image in planned.images])
-        lookup.known = KnownLayers(project.root)
-
     try:
+        if has_new_locks:
+            planned = render.load_checked_plan(project, [image.cell for image in planned.images])
+            lookup.known = KnownLayers(project.root)
+
         # Deletes unused files, to make room for the layers that the store lacks. No other builder may use it meanwhile.
         garbage.make_room(store, partial(disk.store_bytes, store, planned.images), wait=options.wait)
         with store.used():

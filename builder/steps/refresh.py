@@ -30,12 +30,11 @@ from builder.steps.stage import StagingResult, stage
 
 @dataclass(frozen=True, kw_only=True)
 class Refreshed:
-    """The result of a refresh: `written` are the changed paths, `staged` is None if nothing was staged.
+    """The result of a refresh: `staged` is None if nothing was staged.
 
     `error` is that of the one step that failed, or an IncompleteError if others were completed.
     """
 
-    written: Sequence[str]
     outcomes: Sequence[Outcome]
     staged: StagingResult | None
     error: BuilderError | None
@@ -68,6 +67,9 @@ def refresh(
     _, rendered = render_images(project, current, is_part=len(current) < len(project.cells))
     written = [*updated.written, *rendered]
 
+    for name in written:
+        view.say(f"written: {name}")  # now: what follows takes long, and may be interrupted
+
     # Images with another plan. Locks are shared, so that images outside the selection may have one, too.
     changed = ci.changed_images(before, plan.make_locked_plan(project, current).images)
     ids = {cell.id for cell in chosen}
@@ -78,7 +80,7 @@ def refresh(
     passed = [outcome.image.cell for outcome in made if not outcome.error]
     if failure := outcomes.failure(made):
         if not (passed or failures):
-            return Refreshed(written=written, outcomes=made, staged=None, error=failure)
+            return Refreshed(outcomes=made, staged=None, error=failure)
         failures.append(failure)
 
     # An image may have left out tests that a smaller one runs for both: without that one, it has not passed.
@@ -99,7 +101,7 @@ def refresh(
                 )  # fmt: skip
         except BuilderError as error:
             if not failures:
-                return Refreshed(written=written, outcomes=made, staged=None, error=error)
+                return Refreshed(outcomes=made, staged=None, error=error)
             failures.append(error)
 
     incomplete: BuilderError | None = None
@@ -107,4 +109,4 @@ def refresh(
         lines = [f"{error}\n  -> {error.hint}" if error.hint else str(error) for error in failures]
         done = f"{counted(len(passed), 'image')} built and tested" if passed else "no image was built"
         incomplete = IncompleteError("\n".join([f"{done}; the rest failed:", *lines]))
-    return Refreshed(written=written, outcomes=made, staged=staged, error=incomplete)
+    return Refreshed(outcomes=made, staged=staged, error=incomplete)
