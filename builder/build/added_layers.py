@@ -6,26 +6,34 @@ import json
 import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
+from pydantic import BaseModel
+
+from builder.common.errors import VerifyError
 from builder.common.tasks import thread_pool
 from builder.index.download import CONNECTIONS, Fetcher
 from builder.index.wheels import LockedWheel, Wheel
-from builder.layers import oci, splice, stored_images, stored_layers, wheel
+from builder.layers import estargz, oci, splice, stored_images, stored_layers, wheel
 from builder.layers.estargz import TocEntry
-from builder.layers.oci import Image, Layer
+from builder.layers.oci import Image, Layer, OptionalDigest
 from builder.layers.splice import Entry
 from builder.layers.store import Store
 from builder.matrix.tags import ADDED_LABEL, CELL_LABEL, OCI, PARENT_CELL_LABEL, PARENT_LABEL, PLAN_LABEL
 from builder.plan import layer_order
 from builder.plan.layer_order import MTIME, PlannedLayer
 from builder.registry import transfer
-from builder.release.additions import BASE_NAME, Addition
+from builder.release.additions import BASE_NAME, PLACES, Addition
 from builder.release.image_sources import RegistrySource
 from builder.release.parent import Parent
 
 ADDED, COPIED = "added", "copied"  # the component and the layer of small wheels; the layer of --copy
 # They describe the image of the parent alone. GPU checks need the other ones.
 OF_PARENT = (CELL_LABEL, PLAN_LABEL, f"{OCI}.title", f"{OCI}.version", f"{OCI}.source")
+
+
+class _Copied(BaseModel, frozen=True):
+    copied: OptionalDigest = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,18 +76,13 @@ def make_layers(
 def copied_layer(store: Store, parent: Parent, addition: Addition) -> AddedLayer | None:
     """The layer of the copied files, or that of the earlier image; None if there are none."""
     planned = PlannedLayer(kind="files", name=COPIED, component=ADDED, inputs="")
-    if earlier := addition.earlier.get(parent.arch):
-        layers = zip(earlier.image.history, earlier.image.layers, earlier.tocs, strict=True)
-        line = oci.history_line(planned)
-        found = [AddedLayer(planned=planned, layer=layer, toc=toc) for name, layer, toc in layers if name == line]
-        if found and isinstance(earlier.source, RegistrySource):
-            transfer.fetch_blobs(earlier.source.repository, store, [found[-1].layer.descriptor])
-        return found[-1] if found else None
-    if not addition.files:
+    earlier = addition.earlier.get(parent.arch)
+    files = _earlier_files(store, earlier) if earlier else addition.files
+    if not files:
         return None
     entries: list[Entry] = []
     seen: set[str] = set()
-    for path, entry in sorted(addition.files.items()):
+    for path, entry in sorted(files.items()):
         for folder in wheel.new_folders(path, seen):
             _, present = parent.files.get(folder.path, (None, None))
             info = tarfile.TarInfo(folder.path)
@@ -94,6 +97,30 @@ def copied_layer(store: Store, parent: Parent, addition: Addition) -> AddedLayer
     return _added_layer(store, planned, layer)
 
 
+def _earlier_files(store: Store, earlier: Parent) -> dict[str, Entry]:
+    """The copied files of an image that `add` made, by path. Raises VerifyError for anything that it does not copy."""
+    digest = oci.parse_document(_Copied, earlier.image.labels.get(ADDED_LABEL, "").encode(), "label").copied
+    if not digest:
+        return {}
+    layer = next((each for each in earlier.image.layers if each.digest == digest), None)
+    if layer is None:
+        raise VerifyError(f"the image has no layer {digest}, which its label {ADDED_LABEL} names")
+    if isinstance(earlier.source, RegistrySource):
+        transfer.fetch_blobs(earlier.source.repository, store, [layer.descriptor])
+    files: dict[str, Entry] = {}
+    with store.path(layer.digest).open("rb") as blob:
+        for entry in stored_layers.read_toc(store, layer):
+            if entry.type in ("dir", "chunk") or entry.name in estargz.RESERVED:
+                continue  # folders are those of the parent, or new ones
+            # The files of whoever made the image: only where --copy may write, and without setuid and links.
+            is_below = any(f"/{entry.name}".startswith(f"{place}/") for place in PLACES)
+            if entry.type != "reg" or not is_below or ".." in PurePosixPath(entry.name).parts:
+                raise VerifyError(f"the layer of copied files has {entry.name[:200]!a}, which --copy does not write")
+            mode = 0o775 if entry.mode & 0o100 else 0o664
+            files[entry.name] = Entry(path=entry.name, mode=mode, content=estargz.read_content(blob, entry))
+    return files
+
+
 def _added_layer(store: Store, planned: PlannedLayer, layer: Layer) -> AddedLayer:
     return AddedLayer(planned=planned, layer=layer, toc=stored_layers.read_toc(store, layer))
 
@@ -104,11 +131,13 @@ def write_image(
     """Writes the configuration and the manifest. The same request, lock and parent give the same bytes."""
     image, layers, history = parent.image, [each.layer for each in added], [each.line for each in added]
     lock = {"wheels": [[wheel.file, wheel.sha256, wheel.size] for wheel in wheels]}
+    copied = next((each.layer.digest for each in added if each.planned.name == COPIED), "")
+    record = {"request": addition.request, "lock": lock, **({"copied": copied} if copied else {})}
     labels = {
         **{name: value for name, value in image.labels.items() if name not in OF_PARENT},
         PARENT_CELL_LABEL: parent.cell,
         PARENT_LABEL: image.manifest.digest,
-        ADDED_LABEL: json.dumps({"request": addition.request, "lock": lock}, sort_keys=True, separators=(",", ":")),
+        ADDED_LABEL: json.dumps(record, sort_keys=True, separators=(",", ":")),
         BASE_NAME: str(addition.parent),
         f"{OCI}.base.digest": image.manifest.digest,
     }

@@ -33,7 +33,12 @@ from builder.steps.add import Added, add, find_parents
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A file of requirements, as for pip. Hashes are compared. Repeat the option for several.",
 )
-@click.option("--env", multiple=True, metavar="NAME=VALUE", help="Set a variable in the image. Repeat for several.")
+@click.option(
+    "--env",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set a variable, which everyone who can pull the image can read. Repeat for several.",
+)
 @click.option(
     "--copy",
     "copies",

@@ -68,15 +68,16 @@ def read_requirements(path: Path) -> list[Requested]:
 def parse_requirement(text: str, place: str) -> Requested:
     """One requirement, with its hashes. Raises UsageError."""
     bare = _HASH.sub("", text).strip()
+    shown = re.sub(r"://\S*@", "://", bare)[:100]  # an address may have a login
     if option := re.search(r"(?:^|\s)(-[A-Za-z]|--[a-z][a-z-]*)", bare):
         advice = _ADVICE.get(option[1], "The index is that of this machine's pip and uv; only --hash=sha256: is read.")
         raise UsageError(f"{place}: the option {option[1]} is not supported", hint=advice)
     if "://" in bare.partition("@")[0] or bare.startswith((".", "/")) or bare.endswith((".whl", ".tar.gz", ".zip")):
-        raise UsageError(f"{place}: {bare[:100]!a} is a path or an address", hint=_EXAMPLE)
+        raise UsageError(f"{place}: {shown!a} is a path or an address", hint=_EXAMPLE)
     try:
         requirement = Requirement(bare)
     except InvalidRequirement as error:
-        raise UsageError(f"{place}: {bare[:100]!a} is not a requirement", hint=_EXAMPLE) from error
+        raise UsageError(f"{place}: {shown!a} is not a requirement", hint=_EXAMPLE) from error
     if requirement.url:
         raise UsageError(
             f"{place}: {requirement.name} is at an address", hint="Publish its wheel on the index of this machine."

@@ -70,13 +70,16 @@ def new_addition(
     for text in env:
         name, _, value = text.partition("=")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*=.*", text) or not text.isprintable():
-            raise UsageError(f"{place}: invalid variable {text[:100]!a}", hint="Use NAME=VALUE, on one line.")
+            raise UsageError(f"{place}: invalid variable {name[:100]!a}", hint="Use NAME=VALUE, on one line.")
         if name in FIXED:
             raise UsageError(f"{place}: every image sets {name}", hint="Use another variable.")
         variables[name] = value
     copied: dict[str, Entry] = {}
     for text in copies:
         copied |= _read_copied(folder, text, place)
+    for path in copied:
+        if above := next((str(each) for each in PurePosixPath(path).parents if str(each) in copied), None):
+            raise UsageError(f"{place}: /{above} would be a file and a folder, of /{path}")
     return Addition(parent=parent, target=target, requested=requested, env=variables, files=copied)
 
 
@@ -91,8 +94,8 @@ def _read_copied(folder: Path, text: str, place: str) -> dict[str, Entry]:
         raise UsageError(f"{place}: {source} does not exist")
     files = {}
     for path in files_below(source) if source.is_dir() else [source]:
-        if path.is_symlink():
-            raise UsageError(f"{path} is a link", hint="Copy the file itself.")
+        if path.is_symlink() or not path.is_file():
+            raise UsageError(f"{path} is a link or no plain file", hint="Copy the file itself.")
         name = str(target / path.relative_to(source) if source.is_dir() else target).lstrip("/")
         mode = 0o775 if path.stat().st_mode & 0o100 else 0o664
         if path.stat().st_size > LARGEST_COPY or not name.isprintable():

@@ -136,6 +136,8 @@ class KeptWheels(Mapping[tuple[str, str], BuiltWheel]):
         if file or name not in self.parent.packages:
             raise KeyError(key)
         if name not in self._read:
+            if name not in self._metadata:
+                raise VerifyError(f"the image has no METADATA of {name}", hint=_OTHER)
             metadata = self.parent.read_file(self._metadata[name])
             self._read[name] = BuiltWheel(wheel=self.parent.packages[name], metadata=metadata)
         return self._read[name]

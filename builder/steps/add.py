@@ -16,6 +16,7 @@ from builder.build import added_layers
 from builder.common.console import Meter, View
 from builder.common.errors import (
     BuildError,
+    EngineError,
     ImageTestError,
     LockError,
     RefusedError,
@@ -41,7 +42,7 @@ from builder.layers.oci import Image, Layer, Manifest
 from builder.layers.store import Store
 from builder.lock import checks, requirements, uv
 from builder.lock.uv import Target, Uv
-from builder.matrix import facts
+from builder.matrix import facts, tags
 from builder.matrix.project import Project
 from builder.matrix.tags import CUDA_LABEL, PARENT_LABEL
 from builder.plan import layer_order
@@ -120,6 +121,7 @@ def add(
     has no registry. A signer of `trust`, if it has any, must have signed each parent. `program` chooses versions.
     Leaves out a repeated addition whose parent is the same.
     """
+    signer = signer and replace(signer, trust=trust)
     host = replace(host, read_apt=Apt)  # apt takes 0.5 s, and no archive of Debian is used here
     catalogue, meter = Index(host.index), Meter(view, "wheels", "fetched", 0)
     program = program or Uv(host, subprocess.run, catalogue, serve_index)
@@ -130,15 +132,22 @@ def add(
             raise UsageError(f"{addition.target} is the parent itself", hint="Choose another tag or repository.")
         if not (addition.requested or addition.env or addition.files or addition.earlier):
             raise UsageError(f"{addition.target}: nothing to add", hint="Name packages, or a file of them with -r.")
+        # Whoever can push the tag of an earlier image wrote its request: its signer counts as that of the parent does.
+        for each_earlier in addition.earlier.values():
+            check_signature(addition.target, each_earlier, trust)
         parents = find_parents(addition.parent, arch, project, host, store, new_repository)
-        before = {each.image.labels.get(PARENT_LABEL) for each in addition.earlier.values()}
-        if before == {parent.image.manifest.digest for parent in parents}:
+        parents = _same_architectures(addition, parents, view)
+        before = {arch: each.image.labels.get(PARENT_LABEL) for arch, each in addition.earlier.items()}
+        if before == {parent.arch: parent.image.manifest.digest for parent in parents}:
             show("parent", f"{addition.parent} is still the same: {addition.target} is up to date")
             continue
         made: list[AddedImage] = []
         for parent in parents:
             digest = short_digest(parent.image.manifest.digest)
-            show("parent", f"{addition.parent}  {parent.arch}  {digest}  {check_signature(addition, parent, trust)}")
+            show(
+                "parent",
+                f"{addition.parent}  {parent.arch}  {digest}  {check_signature(addition.parent, parent, trust)}",
+            )
 
             # What the parent has stays, byte for byte. The rest of the solution is new.
             solution = resolve(program, parent, addition)
@@ -174,6 +183,14 @@ def add(
 
     # What this machine can run is tried before anything is pushed.
     for added in assembled if engine else ():
+        others = [each.parent.arch for each in added.images if engine and each.parent.arch != engine.info().arch]
+        if engine and len(others) == len(added.images):
+            raise EngineError(
+                f"{added.addition.target}: this machine cannot try images for {', '.join(others)}",
+                hint="Push it without --test, to a tag with a registry, or run this on such a machine.",
+            )
+        if others:
+            view.say(f"{added.addition.target}: not tried on this machine: {', '.join(others)}")
         for each in added.images:
             if engine and each.parent.arch == engine.info().arch:
                 image_id, modules = import_packages(engine, store, view, added.addition, each)
@@ -200,7 +217,11 @@ def add(
     for added, repository, manifest in pushed:
         repository.put_manifest(added.addition.target.target, manifest.content, manifest.media_type)
         show("pushed", f"{added.addition.target}@{manifest.digest}  {added.sent}")
-    return [*(added for added, _, _ in pushed), *(added for added in assembled if not added.addition.target.registry)]
+    loaded = [each for each in assembled if not each.addition.target.registry]
+    return [
+        *(added for added, _, _ in pushed),
+        *(replace(added, digest=added.images[0].image.manifest.digest) for added in loaded),
+    ]
 
 
 def find_parents(
@@ -215,15 +236,26 @@ def find_parents(
     return [read_parent(source) for source in verify.find_images(reference, arch, project, host, store, new_repository)]
 
 
-def check_signature(addition: Addition, parent: Parent, trust: Trust | None) -> str:
-    """What signers state about a parent: its tests, if it was released. Raises VerifyError without a signature."""
+def _same_architectures(addition: Addition, parents: Sequence[Parent], view: View) -> list[Parent]:
+    """The parents for the architectures of the earlier images, or all. Raises VerifyError if one is missing."""
+    if not addition.earlier:
+        return list(parents)
+    present = {parent.arch for parent in parents}
+    if missing := sorted(addition.earlier.keys() - present):
+        raise VerifyError(f"{addition.parent} has no image for {', '.join(missing)}, which {addition.target} has")
+    if new := sorted(present - addition.earlier.keys()):
+        view.say(f"{addition.target} is not for {', '.join(new)}, which {addition.parent} has now")
+    return [parent for parent in parents if parent.arch in addition.earlier]
+
+
+def check_signature(reference: ImageRef, image: Parent, trust: Trust | None) -> str:
+    """What signers state about an image: its tests, if it was released. Raises VerifyError without a signature."""
     if not (trust and trust.signers):
         return "signature not checked"
-    if not isinstance(parent.source, RegistrySource):
-        raise UsageError(f"{addition.parent} has no registry, and images of the store are not signed")
-    reference = addition.parent
+    if not isinstance(image.source, RegistrySource):
+        raise UsageError(f"{reference} has no registry, and images of the store are not signed")
     tagged = reference if reference.digest else replace(reference, tag=reference.target)
-    attestations = Attestations(source=parent.source, reference=tagged, trust=trust)
+    attestations = Attestations(source=image.source, reference=tagged, trust=trust)
     for finding in attestations.signatures():
         if finding.state != "signed":
             raise VerifyError(f"{reference}: {finding.detail}", hint="Do not use it until you know who built it.")
@@ -260,7 +292,9 @@ def resolve(program: Uv, parent: Parent, addition: Addition) -> dict[str, Locked
     unknown = {name: listing for name, listing in found.items() if not listing[0].size and name not in parent.packages}
     sizes = program.sizes(target, unknown) if unknown else {}
     wheels = {name: replace(wheel, size=sizes.get(name, wheel.size)) for name, (wheel, _) in found.items()}
-    requirements.check_hashes(addition.requested, wheels)
+    requirements.check_hashes(
+        addition.requested, {name: each for name, each in wheels.items() if name not in parent.packages}
+    )
     check_cuda(addition, parent, wheels)
     return wheels
 
@@ -307,7 +341,9 @@ def import_packages(engine: Engine, store: Store, view: View, addition: Addition
         transfer.fetch_blobs(source.repository, store, blobs, Meter(view, "parent", "downloaded", 0).add)
     is_kept = bool(engine.image(added.image.image_id(engine.info().store))) or not addition.target.registry
     image_id = Loader(engine, store, checkout, view.say).load(added.image, Meter(view, "image", "loaded", 0).add)
-    names = [each.name for each in addition.requested]
+    # A requirement with a marker for another system is not installed.
+    installed = {*added.parent.packages, *(each.name for each in added.wheels)}
+    names = [each.name for each in addition.requested if each.name in installed]
     with engine.running(image_id, checkout=checkout) as container:
         done = container.run([f"/{wheel.ENVIRONMENT}/bin/python", "-c", IMPORTS, *names], {}, IMPORT_S)
     if not is_kept:
@@ -339,6 +375,8 @@ def sign(signer: Signer, repository: Repository, added: Added, manifest: Manifes
     target = added.addition.target
     for digest in dict.fromkeys([*(each.image.manifest.digest for each in added.images), manifest.digest]):
         notes = {"cell": "", "image": target.repository.rpartition("/")[2], "tag": target.tag}
+        if tags.is_stamp(target.tag.rpartition("-")[2]):  # see `_is_for` of builder.release.attestations
+            notes["release"] = target.tag
         signer.sign_manifest(repository, digest, notes)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import jinja2
@@ -33,7 +34,7 @@ def write_repository(
         "registry": json.dumps(registry),
         "namespace": json.dumps(namespace),
         "frameworks": [_choice(shipped, name, is_cpu=is_cpu) for name in dict.fromkeys(frameworks)],
-        "version": __version__,
+        "requirement": _requirement(),
     }
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
@@ -53,6 +54,22 @@ def write_repository(
     for name, text in files.items():
         write_atomically(folder / name, text)
     return names
+
+
+def _requirement() -> str:
+    """The requirement of this package: the wheel that it was installed from, or from an index its release.
+
+    From a checkout, the wheel that a build writes there. A name that is on no index yet must not be asked for: whoever
+    registers it there first would run code in each team's jobs.
+    """
+    try:
+        source = json.loads(distribution("gpu-images").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        source = {"dir_info": {}}
+    if "dir_info" in source:  # PEP 610: a folder, which is a checkout of this repository
+        wheel = Path(__file__).parents[2] / f"dist/gpu_images-{__version__}-py3-none-any.whl"
+        source = {"url": wheel.as_uri()}
+    return f"gpu-images[images] @ {source['url']}" if source else f"gpu-images[images]=={__version__}"
 
 
 def _choice(shipped: Matrix, name: str, *, is_cpu: bool) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from builder.build.added_layers import COPIED
 from builder.common.console import View
 from builder.common.errors import (
     BuilderError,
@@ -473,6 +474,49 @@ def test_the_same_additions_on_the_next_release(bench: Bench) -> None:
     assert second.images[0].layers[-1] == first.images[0].layers[-1], "the files are those of the image"
     assert bench.config()["config"]["Labels"]["gpu-images.parent"] == bench.parent.registry.tags["1"]
     assert "resolve: 1 new, 2 kept, ember 1.10 unchanged: ember 1.9 -> 1.10" in bench.shown
+
+
+def test_a_copied_layer_that_add_does_not_write_is_refused(bench: Bench) -> None:
+    """Whoever pushed the earlier image may have put a file there from which things start as root."""
+    path = "etc/profile.d/evil.sh"
+    bench.add(addition("einops", files={path: Entry(path=path, mode=0o664, content=b"x")}))
+    bench.parent.layers[0] = bench.parent.wheels(project("ember", version="1.10"), project("tinylib"))
+    bench.parent.push("1")
+    bench.share()
+    with pytest.raises(VerifyError, match=r"evil\.sh', which --copy does not write"):
+        bench.add(repeat(bench))
+
+
+def test_the_copied_files_of_the_parent_are_not_repeated(bench: Bench) -> None:
+    """An addition on an addition took the files of its parent, and could not be repeated when they changed."""
+    bench.add(
+        addition(files={"srv/a": Entry(path="srv/a", mode=0o664, content=b"one")}, target=replace(TARGET, tag="a"))
+    )
+    bench.target.contents |= bench.parent.registry.contents
+    base = replace(TARGET, tag="a")
+    bench.add(addition("einops", parent=base))
+    bench.add(addition(files={"srv/a": Entry(path="srv/a", mode=0o664, content=b"two")}, target=base))
+    [again] = bench.add(repeat(bench))
+    assert again.digest == bench.target.tags["1"]
+    assert bench.config()["history"][-1]["created_by"] != f"files: {COPIED}"
+
+
+def test_the_earlier_image_must_be_signed_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its label has the whole request: whoever can push the tag would choose what the job signs."""
+    bench.add()
+    asked: list[object] = []
+
+    def nobody(
+        repository: object, digest: str, annotations: Mapping[str, str], trust: object
+    ) -> tuple[str, list[object]]:
+        asked.append(annotations["image"])
+        return "", []
+
+    monkeypatch.setattr(signing, "signer_of_manifest", nobody)
+    trust = Trust(signers=[Trusted.model_construct(key="k.pub")], root=Path.cwd())
+    with pytest.raises(VerifyError, match="no trusted signer signed it"):
+        bench.add(repeat(bench), trust=trust)
+    assert asked == ["vision"], "before the parent"
 
 
 def test_an_image_whose_parent_is_the_same_stays(bench: Bench) -> None:
