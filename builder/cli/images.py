@@ -33,7 +33,7 @@ from builder.evidence.signing import Signer
 from builder.layers.known_layers import KnownLayers
 from builder.plan import render
 from builder.release.staging import StagingArea
-from builder.steps.images import ASSEMBLE, Method, Options, make_images
+from builder.steps.images import ASSEMBLE, ImageOptions, Method, make_images
 from builder.steps.test import complete_tests, plan_of_release, retest_images
 
 NEWEST = "newest"
@@ -106,14 +106,14 @@ def build_command(context: Context, /, patterns: Sequence[str], **values: Any) -
 def _make(
     context: Context, name: str, patterns: Sequence[str], *, start_engine: bool, form: str = "text", **values: Any
 ) -> None:
-    """Makes images for the command `name`; `values` are fields of `Options`."""
+    """Makes images for the command `name`; `values` are fields of `ImageOptions`."""
     began = time.monotonic()
     again = f"builder images --no-locked{given('gpu_mode', 'junit', 'jobs', 'patterns')}"
     project = context.project
     with context.locked(project, name):
         planned = render.load_checked_plan(project, project.select(patterns))
         run = context.connect(project, start=start_engine)
-        done = make_images(run, context.store, planned, Options(wait=context.wait, again=again, **values))
+        done = make_images(run, context.store, planned, ImageOptions(wait=context.wait, again=again, **values))
     show_outcomes(context, run, done, began=began, form=form)
     if failure := outcomes.failure(done):
         raise failure
@@ -145,7 +145,7 @@ def test_command(
     them for the architecture of this machine. Several machines may test different cells at the same time.
     """
     began = time.monotonic()
-    options = Options(**values)
+    options = ImageOptions(**values)
     if no_attach and not stamp:
         raise UsageError("--no-attach needs --staged: only results of staged images are attached")
     project, store = context.project, context.store

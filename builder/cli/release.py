@@ -46,11 +46,10 @@ from builder.release.publish import Released
 from builder.release.staging import StagingArea
 from builder.release.status import Status, StatusReader
 from builder.steps import ci
-from builder.steps.images import Options
+from builder.steps.images import ImageOptions
 from builder.steps.push import push
 from builder.steps.refresh import refresh
-from builder.steps.release import EXEMPTIONS, release
-from builder.steps.release import Options as ReleaseOptions
+from builder.steps.release import EXEMPTIONS, ReleaseOptions, release
 from builder.steps.stage import StagingResult, stage
 
 
@@ -242,7 +241,7 @@ def refresh_command(
         builder = SourceBuilder(project, context.host, run.view, store, Path(scratch))
         resolver = Resolver(project, context.host, say=context.say, builder=builder)
         result = refresh(
-            run, store, chosen, resolver, Options(wait=context.wait, **values),
+            run, store, chosen, resolver, ImageOptions(wait=context.wait, **values),
             area=area, signer=signer, today=context.today,
         )  # fmt: skip
     if result.outcomes:

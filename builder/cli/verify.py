@@ -24,7 +24,7 @@ from builder.index.wheels import arch_of
 from builder.matrix.schema import Arch, IndexAddress, IndexName
 from builder.release.image_sources import ALL
 from builder.release.verify import Finding, verdict
-from builder.steps.verify import Options, verify_named
+from builder.steps.verify import VerifyOptions, verify_named
 
 _INDEXES = TypeAdapter(dict[IndexName, IndexAddress])
 _STYLES = {"unknown": "yellow", "different": "bold red", "failed": "bold red"}  # others are green
@@ -99,7 +99,7 @@ def verify_command(
     project = None
     with suppress(UsageError):  # without a checkout
         project = context.project
-    reference, options = parse_image(image), Options(arch=arch, fast=fast, signers=signers, indexes=indexes)
+    reference, options = parse_image(image), VerifyOptions(arch=arch, fast=fast, signers=signers, indexes=indexes)
 
     store, view = context.store, View(context.err)
     findings: list[Finding] = []

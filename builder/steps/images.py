@@ -37,7 +37,7 @@ DOCKERFILE: Method = "dockerfile"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class ImageOptions:
     """Options for making images. `jobs` are made at a time; without `test`, they are neither tested nor tagged.
 
     `locked` makes it an error that locked Debian packages are gone; `again` is the command without it, for the hint.
@@ -54,7 +54,7 @@ class Options:
     again: str = "builder images --no-locked"
 
 
-def make_images(run: RunContext, store: Store, planned: Plan, options: Options) -> list[Outcome]:
+def make_images(run: RunContext, store: Store, planned: Plan, options: ImageOptions) -> list[Outcome]:
     """Makes every image of a plan. Returns their outcomes in its order; a failure is in the outcome of its image.
 
     Raises StaleError with `locked` (--locked) if locked Debian packages are gone, or the error of locking them.

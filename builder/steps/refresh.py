@@ -22,7 +22,7 @@ from builder.release import publish
 from builder.release.publish import NotBuiltError
 from builder.release.staging import StagingArea
 from builder.steps import ci
-from builder.steps.images import Options, make_images
+from builder.steps.images import ImageOptions, make_images
 from builder.steps.lock import lock
 from builder.steps.render import render_images
 from builder.steps.stage import StagingResult, stage
@@ -41,7 +41,7 @@ class Refreshed:
 
 
 def refresh(
-    run: RunContext, store: Store, chosen: Sequence[Cell], resolver: Resolver, options: Options, *,
+    run: RunContext, store: Store, chosen: Sequence[Cell], resolver: Resolver, options: ImageOptions, *,
     area: StagingArea | None, signer: Signer | None, today: date,
 ) -> Refreshed:  # fmt: skip
     """Locks the newest Debian packages of cells, then builds, tests and stages the images that differ.

@@ -59,7 +59,7 @@ NOT_READY = (ImageTestError, StaleError, RefusedError, VerifyError)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class ReleaseOptions:
     """How to release: `today` is compared with the ends of support, `registry` overrides that of matrix.yaml.
 
     Without `signer`, nothing is signed. `allowed` are checks to skip; `roll_back` lets tags move to older images.
@@ -86,7 +86,7 @@ def release(
     area: StagingArea,
     staged: StagedRelease,
     planned: Mapping[str, PlannedImage],
-    options: Options,
+    options: ReleaseOptions,
     new_registry: Callable[..., Repository] = Repository,
 ) -> Released:
     """Publishes the images of a staged release, and sets their tags; the error that ended it is in the result.
@@ -171,7 +171,7 @@ def check_images(
     area: StagingArea,
     staged: StagedRelease,
     planned: Mapping[str, PlannedImage],
-    options: Options,
+    options: ReleaseOptions,
 ) -> tuple[list[PublishableImage], list[BuilderError]]:
     """The images of a staged release that may be released, with their SBOMs and scans, and the errors of the others.
 

@@ -34,7 +34,7 @@ from builder.release.verify import Finding
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class VerifyOptions:
     """`arch` is for an image of several architectures in a registry. `fast` hashes no blobs.
 
     `signers` are the trusted signers; without any, those of matrix.yaml are. `indexes` are addresses of package
@@ -48,7 +48,7 @@ class Options:
 
 
 def verify_named(
-    reference: ImageRef, options: Options, project: Project | None, host: Host, store: Store, view: View
+    reference: ImageRef, options: VerifyOptions, project: Project | None, host: Host, store: Store, view: View
 ) -> list[tuple[ImageSource, Iterator[Finding]]]:
     """The images that a name means, each with its findings, which are made as they are read.
 

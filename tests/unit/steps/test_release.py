@@ -39,7 +39,7 @@ from builder.release import expected, publish, scan, staging
 from builder.release.publish import Released
 from builder.release.scan import ImageScan, ScanRecord
 from builder.release.staging import ReleasedImage, ReleaseRecord, StagedImage, StagedRelease, StagingArea
-from builder.steps.release import Options, release
+from builder.steps.release import ReleaseOptions, release
 from tests.fakes.engine import MemoryConsole
 from tests.fakes.registry import MemoryRegistry
 from tests.fakes.scanners import with_scanner
@@ -164,7 +164,7 @@ class ReleaseDesk:
             self.area,
             staged or self.staged(),
             planned or {CELL: self.planned},
-            Options(today=TODAY, **options),
+            ReleaseOptions(today=TODAY, **options),
             new_registry,
         )
         if self.result.error:
