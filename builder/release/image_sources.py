@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,7 +23,7 @@ ALL = "all"  # architectures
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageSource:
+class ImageSource(ABC):
     """An image by its manifest. Subclasses read its blobs."""
 
     manifest: bytes
@@ -37,20 +38,21 @@ class ImageSource:
         """The id of the cell in the labels of the image, empty if they name none. Raises VerifyError."""
         return self.image.labels.get(CELL_LABEL, "")
 
+    @abstractmethod
     def read_blob(self, digest: str) -> bytes:
         """A small blob, such as the configuration."""
-        raise NotImplementedError
 
+    @abstractmethod
     def has_blob(self, digest: str) -> bool:
-        raise NotImplementedError
+        """True if the place of the image has the blob."""
 
+    @abstractmethod
     def open_layer(self, digest: str, size: int, read: Callable[[int], None]) -> BinaryIO | None:
         """A blob as a file; None if its bytes do not match the digest. Calls `read` with numbers of bytes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def open_unchecked(self, digest: str, size: int) -> BinaryIO:
         """A blob as a file, of which nothing is read and checked yet."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
