@@ -76,11 +76,11 @@ def refresh(
     affected = [image.cell for image in changed if image.id in ids]
     if others := len(changed) - len(affected):
         view.say(f"{counted(others, 'image')} outside the selection also changed: run `builder refresh '*'`")
-    made = make_images(run, store, render.load_checked_plan(project, affected), options) if affected else []
-    passed = [outcome.image.cell for outcome in made if not outcome.error]
-    if failure := outcomes.failure(made):
+    results = make_images(run, store, render.load_checked_plan(project, affected), options) if affected else []
+    passed = [outcome.image.cell for outcome in results if not outcome.error]
+    if failure := outcomes.failure(results):
         if not (passed or failures):
-            return Refreshed(outcomes=made, staged=None, error=failure)
+            return Refreshed(outcomes=results, staged=None, error=failure)
         failures.append(failure)
 
     # An image may have left out tests that a smaller one runs for both: without that one, it has not passed.
@@ -101,7 +101,7 @@ def refresh(
                 )  # fmt: skip
         except BuilderError as error:
             if not failures:
-                return Refreshed(outcomes=made, staged=None, error=error)
+                return Refreshed(outcomes=results, staged=None, error=error)
             failures.append(error)
 
     incomplete: BuilderError | None = None
@@ -109,4 +109,4 @@ def refresh(
         lines = [f"{error}\n  -> {error.hint}" if error.hint else str(error) for error in failures]
         done = f"{counted(len(passed), 'image')} built and tested" if passed else "no image was built"
         incomplete = IncompleteError("\n".join([f"{done}; the rest failed:", *lines]))
-    return Refreshed(outcomes=made, staged=staged, error=incomplete)
+    return Refreshed(outcomes=results, staged=staged, error=incomplete)
