@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from pydantic import BaseModel
 
-from builder.common.errors import VerifyError
+from builder.common.errors import BuildError, RefusedError, VerifyError
 from builder.common.tasks import thread_pool
+from builder.debian.os_lock import OsLock
 from builder.index.download import CONNECTIONS, Fetcher
 from builder.index.wheels import LockedWheel, Wheel
-from builder.layers import estargz, oci, splice, stored_images, stored_layers, wheel
+from builder.layers import estargz, installed, oci, splice, stored_images, stored_layers, wheel
 from builder.layers.estargz import TocEntry
+from builder.layers.installed import InstalledPackage
 from builder.layers.oci import Image, Layer, OptionalDigest
 from builder.layers.splice import Entry
 from builder.layers.store import Store
@@ -27,7 +29,12 @@ from builder.release.additions import BASE_NAME, PLACES, Addition
 from builder.release.image_sources import RegistrySource
 from builder.release.parent import Parent
 
-ADDED, COPIED = "added", "copied"  # the component and the layer of small wheels; the layer of --copy
+ADDED, COPIED = "added", "copied"  # the component and the layer of small wheels; the layer of --copy and --service
+SERVICES = "etc/services.d"  # see docs/components.md
+CONFLICT = (
+    "The packages of the parent stay as they are. Choose versions that fit them, or another parent. A Dockerfile with "
+    "FROM can replace packages."
+)
 # They describe the image of the parent alone. GPU checks need the other ones.
 OF_PARENT = (CELL_LABEL, PLAN_LABEL, f"{OCI}.title", f"{OCI}.version", f"{OCI}.source")
 
@@ -70,14 +77,17 @@ def make_layers(
             raise
     for each_wheel in largest_first:
         fetcher.drop(each_wheel)
-    return [_added_layer(store, each, layer) for each in planned if (layer := stored[each.inputs])]
+    return [added_layer(store, each, layer) for each in planned if (layer := stored[each.inputs])]
 
 
 def copied_layer(store: Store, parent: Parent, addition: Addition) -> AddedLayer | None:
     """The layer of the copied files, or that of the earlier image; None if there are none."""
     planned = PlannedLayer(kind="files", name=COPIED, component=ADDED, inputs="")
     earlier = addition.earlier.get(parent.arch)
-    files = _earlier_files(store, earlier) if earlier else addition.files
+    files = _earlier_files(store, earlier) if earlier else dict(addition.files)
+    for name, command in addition.services.items():
+        path = f"{SERVICES}/{name}/run"
+        files[path] = Entry(path=path, mode=wheel.PROGRAM_MODE, content=f"#!/bin/sh\nexec {command}\n".encode())
     if not files:
         return None
     entries: list[Entry] = []
@@ -87,6 +97,8 @@ def copied_layer(store: Store, parent: Parent, addition: Addition) -> AddedLayer
             _, present = parent.files.get(folder.path, (None, None))
             info = tarfile.TarInfo(folder.path)
             info.type, info.mtime, info.mode = tarfile.DIRTYPE, MTIME, wheel.ENVIRONMENT_FOLDER_MODE
+            if path.startswith(f"{SERVICES}/"):  # a container may run as root
+                info.mode = wheel.FOLDER_MODE
             if present:  # a layer replaces mode and owner of the folders that it has
                 info.mode, info.uid, info.gid = present.mode, present.uid, present.gid
             entries.append(Entry(path=folder.path, mode=info.mode, header=info))
@@ -94,7 +106,37 @@ def copied_layer(store: Store, parent: Parent, addition: Addition) -> AddedLayer
     with store.new_blob() as blob:
         layer = splice.write_layer(entries, blob.file)
         blob.digest = layer.digest
-    return _added_layer(store, planned, layer)
+    return added_layer(store, planned, layer)
+
+
+def check_paths(name: str, parent: Parent, added: Sequence[AddedLayer]) -> list[str]:
+    """Returns warnings. Raises RefusedError if a layer has another file for a path of the parent.
+
+    Debian's packages may replace files of its operating system, such as dpkg's records.
+    """
+    replaced: set[str] = set()
+    for each in added:
+        if each.planned.kind == "apt":
+            replaced |= {entry.name for entry in each.toc if entry.type not in ("dir", "chunk")} - {*estargz.RESERVED}
+    for path in sorted(replaced & parent.files.keys()):
+        if parent.files[path][0].digest not in parent.systems:
+            raise RefusedError(f"{name}: Debian's packages have another file for /{path} of the parent", hint=CONFLICT)
+    files = [entry for path, (_, entry) in parent.files.items() if path not in replaced]
+    planned = PlannedLayer(kind="files", name="the parent", component="", inputs=parent.image.manifest.digest)
+    try:
+        return stored_layers.check_paths(name, [(planned, files), *((each.planned, each.toc) for each in added)], ())
+    except BuildError as error:
+        raise RefusedError(str(error), hint=CONFLICT) from error
+
+
+def debian_packages(store: Store, parent: Parent, added: Sequence[AddedLayer]) -> Collection[InstalledPackage]:
+    """The Debian packages of the new image: those of the parent, or as a new layer of packages records them."""
+    for each in added:
+        for entry in each.toc:
+            if each.planned.kind == "apt" and entry.name == installed.DPKG:
+                with store.path(each.layer.digest).open("rb") as blob:
+                    return installed.debian_packages(estargz.read_content(blob, entry))
+    return parent.debian
 
 
 def _earlier_files(store: Store, earlier: Parent) -> dict[str, Entry]:
@@ -112,6 +154,8 @@ def _earlier_files(store: Store, earlier: Parent) -> dict[str, Entry]:
         for entry in stored_layers.read_toc(store, layer):
             if entry.type in ("dir", "chunk") or entry.name in estargz.RESERVED:
                 continue  # folders are those of the parent, or new ones
+            if entry.name.startswith(f"{SERVICES}/"):
+                continue  # made again, of the request
             # The files of whoever made the image: only where --copy may write, and without setuid and links.
             is_below = any(f"/{entry.name}".startswith(f"{place}/") for place in PLACES)
             if entry.type != "reg" or not is_below or ".." in PurePosixPath(entry.name).parts:
@@ -121,16 +165,19 @@ def _earlier_files(store: Store, earlier: Parent) -> dict[str, Entry]:
     return files
 
 
-def _added_layer(store: Store, planned: PlannedLayer, layer: Layer) -> AddedLayer:
+def added_layer(store: Store, planned: PlannedLayer, layer: Layer) -> AddedLayer:
     return AddedLayer(planned=planned, layer=layer, toc=stored_layers.read_toc(store, layer))
 
 
 def write_image(
-    store: Store, parent: Parent, addition: Addition, wheels: Sequence[LockedWheel], added: Sequence[AddedLayer]
-) -> Image:
+    store: Store, parent: Parent, addition: Addition, wheels: Sequence[LockedWheel], added: Sequence[AddedLayer],
+    debian: OsLock | None = None,
+) -> Image:  # fmt: skip
     """Writes the configuration and the manifest. The same request, lock and parent give the same bytes."""
     image, layers, history = parent.image, [each.layer for each in added], [each.line for each in added]
     lock = {"wheels": [[wheel.file, wheel.sha256, wheel.size] for wheel in wheels]}
+    if debian:
+        lock["debian"] = [[package.file, package.sha256, package.size] for package in debian.packages]
     copied = next((each.layer.digest for each in added if each.planned.name == COPIED), "")
     record = {"request": addition.request, "lock": lock, **({"copied": copied} if copied else {})}
     labels = {
@@ -142,7 +189,9 @@ def write_image(
         f"{OCI}.base.digest": image.manifest.digest,
     }
     content = parent.source.read_blob(image.config.digest)
-    config = oci.derived_config(content, layers, history, env=addition.env, labels=labels)
+    config = oci.derived_config(
+        content, layers, history, env=addition.env, labels=labels, services=bool(addition.services)
+    )
     return stored_images.put_image(
         store, config, [*image.layers, *layers], history=[*image.history, *history], labels=labels
     )

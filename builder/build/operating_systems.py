@@ -60,6 +60,7 @@ TIMEOUT_S = 3600
 TMPFS = 5 << 30  # bytes of a file system in memory
 FREE_MEMORY = TMPFS + (1 << 30)  # bytes that must be available for each
 _TAIL = 8  # lines of output in a message
+LONGEST_LINE = 300  # of them: mmdebstrap prints a command with the names of all packages
 _RESULT = "root.tar"
 _DEBS = "debs"  # the folder of the local repository
 _BIN = "bin"  # the first folder of the PATH of mmdebstrap.sh
@@ -326,7 +327,7 @@ class Mmdebstrap:
             line = host.hide(line)
             if step := next((step for pattern, step in _STEPS.items() if re.match(pattern, line)), ""):
                 self._run.view.note(name, step)
-            tail.append(f"  | {line.rstrip()}")
+            tail.append(f"  | {line.rstrip()[:LONGEST_LINE]}")
             return line
 
         with self._memory() as fits:
@@ -385,10 +386,9 @@ class Mmdebstrap:
         # Python gives a signal as a negative status, a container as 128 and its number.
         is_killed = status < 0 or (container and status == 128 + signal.SIGKILL)
         how = f"was killed: after {TIMEOUT_S} s, or because memory ran out" if is_killed else "failed"
-        raise BuildError(
-            f"{name}: mmdebstrap {how} (status {status})\n{output}",
-            hint=f"Full log: {log.relative_to(project.root)}",
-        )
+        # Packages are added outside a checkout, too.
+        shown = log.relative_to(project.root) if Path.cwd().is_relative_to(project.root) else log
+        raise BuildError(f"{name}: mmdebstrap {how} (status {status})\n{output}", hint=f"Full log: {shown}")
 
     def base_image(self, release: str, arch: str = "") -> str:
         """The name in the engine of Debian's image of a release, by default for the engine's architecture.

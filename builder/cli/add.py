@@ -16,6 +16,7 @@ from builder.cli.options import format_option, sign_option, trusted_options, tru
 from builder.common.console import View
 from builder.common.errors import UsageError
 from builder.evidence.signing import Signer, Trust
+from builder.matrix.project import Project
 from builder.matrix.schema import Arch
 from builder.release.additions import PLACES, new_addition, read_team_file, repeat_addition
 from builder.release.image_sources import ALL
@@ -34,10 +35,23 @@ from builder.steps.add import Added, add, find_parents
     help="A file of requirements, as for pip. Hashes are compared. Repeat the option for several.",
 )
 @click.option(
+    "--apt",
+    multiple=True,
+    metavar="PACKAGE",
+    help="Install a Debian package and what it needs. Needs Docker. Repeat for several.",
+)
+@click.option(
     "--env",
     multiple=True,
     metavar="NAME=VALUE",
     help="Set a variable, which everyone who can pull the image can read. Repeat for several.",
+)
+@click.option(
+    "--service",
+    "services",
+    multiple=True,
+    metavar="NAME=COMMAND",
+    help="Run a command in each container, and again when it ends, as the user of the container. Repeat for several.",
 )
 @click.option(
     "--copy",
@@ -74,9 +88,10 @@ from builder.steps.add import Added, add, find_parents
 @format_option()
 @click.pass_obj
 def add_command(
-    context: Context, /, parent: str | None, packages: Sequence[str], files: Sequence[Path], env: Sequence[str],
-    copies: Sequence[str], target: str, refresh: str, arch: str, team: Path | None, test: bool, dry_run: bool,
-    keys: Sequence[str], identity: str, issuer: str, signer: Signer | None, form: str
+    context: Context, /, parent: str | None, packages: Sequence[str], files: Sequence[Path], apt: Sequence[str],
+    env: Sequence[str], services: Sequence[str], copies: Sequence[str], target: str, refresh: str, arch: str,
+    team: Path | None, test: bool, dry_run: bool, keys: Sequence[str], identity: str, issuer: str,
+    signer: Signer | None, form: str
 ) -> None:  # fmt: skip
     """Put packages on an image, without building it.
 
@@ -97,7 +112,7 @@ def add_command(
         if form == "text":
             context.out.print(Text(f"{step:<8} {result}  {time.monotonic() - began:.1f} s"), soft_wrap=True)
 
-    is_request = bool(parent or files or env or copies or target)
+    is_request = bool(parent or files or apt or env or services or copies or target)
     if (bool(refresh), bool(team), is_request).count(True) != 1 or (is_request and not (parent and target)):
         raise UsageError("name a PARENT and the image to make (-t), or an image to --refresh, or a file of images (-f)")
     with store.used(), view.live():
@@ -108,15 +123,22 @@ def add_command(
             additions = read_team_file(team)
         else:
             name = parse_image(parent or "")
-            additions = [new_addition(name, parse_image(target), packages, files=files, env=env, copies=copies)]
-        engine = None
+            additions = [
+                new_addition(
+                    name, parse_image(target), packages,
+                    files=files, apt=apt, env=env, services=services, copies=copies,
+                )
+            ]  # fmt: skip
+        engine = run = None
         if not dry_run and (test or not all(each.target.registry for each in additions)):
             from builder.engine.client import Engine  # noqa: PLC0415  slow to import
 
             engine = Engine.connect()
+        if any(each.apt for each in additions):
+            run = context.connect(project or Project.shipped(store.root / "shipped"))
         done = add(
             additions, project, context.host, store, view, show,
-            arch=arch, dry_run=dry_run, engine=engine, trust=trust, signer=signer,
+            arch=arch, dry_run=dry_run, engine=engine, run=run, trust=trust, signer=signer,
         )  # fmt: skip
     if form == "json":
         context.print_json([_as_data(added) for added in done])

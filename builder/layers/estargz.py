@@ -44,7 +44,7 @@ HEADERS = 256 << 20  # bytes of all headers of a layer; the longest known one ha
 _VARIABLE = re.compile(r"x86_64|aarch64|[0-9]+(?:\.[0-9]+)*")
 _HEX = re.compile(rb"[0-9a-f]{16}")
 _XATTR = "SCHILY.xattr."
-_TYPES = {
+TYPES = {
     tarfile.DIRTYPE: "dir",
     tarfile.REGTYPE: "reg",
     tarfile.SYMTYPE: "symlink",
@@ -98,7 +98,7 @@ def describe_file(info: tarfile.TarInfo) -> dict[str, Any]:
     """The entry of the TOC for a tar header, without content."""
     entry: dict[str, Any] = {
         "name": info.name.rstrip("/") + ("/" if info.isdir() else ""),
-        "type": _TYPES.get(info.type, "reg"),
+        "type": TYPES.get(info.type, "reg"),
         "modtime": _rfc3339(int(info.mtime)),
         "mode": info.mode,
         "uid": info.uid,
@@ -243,7 +243,7 @@ class LayerReader:
                     # would return as many zeros for a sparse file.
                     if info.issparse():
                         raise ValueError(f"{info.name[:200]!a} is a sparse file")
-                    if not info.isreg() and info.type not in _TYPES:
+                    if not info.isreg() and info.type not in TYPES:
                         raise ValueError(f"{info.name[:200]!a} has the unknown type {info.type!a}")
                     if tar.pax_headers:  # engines ignore them
                         raise ValueError("it has global headers, which change the names and modes of all files")

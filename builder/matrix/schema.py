@@ -166,7 +166,8 @@ PublicVersion = Annotated[
     str,
     matches(PUBLIC_VERSION, 'a full version such as "2.9.1" or "2.10.0rc1", without a local version such as +cu128'),
 ]
-AptPackage = Annotated[str, matches(r"[a-z0-9][a-z0-9+.-]{1,99}", "the name of a Debian package")]
+DEBIAN_PACKAGE = r"[a-z0-9][a-z0-9+.-]{1,99}"
+AptPackage = Annotated[str, matches(DEBIAN_PACKAGE, "the name of a Debian package")]
 File = Annotated[str, matches(PATH_OF_CHECKOUT, "a file of the checkout such as keys/ci.pub")]
 Address = Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9@:/._~+-]{3,299}", "an address such as https://example.com")]
 PackageName = Annotated[str, AfterValidator(_requirement)]

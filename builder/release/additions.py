@@ -19,7 +19,7 @@ from builder.layers import oci
 from builder.layers.splice import Entry
 from builder.lock import requirements
 from builder.lock.requirements import Requested
-from builder.matrix.schema import StrictModel
+from builder.matrix.schema import DEBIAN_PACKAGE, StrictModel
 from builder.matrix.tags import ADDED_LABEL, OCI
 from builder.plan.settings import FIXED
 from builder.release.parent import Parent
@@ -33,21 +33,28 @@ BASE_NAME = f"{OCI}.base.name"
 class Addition:
     """One image to make: what is put on `parent`, an image in a registry or in the store, for the tag `target`.
 
-    `files` are by their path in the image. `earlier` are the images of an addition that is repeated, by architecture:
-    their versions are preferred, and their files are kept.
+    `apt` are Debian packages, `services` commands by name, `files` are by their path in the image. `earlier` are the
+    images of an addition that is repeated, by architecture: their versions are preferred, and their files are kept.
     """
 
     parent: ImageRef
     target: ImageRef
     requested: Sequence[Requested] = ()
+    apt: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    services: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, Entry] = field(default_factory=dict)
     earlier: Mapping[str, Parent] = field(default_factory=dict)
 
     @property
     def request(self) -> dict[str, Any]:
         """The request as the image records it."""
-        return {"requirements": [str(each) for each in self.requested], "env": dict(self.env)}
+        added = {"apt": list(self.apt), "services": dict(self.services)}
+        return {
+            "requirements": [str(each) for each in self.requested],
+            "env": dict(self.env),
+            **{name: value for name, value in added.items() if value},
+        }
 
 
 def new_addition(
@@ -56,7 +63,9 @@ def new_addition(
     packages: Iterable[str],
     *,
     files: Iterable[Path] = (),
+    apt: Iterable[str] = (),
     env: Iterable[str] = (),
+    services: Iterable[str] = (),
     copies: Iterable[str] = (),
     folder: Path = Path(),
     place: str = "command line",
@@ -74,13 +83,26 @@ def new_addition(
         if name in FIXED:
             raise UsageError(f"{place}: every image sets {name}", hint="Use another variable.")
         variables[name] = value
+    if invalid := [name for name in apt if not re.fullmatch(DEBIAN_PACKAGE, name, re.ASCII)]:
+        raise UsageError(f"{place}: {invalid[0][:100]!a} is not the name of a Debian package")
+    commands = {}
+    for text in services:
+        name, _, command = text.partition("=")
+        if not re.fullmatch(r"[a-z][a-z0-9-]{0,30}=\S.*", text, re.ASCII) or not text.isprintable():
+            raise UsageError(
+                f"{place}: invalid service {name[:100]!a}", hint="Use NAME=COMMAND, e.g. api='uvicorn app:app'."
+            )
+        commands[name] = command
     copied: dict[str, Entry] = {}
     for text in copies:
         copied |= _read_copied(folder, text, place)
     for path in copied:
         if above := next((str(each) for each in PurePosixPath(path).parents if str(each) in copied), None):
             raise UsageError(f"{place}: /{above} would be a file and a folder, of /{path}")
-    return Addition(parent=parent, target=target, requested=requested, env=variables, files=copied)
+    return Addition(
+        parent=parent, target=target, requested=requested, apt=tuple(sorted(set(apt))), env=variables,
+        services=commands, files=copied,
+    )  # fmt: skip
 
 
 def _read_copied(folder: Path, text: str, place: str) -> dict[str, Entry]:
@@ -105,13 +127,15 @@ def _read_copied(folder: Path, text: str, place: str) -> dict[str, Entry]:
 
 
 class _TeamImage(StrictModel):
-    """`requirements` are files; `copy` and `env` are as on the command line. Paths are relative to the team's file."""
+    """All as on the command line; `requirements` are files. Paths are relative to the team's file."""
 
     image: str
     parent: str
     packages: list[str] = Field([])
     requirements: list[str] = Field([])
+    apt: list[str] = Field([])
     env: dict[str, str] = Field({})
+    services: dict[str, str] = Field({})
     files: list[str] = Field([], alias="copy")
 
 
@@ -134,11 +158,13 @@ def read_team_file(path: Path) -> list[Addition]:
         except ValueError as error:
             raise UsageError(f"{place}: {error}") from error
         variables = [f"{name}={value}" for name, value in each.env.items()]
+        services = [f"{name}={command}" for name, command in each.services.items()]
         files = [Path(name) for name in each.requirements]
         additions.append(
             new_addition(
                 parent, target, each.packages,
-                files=files, env=variables, copies=each.files, folder=path.parent, place=place,
+                files=files, apt=each.apt, env=variables, services=services, copies=each.files, folder=path.parent,
+                place=place,
             )
         )  # fmt: skip
     names = [str(each.target) for each in additions]
@@ -149,7 +175,9 @@ def read_team_file(path: Path) -> list[Addition]:
 
 class _Request(BaseModel, frozen=True):
     requirements: tuple[str, ...]
+    apt: tuple[str, ...] = ()
     env: dict[str, str] = {}
+    services: dict[str, str] = {}
 
 
 class _Record(BaseModel, frozen=True):
@@ -175,5 +203,8 @@ def repeat_addition(target: ImageRef, earlier: Sequence[Parent]) -> Addition:
         )
     place = f"the label {ADDED_LABEL} of {target}"
     variables = [f"{name}={value}" for name, value in request.env.items()]
-    again = new_addition(parent, target, request.requirements, env=variables, place=place)
+    services = [f"{name}={command}" for name, command in request.services.items()]
+    again = new_addition(
+        parent, target, request.requirements, apt=request.apt, env=variables, services=services, place=place
+    )
     return replace(again, earlier={each.arch: each for each in earlier})

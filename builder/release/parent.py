@@ -23,12 +23,13 @@ from builder.layers.installed import InstalledPackage
 from builder.layers.oci import Image, Layer
 from builder.matrix.schema import Arch
 from builder.matrix.tags import CELL_LABEL, LABEL, PARENT_CELL_LABEL
-from builder.plan.layer_order import LAYER_FORMAT, PlannedLayer
+from builder.plan.layer_order import LAYER_FORMAT
 from builder.plan.settings import CONSTRAINTS
 from builder.registry.parallel import look_up
 from builder.release.image_sources import ImageSource
 from builder.release.verify import locked_wheel
 
+APT = "apt: "  # begins the line of a layer of Debian packages in the history
 LONGEST_FILE = 16 << 20  # bytes of a file that is read whole
 _INFO = re.compile(rf"{wheel.environment('').site}/([^/]+)-[^/-]+\.dist-info/METADATA")
 _OTHER = "Name an image that `builder` made. Packages go on any other image by a Dockerfile."
@@ -74,6 +75,20 @@ class Parent:
         }
 
     @cached_property
+    def systems(self) -> Mapping[str, Layer]:
+        """The layers of Debian packages by digest, lowest first: the operating system, and those put on it."""
+        lines = zip(self.image.layers, self.image.history, strict=True)
+        return {layer.digest: layer for layer, line in lines if line == "os" or line.startswith(APT)}
+
+    @cached_property
+    def debian_release(self) -> str:
+        """The codename of its Debian release. Raises VerifyError."""
+        text = self.read_file("usr/lib/os-release").decode("utf-8", "replace")
+        if not (match := re.search(r"^VERSION_CODENAME=([a-z]{1,20})$", text, re.MULTILINE)):
+            raise VerifyError("usr/lib/os-release of the image has no VERSION_CODENAME", hint=_OTHER)
+        return match[1]
+
+    @cached_property
     def debian(self) -> set[InstalledPackage]:
         """The Debian packages of the image. Raises VerifyError."""
         try:
@@ -114,11 +129,6 @@ class Parent:
             raise VerifyError(f"the image has no file /{path} that can be read", hint=_OTHER)
         with self.source.open_unchecked(layer.digest, layer.size) as blob:
             return estargz.read_content(blob, entry)
-
-    def planned_layers(self) -> Iterator[tuple[PlannedLayer, tuple[TocEntry, ...]]]:
-        """Its layers with their files, to compare paths with; no other layer may have another file for one of them."""
-        for layer, toc in zip(self.image.layers, self.tocs, strict=True):
-            yield PlannedLayer(kind="files", name="the parent", component="", inputs=layer.digest), toc
 
 
 @dataclass(frozen=True)

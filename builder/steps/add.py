@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from builder.build import added_layers
+from builder.build import added_layers, apt_layer
+from builder.build.added_layers import CONFLICT
+from builder.build.context import RunContext
 from builder.common.console import Meter, View
 from builder.common.errors import (
     BuildError,
@@ -36,8 +38,9 @@ from builder.index.download import Fetcher
 from builder.index.local_index import serve_index
 from builder.index.releases import Index
 from builder.index.wheels import LockedWheel, is_cuda_wheel
-from builder.layers import oci, stored_layers, wheel
+from builder.layers import oci, wheel
 from builder.layers.blobs import Descriptor
+from builder.layers.installed import InstalledPackage
 from builder.layers.oci import Image, Layer, Manifest
 from builder.layers.store import Store
 from builder.lock import checks, requirements, uv
@@ -71,20 +74,17 @@ for name in sys.argv[1:]:
         importlib.import_module(module)
         print(module)
 """
-CONFLICT = (
-    "The packages of the parent stay as they are. Choose versions that fit them, or another parent. A Dockerfile with "
-    "FROM can replace packages."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AddedImage:
-    """An image with additions for one architecture; `wheels` are the new ones, `layers` the layers that have them."""
+    """An image with additions for one architecture: its new wheels and layers, and all its Debian packages."""
 
     parent: Parent
     wheels: Sequence[LockedWheel]
     layers: Sequence[Layer]
     image: Image
+    debian: Collection[InstalledPackage] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +108,7 @@ def add(
     arch: str = ALL,
     dry_run: bool = False,
     engine: Engine | None = None,
+    run: RunContext | None = None,
     trust: Trust | None = None,
     signer: Signer | None = None,
     program: Uv | None = None,
@@ -118,8 +119,8 @@ def add(
 
     `arch` is the architecture of a parent for several, or ALL. `show` gets the name of each step and its result. With
     `dry_run`, only resolves. With an `engine`, imports the packages in a container first; it gets the images whose tag
-    has no registry. A signer of `trust`, if it has any, must have signed each parent. `program` chooses versions.
-    Leaves out a repeated addition whose parent is the same.
+    has no registry. `run` makes layers of Debian packages. A signer of `trust`, if it has any, must have signed each
+    parent. `program` chooses versions. Leaves out a repeated addition whose parent is the same.
     """
     signer = signer and replace(signer, trust=trust)
     host = replace(host, read_apt=Apt)  # apt takes 0.5 s, and no archive of Debian is used here
@@ -130,7 +131,7 @@ def add(
     for addition in additions:
         if addition.target.name == addition.parent.name and addition.target.target == addition.parent.target:
             raise UsageError(f"{addition.target} is the parent itself", hint="Choose another tag or repository.")
-        if not (addition.requested or addition.env or addition.files or addition.earlier):
+        if not (any(addition.request.values()) or addition.files or addition.earlier):
             raise UsageError(f"{addition.target}: nothing to add", hint="Name packages, or a file of them with -r.")
         # Whoever can push the tag of an earlier image wrote its request: its signer counts as that of the parent does.
         for each_earlier in addition.earlier.values():
@@ -155,26 +156,32 @@ def add(
             kept = f", {parent.framework} unchanged" if parent.framework else ""
             changes = listed(_changes(addition.earlier.get(parent.arch), parent, wheels), SHOWN)
             show("resolve", f"{len(wheels)} new, {len(parent.packages)} kept{kept}{': ' if changes else ''}{changes}")
+            debian = None
+            if addition.apt:
+                assert run
+                debian = apt_layer.resolve_packages(run, parent, addition.apt)
+                names = listed([f"{package.name} {package.version}" for package in debian.packages], SHOWN)
+                show("debian", f"{len(debian.packages)} new{': ' if names else ''}{names}")
             if dry_run:
                 made.append(AddedImage(parent=parent, wheels=wheels, layers=(), image=parent.image))
                 continue
 
             # Layers by the rule of all images. The store may have them from an earlier run.
             layers = added_layers.make_layers(store, fetcher, parent, wheels, view.say_once)
+            if run and debian and debian.packages:
+                layers.insert(0, added_layers.added_layer(store, *apt_layer.make_layer(run, store, parent, debian)))
             if copied := added_layers.copied_layer(store, parent, addition):
                 layers.append(copied)
             if (count := len(parent.image.layers) + len(layers)) > layer_order.MOST:
                 raise BuildError(f"{addition.target} would have {count} layers; the limit is {layer_order.MOST}")
 
             # Nothing may replace a file of the parent, such as one of the framework or the launcher.
-            contents = [*parent.planned_layers(), *((each.planned, each.toc) for each in layers)]
-            try:
-                for warning in stored_layers.check_paths(str(addition.target), contents, ()):
-                    view.say(warning)
-            except BuildError as error:
-                raise RefusedError(str(error), hint=CONFLICT) from error
-            image = added_layers.write_image(store, parent, addition, wheels, layers)
-            made.append(AddedImage(parent=parent, wheels=wheels, layers=[each.layer for each in layers], image=image))
+            for warning in added_layers.check_paths(str(addition.target), parent, layers):
+                view.say(warning)
+            image = added_layers.write_image(store, parent, addition, wheels, layers, debian)
+            packages = added_layers.debian_packages(store, parent, layers)
+            stacked = [each.layer for each in layers]
+            made.append(AddedImage(parent=parent, wheels=wheels, layers=stacked, image=image, debian=packages))
             sizes = sum(each.layer.size for each in layers)
             show("layers", f"{len(layers)} new ({size(sizes)}), {len(parent.image.layers)} of the parent (0 B)")
         assembled.append(Added(addition=addition, images=made))
@@ -364,7 +371,7 @@ def sign(signer: Signer, repository: Repository, added: Added, manifest: Manifes
             each.image.manifest.digest,
             {
                 sbom_and_provenance.SBOM: sbom_and_provenance.sbom_of_additions(
-                    repository.name, each.image, kept, each.wheels, parent.debian
+                    repository.name, each.image, kept, each.wheels, each.debian
                 ),
                 sbom_and_provenance.PROVENANCE: sbom_and_provenance.provenance_of_additions(
                     added.addition.request, name, parent.image.manifest.digest, each.wheels

@@ -70,6 +70,27 @@ def test_variables_that_are_refused(variable: str, message: str) -> None:
         new_addition(PARENT, TARGET, [], env=[variable])
 
 
+def test_debian_packages_and_services() -> None:
+    services = ["api=uvicorn app:app --port=80", "x=a"]
+    added = new_addition(PARENT, TARGET, [], apt=["tmux", "libsndfile1", "tmux"], services=services)
+    assert added.apt == ("libsndfile1", "tmux")
+    assert added.services == {"api": "uvicorn app:app --port=80", "x": "a"}
+    assert added.request["apt"] == ["libsndfile1", "tmux"]
+    assert added.request["services"] == added.services
+
+
+@pytest.mark.parametrize("name", ["", "a", "-s", "a;b", "A", "tmux=3", "../x", "tmux\n"])
+def test_names_that_are_not_of_debian_packages(name: str) -> None:
+    with pytest.raises(UsageError, match="is not the name of a Debian package"):
+        new_addition(PARENT, TARGET, [], apt=[name])
+
+
+@pytest.mark.parametrize("service", ["api", "api=", "api= ", "../x=y", "a/b=y", "Api=y", "api=a\nb"])
+def test_services_that_are_refused(service: str) -> None:
+    with pytest.raises(UsageError, match="invalid service"):
+        new_addition(PARENT, TARGET, [], services=[service])
+
+
 @pytest.mark.parametrize("target", ["registry.example.test/a", f"registry.example.test/a@sha256:{'1' * 64}"])
 def test_the_image_needs_a_tag(target: str) -> None:
     with pytest.raises(UsageError, match="is no tag"):
@@ -84,7 +105,9 @@ images:
     parent: registry.example.test/org/em:1
     packages: [einops]
     requirements: [vision.txt]
+    apt: [tmux]
     env: {TEAM: vision}
+    services: {api: uvicorn app}
     copy: ["vision.txt:/srv/vision.txt"]
   - {image: "registry.example.test/team/audio:1", parent: "registry.example.test/org/em:1", packages: [torchcodec]}
 """
@@ -96,6 +119,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     first, second = read_team_file(tmp_path / "team.yaml")
     assert (first.parent, first.target) == (PARENT, TARGET)
     assert [each.text for each in first.requested] == ["einops", "tqdm"]
+    assert (first.apt, first.services) == (("tmux",), {"api": "uvicorn app"})
     assert (first.env, list(first.files)) == ({"TEAM": "vision"}, ["srv/vision.txt"])
     assert [each.text for each in second.requested] == ["torchcodec"]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from builder.build.added_layers import COPIED
+from builder.build.added_layers import COPIED, AddedLayer, check_paths
 from builder.common.console import View
 from builder.common.errors import (
     BuilderError,
@@ -36,13 +36,14 @@ from builder.index.download import Fetcher
 from builder.index.local_index import serve_index
 from builder.index.releases import Index
 from builder.index.wheels import LockedWheel
-from builder.layers import stored_layers
+from builder.layers import estargz, splice, stored_layers
 from builder.layers.splice import Entry
 from builder.layers.store import Store
 from builder.lock.requirements import Requested
 from builder.lock.uv import Built, ListedWheels, Target, Uv
 from builder.matrix import facts
 from builder.matrix.schema import Trusted
+from builder.plan.layer_order import PlannedLayer
 from builder.release.additions import Addition, repeat_addition
 from builder.release.image_sources import sources_in_registry
 from builder.release.parent import read_parent
@@ -440,6 +441,45 @@ def test_other_files_are_another_layer(bench: Bench) -> None:
         return added.images[0].layers[-1].digest
 
     assert digest(b"one") != digest(b"two")
+
+
+def test_a_service_is_a_program_of_root_that_the_image_runs(bench: Bench) -> None:
+    services = {"api": "python -m http.server"}
+    [added] = bench.add(addition("einops", services=services))
+    assert bench.config()["config"]["Cmd"] == ["services"]
+    toc = stored_layers.read_toc(bench.store, added.images[0].layers[-1])
+    entries = {entry.name: entry for entry in toc}
+    assert entries["etc/services.d/api/run"].mode == 0o755
+    assert entries["etc/services.d/api/"].mode == entries["etc/services.d/"].mode == 0o755, "nobody adds others"
+    with bench.store.path(added.images[0].layers[-1].digest).open("rb") as blob:
+        program = estargz.read_content(blob, entries["etc/services.d/api/run"])
+    assert program == b"#!/bin/sh\nexec python -m http.server\n"
+
+    again = repeat(bench)
+    assert again.services == services
+    bench.parent.layers[0] = bench.parent.wheels(project("ember", version="1.10"), project("tinylib"))
+    bench.parent.push("1")
+    bench.share()
+    [added_again] = bench.add(again)
+    assert added_again.images[0].layers[-1] == added.images[0].layers[-1]
+
+
+def test_debian_packages_replace_files_of_the_system_alone(bench: Bench) -> None:
+    """dpkg's records change with each package; the launcher of the image does not belong to its Debian packages."""
+    with bench.store.used():
+        [parent] = find_parents(PARENT, "all", None, Host(), bench.store, bench.registry)
+
+    def layer_of_packages(path: str) -> AddedLayer:
+        out = io.BytesIO()
+        made = splice.write_layer([Entry(path=path, mode=0o644, content=b"new")], out)
+        out.seek(0)
+        planned = PlannedLayer(kind="apt", name="tini", component="apt", inputs="")
+        return AddedLayer(planned=planned, layer=made, toc=estargz.read_toc(out, made.toc))
+
+    assert check_paths("vision:1", parent, [layer_of_packages("var/lib/dpkg/status")]) == []
+    assert check_paths("vision:1", parent, [layer_of_packages("usr/bin/tini")]) == []
+    with pytest.raises(RefusedError, match="have another file for /usr/local/bin/start"):
+        check_paths("vision:1", parent, [layer_of_packages("usr/local/bin/start")])
 
 
 def test_nothing_to_add(bench: Bench) -> None:
