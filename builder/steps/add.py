@@ -363,6 +363,8 @@ def import_packages(engine: Engine, store: Store, view: View, addition: Addition
 
 def sign(signer: Signer, repository: Repository, added: Added, manifest: Manifest) -> None:
     """Attaches SBOM and provenance to each image, which names its parent by digest, then signs images and index."""
+    # Without values of variables: a public transparency log may show it.
+    public = added.addition.request | {"env": sorted(added.addition.env)}
     for each in added.images:
         parent, name = each.parent, added.addition.parent.name
         kept = parent.packages.values()
@@ -374,7 +376,7 @@ def sign(signer: Signer, repository: Repository, added: Added, manifest: Manifes
                     repository.name, each.image, kept, each.wheels, each.debian
                 ),
                 sbom_and_provenance.PROVENANCE: sbom_and_provenance.provenance_of_additions(
-                    added.addition.request, name, parent.image.manifest.digest, each.wheels
+                    public, name, parent.image.manifest.digest, each.wheels
                 ),
             },
         )

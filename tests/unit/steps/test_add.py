@@ -649,11 +649,14 @@ def test_statements_name_packages_and_parent_and_the_signature_is_last(bench: Be
             assert "1" not in bench.target.tags
             signed.append(("sign", digest, annotations))
 
-    [added] = bench.add(signer=FakeSigner(key="k"))
+    [added] = bench.add(addition("einops", env={"TEAM": "secret", "A": "b"}), signer=FakeSigner(key="k"))
     [(_, attested, statements), (_, digest, annotations)] = signed
     statement, sbom = statements["slsaprovenance1"], statements["cyclonedx"]
     assert annotations == {"cell": "", "image": "vision", "tag": "1"}, "nobody can offer it under another name"
     assert attested == digest == added.digest
+    request = statement["buildDefinition"]["externalParameters"]["request"]
+    assert request == {"requirements": ["einops"], "env": ["A", "TEAM"]}, "a public log may show it"
+    assert "TEAM=secret" in bench.config()["config"]["Env"]
     dependencies = statement["buildDefinition"]["resolvedDependencies"]
     parent = bench.parent.registry.tags["1"].removeprefix("sha256:")
     assert dependencies[0] == {"uri": f"oci:{PARENT.name}", "digest": {"sha256": parent}}
