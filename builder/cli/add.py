@@ -58,7 +58,7 @@ from builder.steps.add import Added, add, find_parents
     "copies",
     multiple=True,
     metavar="SRC:DST",
-    help=f"Copy a file or a folder to a path below {', '.join(PLACES)}. Repeat for several.",
+    help=f"Copy a file or a folder to a path below {', '.join(PLACES)}. Repeat for several; 1 GB together.",
 )
 @click.option("-t", "--tag", "target", default="", help="The image to make: REGISTRY/NAME:TAG, or NAME:TAG in Docker.")
 @click.option(

@@ -25,7 +25,7 @@ from builder.plan.settings import FIXED
 from builder.release.parent import Parent
 
 PLACES = ("/workspace", "/home/user", "/opt/team", "/srv")  # where --copy may write: nothing there starts as root
-LARGEST_COPY = 1_000_000_000  # bytes of one file, which is read into memory
+LARGEST_COPY = 1_000_000_000  # bytes of all files, which are read into memory
 BASE_NAME = f"{OCI}.base.name"
 
 
@@ -95,7 +95,7 @@ def new_addition(
         commands[name] = command
     copied: dict[str, Entry] = {}
     for text in copies:
-        copied |= _read_copied(folder, text, place)
+        copied |= _read_copied(folder, text, place, LARGEST_COPY - sum(each.size for each in copied.values()))
     for path in copied:
         if above := next((str(each) for each in PurePosixPath(path).parents if str(each) in copied), None):
             raise UsageError(f"{place}: /{above} would be a file and a folder, of /{path}")
@@ -105,8 +105,11 @@ def new_addition(
     )  # fmt: skip
 
 
-def _read_copied(folder: Path, text: str, place: str) -> dict[str, Entry]:
-    """The files of SRC:DST, a file or a folder, by path in the image. Its user may edit them, who is in group 0."""
+def _read_copied(folder: Path, text: str, place: str, room: int) -> dict[str, Entry]:
+    """The files of SRC:DST, a file or a folder, by path in the image. Its user may edit them, who is in group 0.
+
+    Together, they may have `room` bytes.
+    """
     source_name, _, destination = text.rpartition(":")
     target = PurePosixPath(destination)
     if not any(str(target).startswith(f"{each}/") for each in PLACES) or ".." in target.parts:
@@ -120,8 +123,11 @@ def _read_copied(folder: Path, text: str, place: str) -> dict[str, Entry]:
             raise UsageError(f"{path} is a link or no plain file", hint="Copy the file itself.")
         name = str(target / path.relative_to(source) if source.is_dir() else target).lstrip("/")
         mode = 0o775 if path.stat().st_mode & 0o100 else 0o664
-        if path.stat().st_size > LARGEST_COPY or not name.isprintable():
-            raise UsageError(f"{path} is larger than {size(LARGEST_COPY)}, or has an unprintable name")
+        if not name.isprintable():
+            raise UsageError(f"{path} has an unprintable name")
+        if (room := room - path.stat().st_size) < 0:
+            sizes = f"{size(LARGEST_COPY - room)}, more than {size(LARGEST_COPY)}"
+            raise UsageError(f"{place}: with {path}, the copied files have {sizes}", hint="Mount large data instead.")
         files[name] = Entry(path=name, mode=mode, content=path.read_bytes())
     return files
 

@@ -8,6 +8,7 @@ import pytest
 
 from builder.common.errors import BuilderError, UsageError
 from builder.common.reference import ImageRef
+from builder.release import additions
 from builder.release.additions import Addition, new_addition, read_team_file
 
 PARENT, TARGET = ImageRef.parse("registry.example.test/org/em:1"), ImageRef.parse("registry.example.test/team/vision:1")
@@ -50,6 +51,21 @@ def test_sources_that_are_refused(tmp_path: Path) -> None:
     (tmp_path / "conf/link").symlink_to("/etc/shadow")
     with pytest.raises(UsageError, match="link is a link"):
         copy(tmp_path, "conf:/srv/a")
+
+
+def test_all_copied_files_have_one_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their contents are in memory together."""
+    monkeypatch.setattr(additions, "LARGEST_COPY", 10_000)
+    (tmp_path / "conf").mkdir()
+    for name in ("a", "b", "c"):
+        (tmp_path / "conf" / name).write_bytes(bytes(4000))
+    copies = [f"conf/{name}:/srv/{name}" for name in ("a", "b")]
+    assert sum(entry.size for entry in copy(tmp_path, *copies).files.values()) == 8000
+    with pytest.raises(UsageError) as caught:
+        copy(tmp_path, *copies, "conf/c:/srv/c")
+    assert str(caught.value).endswith("/conf/c, the copied files have 12 kB, more than 10 kB")
+    with pytest.raises(UsageError, match="/conf/c, the copied files have 12 kB"):
+        copy(tmp_path, "conf:/srv/conf")
 
 
 def test_variables() -> None:
