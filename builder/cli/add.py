@@ -32,7 +32,8 @@ from builder.steps.add import Added, add, find_parents
     "files",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A file of requirements, as for pip. Hashes are compared. Repeat the option for several.",
+    help="A file of requirements as for pip, a pyproject.toml (with its uv.lock), or an environment.yml with a pip "
+    "list. Hashes are compared. Repeat the option for several.",
 )
 @click.option(
     "--apt",

@@ -17,6 +17,8 @@ from builder.common.errors import LockError, UsageError, of_file
 from builder.common.files import SHA256_HEX
 from builder.index.wheels import LockedWheel
 
+PYTHON = "python"  # a constraint of this name is on the Python of the parent
+LONGEST = 4000  # characters of a requirement; packaging fails for longer numbers
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _HASH = re.compile(rf"--hash[=\s]\s*sha256:({SHA256_HEX})", re.ASCII)
 _EXAMPLE = "Name a package of the index, such as einops>=0.8."
@@ -38,6 +40,10 @@ class Requested:
     @property
     def name(self) -> str:
         return canonicalize_name(Requirement(self.text).name)
+
+    def allows(self, name: str, version: str) -> bool:
+        """True if it is a requirement of this package that the version meets. Its marker does not count."""
+        return self.name == name and Requirement(self.text).specifier.contains(version, prereleases=True)
 
     def __str__(self) -> str:
         return " ".join([self.text, *(f"--hash=sha256:{sha256}" for sha256 in sorted(self.hashes))])
@@ -75,8 +81,8 @@ def parse_requirement(text: str, place: str) -> Requested:
     if "://" in bare.partition("@")[0] or bare.startswith((".", "/")) or bare.endswith((".whl", ".tar.gz", ".zip")):
         raise UsageError(f"{place}: {shown!a} is a path or an address", hint=_EXAMPLE)
     try:
-        requirement = Requirement(bare)
-    except InvalidRequirement as error:
+        requirement = Requirement(bare if len(bare) <= LONGEST else "")
+    except (InvalidRequirement, RecursionError) as error:
         raise UsageError(f"{place}: {shown!a} is not a requirement", hint=_EXAMPLE) from error
     if requirement.url:
         raise UsageError(
@@ -97,5 +103,5 @@ def check_hashes(requested: Iterable[Requested], wheels: Mapping[str, LockedWhee
             known = "does not have one of its hashes" if allowed.get(name) else "has no hash in the requirements"
             raise LockError(
                 f"{wheel.file} {known}",
-                hint="Make the file again for this index and Python: uv pip compile --generate-hashes",
+                hint="Make the file again for this index and Python: uv pip compile --generate-hashes, or uv lock.",
             )

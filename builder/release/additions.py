@@ -17,7 +17,7 @@ from builder.common.reference import ImageRef
 from builder.common.text import listed, size
 from builder.layers import oci
 from builder.layers.splice import Entry
-from builder.lock import requirements
+from builder.lock import request_files, requirements
 from builder.lock.requirements import Requested
 from builder.matrix.schema import DEBIAN_PACKAGE, StrictModel
 from builder.matrix.tags import ADDED_LABEL, OCI
@@ -33,6 +33,7 @@ BASE_NAME = f"{OCI}.base.name"
 class Addition:
     """One image to make: what is put on `parent`, an image in a registry or in the store, for the tag `target`.
 
+    `constraints` hold for the packages that the parent does not have, and for its Python, if one is named `python`.
     `apt` are Debian packages, `services` commands by name, `files` are by their path in the image. `earlier` are the
     images of an addition that is repeated, by architecture: their versions are preferred, and their files are kept.
     """
@@ -40,6 +41,7 @@ class Addition:
     parent: ImageRef
     target: ImageRef
     requested: Sequence[Requested] = ()
+    constraints: Sequence[Requested] = ()
     apt: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     services: Mapping[str, str] = field(default_factory=dict)
@@ -49,7 +51,8 @@ class Addition:
     @property
     def request(self) -> dict[str, Any]:
         """The request as the image records it."""
-        added = {"apt": list(self.apt), "services": dict(self.services)}
+        constraints = [str(each) for each in self.constraints]
+        added = {"constraints": constraints, "apt": list(self.apt), "services": dict(self.services)}
         return {
             "requirements": [str(each) for each in self.requested],
             "env": dict(self.env),
@@ -74,7 +77,10 @@ def new_addition(
     if not target.tag or target.digest:
         raise UsageError(f"{target} is no tag", hint="Use REGISTRY/NAME:TAG, e.g. ghcr.io/org/vision:1.")
     requested = [requirements.parse_requirement(text, place) for text in packages]
-    requested += [each for file in files for each in requirements.read_requirements(folder / file)]
+    constraints: list[Requested] = []
+    for file in files:
+        more, bounds = request_files.read_request(folder / file)
+        requested, constraints = requested + more, constraints + bounds
     variables = {}
     for text in env:
         name, _, value = text.partition("=")
@@ -100,8 +106,8 @@ def new_addition(
         if above := next((str(each) for each in PurePosixPath(path).parents if str(each) in copied), None):
             raise UsageError(f"{place}: /{above} would be a file and a folder, of /{path}")
     return Addition(
-        parent=parent, target=target, requested=requested, apt=tuple(sorted(set(apt))), env=variables,
-        services=commands, files=copied,
+        parent=parent, target=target, requested=requested, constraints=constraints,
+        apt=tuple(sorted(set(apt))), env=variables, services=commands, files=copied,
     )  # fmt: skip
 
 
@@ -181,6 +187,7 @@ def read_team_file(path: Path) -> list[Addition]:
 
 class _Request(BaseModel, frozen=True):
     requirements: tuple[str, ...]
+    constraints: tuple[str, ...] = ()
     apt: tuple[str, ...] = ()
     env: dict[str, str] = {}
     services: dict[str, str] = {}
@@ -213,4 +220,5 @@ def repeat_addition(target: ImageRef, earlier: Sequence[Parent]) -> Addition:
     again = new_addition(
         parent, target, request.requirements, apt=request.apt, env=variables, services=services, place=place
     )
-    return replace(again, earlier={each.arch: each for each in earlier})
+    constraints = [requirements.parse_requirement(each, place) for each in request.constraints]
+    return replace(again, constraints=constraints, earlier={each.arch: each for each in earlier})

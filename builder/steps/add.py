@@ -44,6 +44,7 @@ from builder.layers.installed import InstalledPackage
 from builder.layers.oci import Image, Layer, Manifest
 from builder.layers.store import Store
 from builder.lock import checks, requirements, uv
+from builder.lock.requirements import PYTHON, Requested
 from builder.lock.uv import Target, Uv
 from builder.matrix import facts, tags
 from builder.matrix.project import Project
@@ -156,6 +157,7 @@ def add(
             kept = f", {parent.framework} unchanged" if parent.framework else ""
             changes = listed(_changes(addition.earlier.get(parent.arch), parent, wheels), SHOWN)
             show("resolve", f"{len(wheels)} new, {len(parent.packages)} kept{kept}{': ' if changes else ''}{changes}")
+            _say_other_versions(view, addition, parent, solution)
             debian = None
             if addition.apt:
                 assert run
@@ -270,7 +272,15 @@ def check_signature(reference: ImageRef, image: Parent, trust: Trust | None) -> 
 
 
 def resolve(program: Uv, parent: Parent, addition: Addition) -> dict[str, LockedWheel]:
-    """The wheels that the requested packages need, those of the parent too, by name. Raises LockError."""
+    """The wheels that the requested packages need, those of the parent too, by name. Raises LockError.
+
+    Raises RefusedError for a parent with a Python that the request excludes.
+    """
+    for each in addition.constraints:
+        patches = (f"{parent.python}.{patch}" for patch in range(100))
+        if each.name == PYTHON and not any(each.allows(PYTHON, patch) for patch in patches):
+            message = f"{each.place}: requires {each.text}, {addition.parent} has Python {parent.python}"
+            raise RefusedError(message, hint="Choose a parent with such a Python.")
     target = Target(
         name=str(addition.target),
         python=parent.python,
@@ -281,7 +291,8 @@ def resolve(program: Uv, parent: Parent, addition: Addition) -> dict[str, Locked
     )
     if not addition.requested:
         return {}
-    packages, constraints = [each.text for each in addition.requested], parent.constraints
+    packages, constraints = [each.text for each in addition.requested], list(parent.constraints)
+    constraints += [each.text for each in addition.constraints if each.name not in {PYTHON, *parent.packages}]
     try:
         if earlier := addition.earlier.get(parent.arch):
             preferred = {name: wheel.version for name, wheel in earlier.packages.items()}
@@ -299,9 +310,8 @@ def resolve(program: Uv, parent: Parent, addition: Addition) -> dict[str, Locked
     unknown = {name: listing for name, listing in found.items() if not listing[0].size and name not in parent.packages}
     sizes = program.sizes(target, unknown) if unknown else {}
     wheels = {name: replace(wheel, size=sizes.get(name, wheel.size)) for name, (wheel, _) in found.items()}
-    requirements.check_hashes(
-        addition.requested, {name: each for name, each in wheels.items() if name not in parent.packages}
-    )
+    new = {name: each for name, each in wheels.items() if name not in parent.packages}
+    requirements.check_hashes([*addition.requested, *addition.constraints], new)
     check_cuda(addition, parent, wheels)
     return wheels
 
@@ -387,6 +397,20 @@ def sign(signer: Signer, repository: Repository, added: Added, manifest: Manifes
         if tags.is_stamp(target.tag.rpartition("-")[2]):  # see `_is_for` of builder.release.attestations
             notes["release"] = target.tag
         signer.sign_manifest(repository, digest, notes)
+
+
+def _say_other_versions(view: View, addition: Addition, parent: Parent, needed: Mapping[str, object]) -> None:
+    """Names the needed packages that the parent has in none of the versions of uv.lock."""
+    locked: dict[str, list[Requested]] = {}
+    for each in addition.constraints:
+        locked.setdefault(each.name, []).append(each)
+    others = []
+    for kept in (parent.packages[name] for name in sorted(needed.keys() & parent.packages.keys() & locked.keys())):
+        if not any(each.allows(kept.name, kept.version) for each in locked[kept.name]):
+            versions = [each.text.split()[0].partition("==")[2] for each in locked[kept.name]]
+            others.append(f"{kept.name} {kept.version} (uv.lock: {', '.join(versions)})")
+    if others:
+        view.say(f"the parent's versions stay: {listed(others, SHOWN)}")
 
 
 def _changes(earlier: Parent | None, parent: Parent, wheels: Iterable[LockedWheel]) -> list[str]:

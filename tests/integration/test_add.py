@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from builder.common.tasks import RetryPolicy
 from builder.host import Host
 from builder.layers import oci
 from builder.layers.blobs import LAYER_TYPE, MANIFEST_TYPE, Descriptor
+from builder.lock.python_builds import uv_program
 from builder.registry import transfer
 from builder.registry.client import Repository
 from tests.fakes.registry import MemoryRegistry
@@ -158,6 +160,42 @@ def test_the_next_release_of_the_parent(team: Team) -> None:
     assert config["config"]["Labels"]["gpu-images.parent"] == digest
     assert "TEAM=vision" in config["config"]["Env"]
     assert "einops-0.8-" in config["history"][-1]["created_by"], "what was chosen before stays"
+
+
+def test_the_project_of_a_team(team: Team) -> None:
+    """uv.lock, which uv writes for another version of the framework, holds for what the parent does not have."""
+    team.index.publish(wheel("ember", "1.8", {"ember.py": b""}))
+    (team.folder / "pyproject.toml").write_text(
+        '[project]\nname = "vision"\nversion = "0"\nrequires-python = ">=3.9"\n'
+        'dependencies = ["Plugin>=1", "einops; python_version >= \'3.10\'"]\n[dependency-groups]\ndev = ["big"]\n'
+    )
+    lock = [uv_program(), "lock", "--no-config", "--python", sys.executable, "--default-index", team.index.url]
+    cache = {**os.environ, "UV_CACHE_DIR": f"{team.folder}/cache"}
+    subprocess.run(lock, cwd=team.folder, env=cache, check=True, capture_output=True, timeout=60)
+    team.index.publish(wheel("einops", "0.9", {"einops/__init__.py": b""}))
+    target = team.target("project")
+    output = team.add(team.parent, "-r", "pyproject.toml", "-t", target)
+    assert "resolve  2 new, 2 kept, ember 1.9 unchanged: einops 0.8, plugin 1" in output
+    assert "the parent's versions stay: ember 1.9 (uv.lock: 1.8)\n" in output
+    record = json.loads(team.config("project")["config"]["Labels"]["gpu-images.added"])
+    names = [text.partition(" --hash=sha256:")[0] for text in record["request"]["constraints"]]
+    assert names == ["python >=3.9", "einops==0.8", "ember==1.8", "plugin==1"]
+
+    # The image has it: the files may be gone, and the index may change.
+    (team.folder / "pyproject.toml").unlink()
+    team.push_parent(ember="1.10")
+    team.index.withdraw("einops", "0.8")
+    team.index.publish(wheel("einops", "0.8", {"einops/__init__.py": b"other\n"}))
+    refused = team.add("--refresh", target, code=4)
+    assert "einops-0.8-py3-none-any.whl does not have one of its hashes" in refused
+    team.index.withdraw("einops", "0.8")
+    assert "einops==0.8" in team.add("--refresh", target, code=4)
+    team.index.publish(wheel("einops", "0.8", {"einops/__init__.py": b""}))
+    assert "ember 1.9 -> 1.10" in team.add("--refresh", target)
+
+    (team.folder / "pyproject.toml").write_text('project = {name = "vision", dependencies = ["einops>=0.9"]}')
+    output = team.add(team.parent, "-r", "pyproject.toml", "-t", target, code=2)
+    assert "uv.lock has no version for 'einops>=0.9' of pyproject.toml\n  -> Run `uv lock`." in output
 
 
 @pytest.mark.parametrize("fault", [Fault.CUT, Fault.ANSWER_LOST, Fault.STATUS_500])

@@ -140,6 +140,15 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     assert [each.text for each in second.requested] == ["torchcodec"]
 
 
+def test_a_project_of_a_team(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('project = {name = "a", requires-python = ">=3.11", dependencies = ["b"]}')
+    (tmp_path / "vision.txt").write_text("")
+    (tmp_path / "team.yaml").write_text(TEAM.replace("[vision.txt]", "[pyproject.toml]"))
+    first, second = read_team_file(tmp_path / "team.yaml")
+    assert [each.text for each in first.requested] == ["einops", "b"]
+    assert ([each.text for each in first.constraints], second.constraints) == (["python >=3.11"], [])
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -39,7 +39,7 @@ from builder.index.wheels import LockedWheel
 from builder.layers import estargz, splice, stored_layers
 from builder.layers.splice import Entry
 from builder.layers.store import Store
-from builder.lock.requirements import Requested
+from builder.lock.requirements import Requested, parse_requirement
 from builder.lock.uv import Built, ListedWheels, Target, Uv
 from builder.matrix import facts
 from builder.matrix.schema import Trusted
@@ -288,6 +288,72 @@ def test_hashes_of_the_request_are_compared(bench: Bench) -> None:
     requested = [Requested(text="einops", hashes=frozenset(["1" * 64]))]
     with pytest.raises(LockError, match="does not have one of its hashes"):
         bench.add(addition(requested=requested))
+
+
+# ---- with a uv.lock
+
+
+def constraints(*texts: str) -> list[Requested]:
+    return [parse_requirement(text, "uv.lock") for text in texts]
+
+
+def test_packages_that_the_parent_has_stay_at_its_versions(bench: Bench) -> None:
+    """uv gets the versions of uv.lock for new packages alone; the others are named if they differ."""
+    forks = ["tinylib==1.7 ; python_version < '3.8'", "tinylib==1.8 ; python_version == '3.9'"]
+    bench.add(addition("einops", constraints=constraints("einops==0.8", "ember==1.9", *forks, "absent==1")))
+    assert bench.uv.calls[0][2] == ["ember==1.9", "einops==0.8", "absent==1"], "the first one is of the image"
+    assert bench.console.text.count("the parent's versions stay: tinylib 1.9 (uv.lock: 1.7, 1.8)\n") == 1
+    assert "ember 1.9 (" not in bench.console.text
+
+
+def test_other_versions_of_what_is_not_needed_are_not_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.uv, "wheels", lambda *_: {"einops": (locked(bench.uv.index["einops"]), "")})
+    bench.add(addition("einops", constraints=constraints("tinylib==1.7")))
+    assert "tinylib" not in bench.console.text
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ([f"einops==0.8 --hash=sha256:{'1' * 64}"], "does not have one of its hashes"),
+        ([f"ember==1.9 --hash=sha256:{'1' * 64}"], "einops-0.8-py3-none-any.whl has no hash"),
+    ],
+)
+def test_the_hashes_of_uv_lock_are_compared(bench: Bench, others: list[str], message: str) -> None:
+    with pytest.raises(LockError, match=message):
+        bench.add(addition("einops", constraints=constraints(*others)))
+    assert bench.target.calls == []
+
+
+@pytest.mark.parametrize("wanted", [">=3.12", "==3.12.*", ">3.11.99", "<3.11", "==3.1.*"])
+def test_a_parent_with_another_python(bench: Bench, wanted: str) -> None:
+    with pytest.raises(RefusedError) as caught:
+        bench.add(addition("einops", constraints=constraints(f"python {wanted}")))
+    assert str(caught.value) == f"uv.lock: requires python {wanted}, {PARENT} has Python 3.11"
+    assert bench.uv.calls == []
+
+
+@pytest.mark.parametrize("wanted", [">=3.11.4", "==3.11.*", "==3.11.9", ">=3.10,<3.12"])
+def test_a_parent_with_a_python_that_fits(bench: Bench, wanted: str) -> None:
+    bench.add(addition("einops", constraints=constraints(f"python {wanted}")))
+    assert bench.uv.calls[0][2] == ["ember==1.9"], "it is no package"
+
+
+def test_the_versions_of_uv_lock_travel_with_the_image(bench: Bench) -> None:
+    sha256 = locked(bench.uv.index["einops"]).sha256
+    texts = ["python >=3.11", f"einops==0.8 ; python_version > '3' --hash=sha256:{sha256}"]
+    bench.add(addition("einops", constraints=constraints(*texts)))
+    bench.parent.layers[0] = bench.parent.wheels(project("ember", version="1.10"), project("tinylib"))
+    bench.parent.push("1")
+    bench.share()
+    bench.uv.calls.clear()
+    again = repeat(bench)
+    assert [str(each) for each in again.constraints] == texts
+    bench.add(again)
+    assert "einops==0.8 ; python_version > '3'" in bench.uv.calls[0][2]
+    bench.offer(project("einops", {"einops/__init__.py": b"other\n"}, version="0.8"))
+    with pytest.raises(LockError, match="does not have one of its hashes"):
+        bench.add(replace(again, earlier={}))
 
 
 def cuda_wheel(name: str) -> Wheel:
@@ -575,6 +641,8 @@ def test_an_image_whose_parent_is_the_same_stays(bench: Bench) -> None:
     [
         ("gpu-images.added", "{", "invalid label gpu-images.added"),
         ("gpu-images.added", '{"request": {"requirements": ["-e ."]}}', "the option -e is not supported"),
+        ("gpu-images.added", '{"request": {"requirements": [], "constraints": ["-e ."]}}', "the option -e is not supp"),
+        ("gpu-images.added", '{"request": {"requirements": [], "constraints": 1}}', "invalid label gpu-images.added"),
         ("gpu-images.added", '{"request": {"requirements": [], "env": {"PATH": "/tmp"}}}', "every image sets PATH"),
         ("org.opencontainers.image.base.name", "NO NAME", "invalid label org.opencontainers.image.base.name"),
         ("org.opencontainers.image.base.name", f"a/b@sha256:{'1' * 64}", "was put on a digest"),
