@@ -20,7 +20,7 @@ from pydantic import AliasPath, BaseModel, Field, ValidationError
 from builder.common import strict_yaml, validation
 from builder.common.errors import MatrixError, UsageError
 from builder.common.files import SHA256_HEX
-from builder.common.text import listed, one_line, size
+from builder.common.text import one_line, size
 from builder.index.wheels import PLATFORMS
 from builder.lock.requirements import PYTHON, Requested, parse_requirement, read_requirements
 
@@ -32,6 +32,7 @@ _CONDA = re.compile(
     r"(?:[\w.-]+::)?(?:pip(?:[ =<>!~].*)?|python(?:(?: *==? *| +)([0-9.]*[0-9])(?:\.?\*)?(?:=\S*)?| *([<>!~].*))?)"
 )
 _ON_INDEX = "Publish its wheel on the index of this machine, or write other requirements into a file of their own."
+_Source = dict[str, Any]
 _Table = TypeVar("_Table", bound=BaseModel)
 
 
@@ -40,7 +41,7 @@ class _Project(BaseModel, frozen=True):
     python: str = Field("", validation_alias=AliasPath("project", "requires-python"))
     dependencies: list[str] = Field([], validation_alias=AliasPath("project", "dependencies"))
     dynamic: list[str] = Field([], validation_alias=AliasPath("project", "dynamic"))
-    sources: dict[str, Any] = Field({}, validation_alias=AliasPath("tool", "uv", "sources"))
+    sources: dict[str, _Source | list[_Source]] = Field({}, validation_alias=AliasPath("tool", "uv", "sources"))
 
 
 class _Locked(BaseModel, frozen=True):
@@ -81,12 +82,17 @@ def _read_project(path: Path) -> tuple[list[Requested], list[Requested]]:
     if "dependencies" in project.dynamic:
         raise UsageError(f"{place} is dynamic", hint="Only a build knows it: write it into a file of requirements.")
     requested = [parse_requirement(text, place) for text in project.dependencies]
-    if others := sorted({each.name for each in requested} & set(map(canonicalize_name, project.sources))):
-        raise UsageError(f"{path}: tool.uv.sources has a source of {listed(others, 8)}", hint=_ON_INDEX)
     python = [f"{PYTHON} {project.python}"] if project.python else []
     constraints = [parse_requirement(text, f"{path}: project.requires-python") for text in python]
     if (lock := path.with_name("uv.lock")).exists():
         constraints += _read_uv_lock(lock, canonicalize_name(project.name), requested)
+    # Without hashes, the index of this machine could have another package of the name.
+    # Projects with torch often name its index.
+    is_compared, direct = any(each.hashes for each in constraints), {each.name for each in requested}
+    for name, source in project.sources.items():
+        is_index = all("index" in each for each in (source if isinstance(source, list) else [source]))
+        if canonicalize_name(name) in direct and not (is_index and is_compared):
+            raise UsageError(f"{path}: tool.uv.sources has a source of {name[:100]!a}", hint=_ON_INDEX)
     return requested, constraints
 
 

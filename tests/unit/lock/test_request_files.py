@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -145,7 +146,12 @@ def test_the_versions_and_hashes_of_uv_lock(tmp_path: Path) -> None:
         ("einops>=0.7", "e==" + "1" * 5000, "is not a requirement"),
         ("einops>=0.7", "e;" + "(" * 3000, "is not a requirement"),
         (">=3.11", "3.11", "project.requires-python: 'python 3.11' is not a requirement"),
-        ("[project]", "[tool.uv.sources]\nEinops.path='x'\nother.path='x'\n[project]", "a source of einops -> Publish"),
+        ("[project]", "[tool.uv]\nsources.b = [1]\n[project]", "tool.uv.sources.b"),
+        (
+            "[project]",
+            "[tool.uv.sources]\nEinops.path='x'\nother.path='x'\n[project]",
+            "a source of 'Einops' -> Publish",
+        ),
     ],
 )
 def test_a_project_that_is_refused_with_its_place(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -177,6 +183,27 @@ def test_a_uv_lock_that_is_refused_with_its_place(tmp_path: Path, old: str, new:
     (tmp_path / "pyproject.toml").write_text(PROJECT)
     (tmp_path / "uv.lock").write_text(LOCK.replace(old, new))
     assert message in refusal(tmp_path / "pyproject.toml")
+
+
+@pytest.mark.parametrize(
+    ("source", "lock", "is_accepted"),
+    [
+        ("{ index = 'torch' }", LOCK, True),
+        ("[{ index = 'torch', marker = \"sys_platform == 'linux'\" }, { index = 'cpu' }]", LOCK, True),
+        ("{ index = 'torch' }", "", False),
+        ("{ index = 'torch' }", re.sub(r", hash = \"[^\"]*\"", "", LOCK), False),
+        ("[{ index = 'torch' }, { url = 'https://example.test/e-1-py3-none-any.whl' }]", LOCK, False),
+        ("{ workspace = true }", LOCK, False),
+    ],
+)
+def test_a_package_of_another_index_needs_hashes(tmp_path: Path, source: str, lock: str, is_accepted: bool) -> None:
+    """The index of this machine could have another package of its name."""
+    text = f"{PROJECT}[tool.uv.sources]\neinops = {source}\n"
+    if is_accepted:
+        assert f"einops==0.8.2 --hash=sha256:{ONE}" in read(tmp_path, text, lock)[1]
+        return
+    with pytest.raises(UsageError, match=r"tool\.uv\.sources has a source of 'einops'"):
+        read(tmp_path, text, lock)
 
 
 @pytest.mark.parametrize("name", ["environment.yml", "environment.yaml"])
