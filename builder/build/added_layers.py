@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tarfile
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from pydantic import BaseModel
@@ -21,6 +21,7 @@ from builder.layers.installed import InstalledPackage
 from builder.layers.oci import Image, Layer, OptionalDigest
 from builder.layers.splice import Entry
 from builder.layers.store import Store
+from builder.lock.requirements import PYTHON
 from builder.matrix.tags import ADDED_LABEL, CELL_LABEL, OCI, PARENT_CELL_LABEL, PARENT_LABEL, PLAN_LABEL
 from builder.plan import layer_order
 from builder.plan.layer_order import MTIME, PlannedLayer
@@ -179,7 +180,10 @@ def write_image(
     if debian:
         lock["debian"] = [[package.file, package.sha256, package.size] for package in debian.packages]
     copied = next((each.layer.digest for each in added if each.planned.name == COPIED), "")
-    record = {"request": addition.request, "lock": lock, **({"copied": copied} if copied else {})}
+    # uv.lock has versions for everything that the project needs; those of the parent's packages do not count.
+    names = {PYTHON, *(wheel.name for wheel in wheels)}
+    needed = replace(addition, constraints=[each for each in addition.constraints if each.name in names])
+    record = {"request": needed.request, "lock": lock, **({"copied": copied} if copied else {})}
     labels = {
         **{name: value for name, value in image.labels.items() if name not in OF_PARENT},
         PARENT_CELL_LABEL: parent.cell,

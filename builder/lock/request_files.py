@@ -1,16 +1,16 @@
 """Reads files of requests: requirements, a pyproject.toml with its uv.lock, or an environment.yml with a pip list.
 
-Source: PEP 621; uv.lock as uv 0.13 writes it; conda documentation, "Creating an environment file manually".
+Source: PEP 621; conda documentation, "Creating an environment file manually".
 """
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import tomllib
-from collections import defaultdict
-from dataclasses import replace
-from itertools import chain
 from pathlib import Path
+from textwrap import indent
 from typing import Any, Literal, TypeVar
 
 from packaging.requirements import Requirement
@@ -19,19 +19,17 @@ from pydantic import AliasPath, BaseModel, Field, ValidationError
 
 from builder.common import strict_yaml, validation
 from builder.common.errors import MatrixError, UsageError
-from builder.common.files import SHA256_HEX
-from builder.common.text import one_line, size
-from builder.index.wheels import PLATFORMS
-from builder.lock.requirements import PYTHON, Requested, parse_requirement, read_requirements
+from builder.common.text import one_line, printable, size
+from builder.lock.python_builds import uv_program
+from builder.lock.requirements import PYTHON, Requested, joined_lines, parse_requirement, read_requirements
 
-LARGEST = 8_000_000  # bytes; uv.lock has some 5 kB for a package
-# Wheels that an image can have, in their address: the hashes of the others would double the label of the image.
-_FITTING = re.compile(rf"-any\.whl|(?<!musl)linux\w*_({'|'.join(PLATFORMS.values())})")
+LARGEST = 8_000_000  # bytes of a pyproject.toml
 # pip, and python=3.11, python==3.11.*, conda-forge::python 3.11, python=3.11.5=h955ad1f_0, python >=3.10
 _CONDA = re.compile(
     r"(?:[\w.-]+::)?(?:pip(?:[ =<>!~].*)?|python(?:(?: *==? *| +)([0-9.]*[0-9])(?:\.?\*)?(?:=\S*)?| *([<>!~].*))?)"
 )
 _ON_INDEX = "Publish its wheel on the index of this machine, or write other requirements into a file of their own."
+_RELOCK = "Run `uv lock`."
 _Source = dict[str, Any]
 _Table = TypeVar("_Table", bound=BaseModel)
 
@@ -42,23 +40,6 @@ class _Project(BaseModel, frozen=True):
     dependencies: list[str] = Field([], validation_alias=AliasPath("project", "dependencies"))
     dynamic: list[str] = Field([], validation_alias=AliasPath("project", "dynamic"))
     sources: dict[str, _Source | list[_Source]] = Field({}, validation_alias=AliasPath("tool", "uv", "sources"))
-
-
-class _Locked(BaseModel, frozen=True):
-    """A package; or as a dependency, its name alone."""
-
-    name: str
-    version: str = ""
-    source: dict[str, Any] = {}
-    markers: list[str] = Field([], alias="resolution-markers")
-    dependencies: list[_Locked] = []
-    optional: dict[str, list[_Locked]] = Field({}, alias="optional-dependencies")
-    wheels: list[dict[str, Any]] = []
-
-
-class _UvLock(BaseModel, frozen=True):
-    version: Literal[1]
-    package: list[_Locked] = []
 
 
 class _Environment(BaseModel, frozen=True):
@@ -85,7 +66,7 @@ def _read_project(path: Path) -> tuple[list[Requested], list[Requested]]:
     python = [f"{PYTHON} {project.python}"] if project.python else []
     constraints = [parse_requirement(text, f"{path}: project.requires-python") for text in python]
     if (lock := path.with_name("uv.lock")).exists():
-        constraints += _read_uv_lock(lock, canonicalize_name(project.name), requested)
+        constraints += _read_uv_lock(lock, requested)
     # Without hashes, the index of this machine could have another package of the name.
     # Projects with torch often name its index.
     is_compared, direct = any(each.hashes for each in constraints), {each.name for each in requested}
@@ -96,29 +77,29 @@ def _read_project(path: Path) -> tuple[list[Requested], list[Requested]]:
     return requested, constraints
 
 
-def _read_uv_lock(path: Path, project: str, requested: list[Requested]) -> list[Requested]:
-    """The version of everything that the project needs, with the SHA-256 of the wheels that fit."""
-    packages: dict[str, list[_Locked]] = defaultdict(list)  # versions of a package have different markers
-    for package in _read_toml(path, _UvLock).package:
-        packages[package.name].append(package)
-    waiting = [each.name for root in packages.pop(project, []) for each in root.dependencies]
-    locked, pins = [], []
-    while waiting:
-        for package in packages.pop(waiting.pop(), []):
-            place = f"{path}: {package.name[:100]!a}"
-            if "registry" not in package.source:
-                raise UsageError(f"{place} is not from an index", hint=_ON_INDEX)
-            waiting += [each.name for each in chain(package.dependencies, *package.optional.values())]
-            marker = " or ".join(f"({each})" for each in package.markers)
-            pin = parse_requirement(f"{package.name}=={package.version}{marker and f' ; {marker}'}", place)
-            hashes = [str(each.get("hash")) for each in package.wheels if _FITTING.search(str(each.get("url")))]
-            known = frozenset(each[7:] for each in hashes if re.fullmatch(f"sha256:{SHA256_HEX}", each))
-            locked.append(replace(pin, hashes=known))
-            pins.append((package.name, package.version))
+def _read_uv_lock(path: Path, requested: list[Requested]) -> list[Requested]:
+    """The version of everything that the project needs, with the SHA-256 of its files."""
+    command = [
+        uv_program(),
+        "export",
+        "--frozen",
+        "--offline",
+        "--no-config",
+        "--no-emit-project",
+        "--no-default-groups",
+    ]
+    done = subprocess.run(
+        [*command, "--no-annotate", "--no-header", "--quiet"], cwd=path.parent, capture_output=True, text=True,
+        env={name: value for name, value in os.environ.items() if not name.startswith("UV_")}, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise UsageError(f"{path}: uv cannot read it\n{indent(printable(done.stderr.strip()), '  | ')}", hint=_RELOCK)
+    locked = [parse_requirement(text, str(path)) for _, text in joined_lines(done.stdout.splitlines())]
     for each in requested:  # uv.lock may lack what is for another Python or system
-        if not Requirement(each.text).marker and not any(each.allows(*pin) for pin in pins):
-            raise UsageError(f"{path} has no version for {each.text[:100]!a} of pyproject.toml", hint="Run `uv lock`.")
-    return sorted(locked, key=str)
+        pins = [pin.text.partition(" ")[0].partition("==")[2] for pin in locked if pin.name == each.name]
+        if not Requirement(each.text).marker and not any(each.allows(each.name, version) for version in pins):
+            raise UsageError(f"{path} has no version for {each.text[:100]!a} of pyproject.toml", hint=_RELOCK)
+    return locked
 
 
 def _read_environment(path: Path) -> tuple[list[Requested], list[Requested]]:

@@ -6,7 +6,7 @@ Source: pip documentation, "Requirements File Format"; PEP 508.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +57,12 @@ def read_requirements(path: Path) -> list[Requested]:
         raise UsageError(f"{path} is not a text file") from error
     except OSError as error:
         raise of_file(error) from error
-    requested, joined, first = [], "", 1
+    return [parse_requirement(text, f"{path}:{number}") for number, text in joined_lines(lines)]
+
+
+def joined_lines(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """The requirements in lines, without comments, each with the number of its first line."""
+    joined, first = "", 1
     for number, line in enumerate(lines, 1):
         # A comment ends its line, even if the line before it continues.
         text = _COMMENT.sub("", line)
@@ -66,9 +71,8 @@ def read_requirements(path: Path) -> list[Requested]:
             joined = f"{joined[:-1]} "
             continue
         if joined.strip():
-            requested.append(parse_requirement(joined.strip().removesuffix("\\"), f"{path}:{first}"))
+            yield first, joined.strip().removesuffix("\\")
         joined = ""
-    return requested
 
 
 def parse_requirement(text: str, place: str) -> Requested:

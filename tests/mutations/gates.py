@@ -75,7 +75,6 @@ GATES = (
     Gate("the hashes of a request", "steps/add.py", "    requirements.check_hashes([*addition.requested, *addition.constraints], new)\n", ""),
     Gate("the versions of uv.lock", "steps/add.py", "    constraints += [each.text for each in addition.constraints if", "    [each.text for each in addition.constraints if"),
     Gate("the Python of a request", "steps/add.py", "if each.name == PYTHON and not any(", "if False and not any("),
-    Gate("packages of uv.lock that are not from an index", "lock/request_files.py", 'if "registry" not in package.source:', "if False:"),
     Gate("the sources of a project", "lock/request_files.py", "not (is_index and is_compared):", "False:"),
     Gate("the signature of an earlier image", "steps/add.py", "            check_signature(addition.target, each_earlier, trust)\n", "            pass\n"),
     Gate("the copied files of an earlier image", "build/added_layers.py", "if entry.type != \"reg\" or not is_below or", "if False and"),
