@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from builder import host
+from builder import __version__, host
 from builder.common.console import View
 from builder.common.errors import FileError, UsageError
 from builder.common.reference import ImageRef
@@ -28,6 +28,7 @@ from builder.layers.store import Store
 from builder.matrix import support, tags
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
+from builder.plan.recorded import PATH, read_recorded
 
 if TYPE_CHECKING:
     from builder.build.context import RunContext
@@ -49,9 +50,14 @@ class Context:
 
     today: date = field(default_factory=lambda: datetime.now(UTC).date())
 
-    @property
+    @cached_property
     def project(self) -> Project:
-        return Project.find((self.root or Path.cwd()).resolve())
+        """The checkout. Names the release of gpu-images that rendered it, if this is another one. Raises UsageError."""
+        project = Project.find((self.root or Path.cwd()).resolve())
+        if (release := read_recorded(project.root).get("gpu-images", __version__)) != __version__:
+            changes = "`builder plan --changed-since HEAD` shows which images change"
+            self.say(f"{PATH}: made with gpu-images {release}, this is {__version__}: {changes}")
+        return project
 
     @cached_property
     def host(self) -> Host:

@@ -13,7 +13,7 @@ from builder.common.text import counted, size
 from builder.matrix.cells import NOT_BUILT, Cell
 from builder.matrix.project import Project
 from builder.matrix.schema import AMD64, ARM64, Arch, Matrix
-from builder.plan import plan
+from builder.plan import plan, recorded
 from builder.plan.plan import PlannedImage
 
 
@@ -28,13 +28,16 @@ def checkout_revision(project: Project, revision: str) -> Iterator[Project]:
 def plan_digests(project: Project, revision: str, say: Callable[[str], None]) -> dict[str, str]:
     """Cell id -> digest of its plan in a git revision; empty for a revision that this program cannot plan.
 
-    Raises UsageError if there is no such revision.
+    Without the cells of a team's repository for which another release of gpu-images recorded another plan. Raises
+    UsageError if there is no such revision.
     """
     if not revision.strip("0"):  # GitHub's `before` of the first push to a new branch is all zeros
         return {}
     with checkout_revision(project, revision) as before:
         try:
-            return {image.id: image.plan for image in plan.make_plan(before, before.cells).images}
+            digests = {image.id: image.plan for image in plan.make_plan(before, before.cells).images}
+            plans = recorded.read_recorded(before.root) or digests
+            return {cell: digest for cell, digest in digests.items() if plans.get(cell) == digest}
         except BuilderError as error:
             say(f"{revision} cannot be planned, so all images count as changed: {error}")
             return {}

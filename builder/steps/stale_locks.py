@@ -13,7 +13,7 @@ from builder.debian.archives import Archives
 from builder.debian.os_lock import DebianPackage
 from builder.layers import known_layers
 from builder.layers.store import Store
-from builder.plan import plan
+from builder.plan import plan, recorded
 from builder.plan.plan import Plan
 
 SHOWN = 20  # changed packages; the others are counted
@@ -74,4 +74,5 @@ def lock_stale_systems(
     with suppress(LockError, StaleError):  # other cells are not locked, or their locks are out of date
         complete = plan.make_locked_plan(project, project.cells)
         known_layers.prune(project.root, {layer.inputs for image in complete.images for layer in image.layers})
+        recorded.record_plans(project, {image.id: image.plan for image in complete.images})
     return True
