@@ -70,7 +70,8 @@ def test_every_command_exists_with_its_options(name: str, job: dict[str, Any]) -
     for environ, words in ((environ, words) for script, environ in scripts for words in commands(script)):
         options = re.findall(r"'(--[a-z-]+)'", environ.get("ALLOW", ""))  # of which an expression chooses some
         assert bool(options) == ("$ALLOW" in words)
-        match [each for word in words for each in (options if word == "$ALLOW" else [word])]:
+        values = {"$ALLOW": options, "$TEAM": [__file__]}  # of a file that exists
+        match [each for word in words for each in values.get(word, [word])]:
             case ["make", target] | ["sudo", "make", target]:
                 assert target in (*TARGETS, ".venv/.ready")
             case [".venv/bin/builder", command, *arguments] | ["sh", ".github/summary.sh", command, *arguments]:
@@ -95,6 +96,7 @@ def test_rights(name: str, job: dict[str, Any]) -> None:
     if "write" in rights.values():
         assert name.startswith("updates: ") or name in (
             "ci: push", "ci: stage", "ci: gpu-results", "ci: release", "images: push", "images: release",
+            "images: team",
         )  # fmt: skip
     if rights.get("id-token") == "write":
         assert rights["contents"] == "read"
@@ -130,6 +132,27 @@ def test_a_called_workflow_publishes_only_from_the_main_branch_and_only_if_its_c
     assert "needs.plan.outputs.publish == 'true' && " in called["images: push"]["if"]
     assert "push" in called["images: release"]["needs"]
     assert "needs.push.result != 'skipped'" in called["images: release"]["if"]
+    [release] = [step for step in called["images: release"]["steps"] if "ALLOW" in step.get("env", {})]
+    for is_allowed, option in ((False, ""), (True, "--allow-untested-gpu")):
+        assert expand(release["env"]["ALLOW"], {"inputs": {"allow_untested_gpu": is_allowed}}) == option
+
+
+@pytest.mark.parametrize(
+    ("publish", "team", "result", "runs"),
+    [
+        ("true", "team.yaml", "success", True),
+        ("true", "team.yaml", "skipped", True),  # the weekly run, if everything is released
+        ("true", "team.yaml", "failure", True),  # an image was left out; the others have new tags
+        ("true", "", "success", False),
+        ("false", "team.yaml", "skipped", False),
+    ],
+)
+def test_the_images_of_a_team_follow_the_release(publish: str, team: str, result: str, runs: bool) -> None:
+    job = dict(jobs())["images: team"]
+    needs = {"plan": {"result": "success", "outputs": {"publish": publish}}, "release": {"result": result}}
+    context = {"needs": needs, "inputs": {"team": team}}
+    assert set(job["needs"]) == set(needs)
+    assert applies(job, context, is_failed=result != "success") == runs
 
 
 def test_a_job_that_signs_installs_itself_before_it_receives_artifacts() -> None:

@@ -13,7 +13,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from builder.common.reference import ImageRef
 from builder.debian import mmdebstrap
+from builder.host import Host
+from builder.registry.client import Repository
 from tests.integration import programs, wheels
 from tests.integration import registry as registries
 from tests.integration.checkout import ROOT, Checkout, today
@@ -151,6 +154,24 @@ def test_a_push_to_main_ends_with_a_signed_release(runner: Runner) -> None:
     assert attest == f"actions/attest: {' '.join(f'{digest} {repository}' for digest in subjects)}"
     runner.play("ci", PUSH, PUBLISH="true")
     assert runner.jobs == ["changes", "test", "plan", "ok"], "everything is released"
+
+
+def test_a_called_workflow_ends_with_the_images_of_the_team(runner: Runner) -> None:
+    """After the release, and each week, also if everything is released."""
+    place = f"127.0.0.1:{runner.server.port}/{runner.project.namespace}"
+    text = f"images: [{{image: {place}/vision:1, parent: '{place}/ty-cpu:1.0', packages: [tinyextra]}}]\n"
+    (runner.project.root / "team.yaml").write_text(text, encoding="utf-8")
+    commit(runner.project.root)
+    inputs = {"cells": "*", "publish": True, "allow_untested_gpu": False, "team": "team.yaml"}
+    runner.play("images", PUSH, inputs=inputs)
+    both = f"{PLAIN} {EXTRA}"
+    assert runner.jobs == ["plan", f"images {both}", f"push {both}", "release", "team"]
+    vision = Repository(ImageRef.parse(f"{place}/vision:1"), host=Host(), write=False)
+    first = vision.digest_of("1")
+    assert first
+    runner.play("images", PUSH | {"event_name": "schedule"}, inputs=inputs)
+    assert runner.jobs == ["plan", "team"]
+    assert vision.digest_of("1") == first, "the parent is the same"
 
 
 def test_one_image_that_fails_does_not_hold_back_the_others(runner: Runner) -> None:
