@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import click
 
 from builder.cli.context import Context
-from builder.steps.init import write_repository
+from builder.steps.init import CiService, write_repository
 
 
 @click.command(name="init")
@@ -21,16 +22,20 @@ from builder.steps.init import write_repository
     help="pytorch, tensorflow or jax; can be given several times. Default: pytorch.",
 )  # fmt: skip
 @click.option("--cpu/--gpu", "is_cpu", default=None, help="Images for the CPU, or for GPUs. Default: GPUs.")
+@click.option("--ci", type=click.Choice(get_args(CiService)), help="Where CI runs. Default: github.")
+@click.option(
+    "--workflows", metavar="OWNER/REPO@REF", help="Your copy of gpu-images on GitHub, whose workflow the new one calls."
+)
 @click.option("-y", "--yes", is_flag=True, help="Ask nothing, also on a terminal: use the defaults.")
 @click.pass_obj
 def init_command(
     context: Context, folder: Path, registry: str | None, namespace: str | None, frameworks: Sequence[str],
-    is_cpu: bool | None, yes: bool,
+    is_cpu: bool | None, ci: CiService | None, workflows: str | None, yes: bool,
 ) -> None:  # fmt: skip
     """Write a repository for images of your own to FOLDER.
 
-    It has matrix.yaml, which extends the one of gpu-images, and Makefile, README and workflow. On a terminal, asks for
-    what the options do not say. Overwrites nothing.
+    It has matrix.yaml, which extends the one of gpu-images, and Makefile, README and the configuration of CI. On a
+    terminal, asks for what the options do not say. Overwrites nothing.
     """
     if sys.stdin.isatty() and not yes:
         if registry is None:
@@ -41,9 +46,16 @@ def init_command(
             frameworks = click.prompt("Frameworks", default="pytorch", err=True).replace(",", " ").split()
         if is_cpu is None:
             is_cpu = not click.confirm("For GPUs?", default=True, err=True)
+        if ci is None and workflows is None:
+            ci = click.prompt("CI", type=click.Choice(get_args(CiService)), default="github", err=True)
+        if workflows is None and ci != "gitlab":
+            question = "Your copy of gpu-images on GitHub, OWNER/REPO@REF (empty: no workflow)"
+            workflows = click.prompt(question, default="", show_default=False, err=True)
     names = write_repository(
         folder, registry=registry or "", namespace=namespace or "org", frameworks=frameworks or ("pytorch",),
-        is_cpu=bool(is_cpu),
+        is_cpu=bool(is_cpu), ci=ci or "github", workflows=workflows or "",
     )  # fmt: skip
     context.say_written(names)
+    if not workflows and ci != "gitlab":
+        context.say("no workflow written: name the one to call with --workflows OWNER/REPO@REF")
     context.say(f"next: cd {folder} && make images")

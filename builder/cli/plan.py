@@ -13,7 +13,7 @@ from rich.text import Text
 
 from builder.cli.context import Context, new_table
 from builder.cli.options import CELLS_HELP, Size, cells_argument, format_option
-from builder.common.errors import LockError, for_cells
+from builder.common.errors import LockError, UsageError, for_cells
 from builder.common.text import counted, size
 from builder.plan import plan
 from builder.plan.plan import Plan, PlannedImage
@@ -24,9 +24,10 @@ from builder.steps import ci
 @cells_argument
 @format_option(
     "json: all details, for scripts. ids: only the cell ids. github: outputs of a GitHub Actions step: `parts`, the "
-    "matrix of a job, in parts that fit on the disk, and `cells`, all cell ids. updates: outputs of such a step: "
-    "`debian` and `frameworks`, the sets of CELLS to update separately, with `builder lock --os` and `--upgrade`.",
-    "table", "json", "ids", "github", "updates",
+    "matrix of a job, in parts that fit on the disk, and `cells`, all cell ids. gitlab: a child pipeline of GitLab CI, "
+    "with a job for each such part. updates: outputs of a step of GitHub Actions: `debian` and `frameworks`, the sets "
+    "of CELLS to update separately, with `builder lock --os` and `--upgrade`.",
+    "table", "json", "ids", "github", "gitlab", "updates",
 )  # fmt: skip
 @click.option(
     "--changed-since", "revision", default="", metavar="REVISION",
@@ -39,20 +40,24 @@ from builder.steps import ci
 )
 @click.option(
     "--disk", type=Size(positive=True), default=ci.RUNNER_DISK, show_default="14GB",
-    help="Disk of the machine that builds one part, for --format github.",
+    help="Disk of the machine that builds one part, for --format github and gitlab.",
 )  # fmt: skip
+@click.option("--publish", "is_release", is_flag=True, help="With --format gitlab: also stage and release the images.")
 @click.option(
     "--layers", is_flag=True, help="Show the layers and all tags of each image. This is the default for a single image."
 )
 @click.pass_obj
 def plan_command(
-    context: Context, /, patterns: Sequence[str], form: str, revision: str, unreleased: bool, disk: int, layers: bool
-) -> None:
+    context: Context, /, patterns: Sequence[str], form: str, revision: str, unreleased: bool, disk: int,
+    is_release: bool, layers: bool,
+) -> None:  # fmt: skip
     """Show what would be built: cells, tags, layers, sizes. Needs no engine, and no network without --unreleased.
 
     SIZE is the download size of the wheels and Debian packages. ADDS is the part that is in no image higher in the
     table; OWN is the part that is in no other image in the table.
     """
+    if is_release and form != "gitlab":
+        raise UsageError("--publish needs --format gitlab")
     project = context.project
     chosen = project.select(patterns)
     if form == "ids" and not (revision or unreleased):  # needs no locks
@@ -78,9 +83,12 @@ def plan_command(
         click.echo("\n".join(image.id for image in images))
     elif form == "json":
         context.print_json(planned.as_data())
-    elif form == "github":
+    elif form in ("github", "gitlab"):
         if unlocked:  # otherwise the jobs of CI would skip those cells, and pass
             raise LockError(f"not locked: {unlocked}", hint=lock)
+        if form == "gitlab":
+            click.echo(ci.gitlab_pipeline(images, disk, publish=is_release), nl=False)
+            return
         for name, value in ci.github_outputs(images, disk).items():
             click.echo(f"{name}={value}")
     else:

@@ -6,6 +6,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from builder.common import git
 from builder.common.errors import BuilderError, UsageError
@@ -48,7 +51,9 @@ def plan_digests(project: Project, revision: str, say: Callable[[str], None]) ->
 ON_DISK = 3.8
 RUNNER_DISK = 14_000_000_000  # bytes that a hosted runner of GitHub has at least
 MAX_IMAGES = 10  # the most in one part: the tests of an image take minutes
-MAX_PARTS = 256  # GitHub cancels a run whose matrix has more jobs
+# GitHub cancels a run whose matrix has more jobs; a pipeline of GitLab.com has at most 500 without a subscription
+# (https://docs.gitlab.com/user/gitlab_com/#cicd, "Maximum jobs in a single pipeline").
+MAX_PARTS = 256
 # Labels of GitHub's runners, and the label of self-hosted ones besides `self-hosted` and `linux`.
 RUNNERS: dict[Arch, dict[str, str]] = {
     AMD64: {"runner": "ubuntu-24.04", "label": "x64"},
@@ -103,21 +108,28 @@ def updates(matrix: Matrix, cells: Sequence[Cell]) -> dict[str, list[str]]:
     }
 
 
-def github_outputs(images: Sequence[PlannedImage], disk: int = RUNNER_DISK) -> dict[str, str]:
-    """Outputs of a GitHub Actions step: `parts`, the matrix of a job, and all `cells`.
+def _parts(images: Sequence[PlannedImage], disk: int) -> list[list[PlannedImage]]:
+    """The parts for the jobs of CI: of more than MAX_IMAGES images if there would be more than MAX_PARTS.
 
-    The matrix has the cells of each part, and the labels of runners for it. Parts have more than MAX_IMAGES images if
-    there would be more than MAX_PARTS. Raises UsageError if the disk is too small for that.
+    Raises UsageError if the disk is too small for that.
     """
     max_images = MAX_IMAGES
     while len(parts := split_by_disk(images, disk, max_images)) > MAX_PARTS:
         if max_images >= len(images):
             raise UsageError(
-                f"{counted(len(images), 'image')} need {len(parts)} parts on disks of {size(disk)}, and a matrix of "
-                f"GitHub Actions has at most {MAX_PARTS} jobs",
+                f"{counted(len(images), 'image')} need {len(parts)} parts on disks of {size(disk)}, and a run of CI "
+                f"has at most {MAX_PARTS} jobs",
                 hint="Use runners with larger disks (--disk), or fewer CELLS.",
             )
         max_images *= 2
+    return parts
+
+
+def github_outputs(images: Sequence[PlannedImage], disk: int = RUNNER_DISK) -> dict[str, str]:
+    """Outputs of a GitHub Actions step: `parts`, the matrix of a job, and all `cells`.
+
+    The matrix has the cells of each part, and the labels of runners for it. Raises UsageError, as `_parts`.
+    """
     matrix = {
         "include": [
             {
@@ -125,7 +137,55 @@ def github_outputs(images: Sequence[PlannedImage], disk: int = RUNNER_DISK) -> d
                 "cells": " ".join(image.id for image in part),
                 **RUNNERS[part[0].cell.arch],
             }
-            for part in parts
+            for part in _parts(images, disk)
         ]
     }
     return {"parts": json.dumps(matrix), "cells": " ".join(image.id for image in images)}
+
+
+def gitlab_pipeline(images: Sequence[PlannedImage], disk: int = RUNNER_DISK, *, publish: bool = False) -> str:
+    """A child pipeline of GitLab CI, with a job for each part. Raises UsageError, as `_parts`.
+
+    With `publish`, these jobs push what passed its tests to staging, and a last job signs the results and releases the
+    images. Only this job is in the environment `release`, to which the variables with the private key are limited.
+    """
+    jobs: dict[str, Any] = {}
+    for part in _parts(images, disk):
+        # Cells are in the commands: a variable of a job loses to one of the same name in the parent pipeline.
+        cells = " ".join(image.id for image in part)
+        # A failure must not keep the other images of the part from being released.
+        stage = f".venv/bin/builder stage {cells} --images-only --skip-incomplete || status=$?"
+        build = f".venv/bin/builder images {cells} --junit .builder/junit || status=$?"
+        jobs[f"images of {part[0].id} ({counted(len(part), 'image')})"] = {
+            "stage": "images", "tags": ["docker", part[0].cell.arch], "timeout": "2h",
+            "script": ["status=0", build, *([stage] if publish else []), "exit $status"],
+        }  # fmt: skip
+    if jobs and publish:
+        cells, option = " ".join(image.id for image in images), "${ALLOW_UNTESTED_GPU:+--allow-untested-gpu}"
+        release = f'.venv/bin/builder release "$stamp" {option} --skip-incomplete'
+        jobs["release"] = {
+            "stage": "release", "tags": ["release"], "when": "always",
+            "environment": {"name": "release"}, "resource_group": "release",
+            "script": [
+                ': "${GPU_IMAGES_SIGN:?without a key, the release would not be signed}"',
+                f"status=0; .venv/bin/builder stage {cells} --skip-incomplete --format github > staged || status=$?",
+                "stamp=$(sed -n 's/^stamp=//p' staged)",
+                f'test -z "$stamp" || {release} || status=$?',
+                "exit $status",
+            ],
+        }  # fmt: skip
+    if not jobs:  # GitLab creates no pipeline without a job, and the parent's job fails
+        jobs["nothing to build"] = {"tags": ["docker"], "inherit": {"default": False}, "script": ["true"]}
+    login = 'printf %s "$CI_REGISTRY_PASSWORD" | docker login "$CI_REGISTRY" -u "$CI_REGISTRY_USER" --password-stdin'
+    locked = {"GPU_IMAGES_LOCKED": "1"} if publish else {}  # what is staged must match this commit
+    paths, reports = [".builder/evidence/", ".builder/logs/"], {"junit": ".builder/junit/*.xml"}
+    pipeline = {
+        "stages": ["images", "release"],
+        "workflow": {"rules": [{"when": "always"}]},  # without rules, no job of a child runs for a merge request
+        "variables": {"DOCKER_CONFIG": "$CI_PROJECT_DIR/.builder/docker", **locked},
+        "default": {
+            "before_script": ["make .venv/.ready", *([login] if publish else [])],
+            "artifacts": {"when": "always", "expire_in": "1 week", "paths": paths, "reports": reports},
+        },
+    }
+    return yaml.safe_dump(pipeline | jobs, sort_keys=False, width=10_000)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Literal
 
 import jinja2
 
@@ -18,16 +20,24 @@ from builder.matrix import extends, reader
 from builder.matrix.schema import AMD64, CPU, Matrix
 
 _TEMPLATES = Path(__file__).with_name("new_repository")
+CiService = Literal["github", "gitlab"]
+_CI_FILES: dict[CiService, str] = {"github": ".github/workflows/images.yml", "gitlab": ".gitlab-ci.yml"}
+_WORKFLOWS = re.compile(r"(?P<owner>[\w.-]+/[\w.-]+)@(?P<revision>[\w./-]+)", re.ASCII)
 
 
 def write_repository(
-    folder: Path, *, registry: str, namespace: str, frameworks: Sequence[str], is_cpu: bool
-) -> list[str]:
+    folder: Path, *, registry: str, namespace: str, frameworks: Sequence[str], is_cpu: bool,
+    ci: CiService = "github", workflows: str = "",
+) -> list[str]:  # fmt: skip
     """Writes the files; returns their names.
 
-    Raises UsageError if a file exists or a framework has no such images, MatrixError for a value that matrix.yaml
-    cannot have. Nothing is written then.
+    `workflows` is the repository whose workflow one on GitHub calls, as OWNER/REPO@REF: without it, there is none.
+    Raises UsageError if a file exists, a framework has no such images or `workflows` has another form, MatrixError for
+    a value that matrix.yaml cannot have. Nothing is written then.
     """
+    called = _WORKFLOWS.fullmatch(workflows)
+    if workflows and not called:
+        raise UsageError(f"invalid --workflows {workflows!r}", hint="Use OWNER/REPO@REF, e.g. my-org/gpu-images@v1.")
     shipped = reader.check_matrix(extends.read_shipped())
     values = {
         # JSON is YAML, and a quote or a line break in a value ends nothing.
@@ -35,7 +45,9 @@ def write_repository(
         "namespace": json.dumps(namespace),
         "frameworks": [_choice(shipped, name, is_cpu=is_cpu) for name in dict.fromkeys(frameworks)],
         "requirement": _requirement(),
+        **(called.groupdict() if called else {}),
     }
+    left_out = {path for service, path in _CI_FILES.items() if service != ci or (service == "github" and not called)}
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         undefined=jinja2.StrictUndefined,
@@ -45,6 +57,7 @@ def write_repository(
         keep_trailing_newline=True,
     )
     names = [path.relative_to(_TEMPLATES).as_posix() for path in files_below(_TEMPLATES)]
+    names = [name for name in names if name not in left_out]
     files = {name: environment.get_template(name).render(values) for name in names}
     reader.check_matrix(extends.extended(strict_yaml.parse_yaml(files["matrix.yaml"].encode(), "matrix.yaml")))
     if present := [name for name in names if (folder / name).exists() or (folder / name).is_symlink()]:

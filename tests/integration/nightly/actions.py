@@ -1,4 +1,4 @@
-"""A faked runner of GitHub Actions, which runs the commands of the workflows in order.
+"""A faked runner of GitHub Actions and GitLab CI, which runs the commands of the workflows in order.
 
 Real are make, builder, Docker Engine, git and cosign. `sudo`, `gh` and `docker login` record their calls and do nothing
 else: `sudo make ci` would run the tests that use this. The steps run as on GitHub's hosted runners:
@@ -233,6 +233,46 @@ class Runner:
             assert self._registry_files() == before, f"{self.jobs[-1]} wrote to the registry"
         outputs = {key: as_text(expand(value, context)) for key, value in job.get("outputs", {}).items()}
         return outputs, not is_failed or bool(job.get("continue-on-error"))
+
+    def play_gitlab(self, **variables: str) -> None:
+        """Runs the jobs of the pipeline that `builder init` writes for GitLab, and of its child; all must succeed.
+
+        As with the executor `shell`. Artifacts are there before the first command. Only jobs of an environment get the
+        key.
+        """
+        self.jobs.clear()
+        (self.folder / "calls").unlink(missing_ok=True)
+        shutil.rmtree(self.folder / "artifacts", ignore_errors=True)
+        parent = yaml.safe_load((ROOT / "builder/steps/new_repository/.gitlab-ci.yml").read_text(encoding="utf-8"))
+        self._gitlab_job(parent, "plan", variables)
+        number = len(list(self.folder.glob("job-*.ext4"))) - 1
+        child = yaml.safe_load(self.files("checkout/images.yml", job=number)[0])
+        ordered = [(stage, name) for stage in child["stages"] for name in child if name not in ("workflow", "default")]
+        for stage, name in ordered:
+            if isinstance(child[name], dict) and child[name].get("stage") == stage:
+                self._gitlab_job(child, name, variables)
+        self._gitlab_job(parent, "team", variables)
+
+    def _gitlab_job(self, pipeline: Mapping[str, Any], name: str, variables: Mapping[str, str]) -> None:
+        self.jobs.append(name)
+        job, place = pipeline[name], self.new_disk()
+        self.run_as_user(place, ["mkdir", "tmp"])
+        self._use({"uses": "actions/checkout", "with": {"fetch-depth": "0"}}, place, {})
+        if self.store and name.startswith("images"):
+            self.run_as_user(place, ["cp", "-R", str(self.store), "store"])
+        received = {"pattern": "evidence-*", "path": ".builder", "merge-multiple": True}
+        self._use({"uses": "actions/download-artifact", "with": received}, place, {})
+        own = {key: text.replace("$CI_PROJECT_DIR", f"{place}/checkout") for key, text in pipeline["variables"].items()}
+        registry = {"CI_REGISTRY": "registry", "CI_REGISTRY_USER": "somebody", "CI_REGISTRY_PASSWORD": TOKEN}
+        branch = {"CI_COMMIT_BRANCH": "main", "CI_DEFAULT_BRANCH": "main", "CI_COMMIT_BEFORE_SHA": "0" * 40}
+        key = {"GPU_IMAGES_SIGN": str(self.folder / "key.key")} if "environment" in job else {}
+        script = "\n".join([*pipeline["default"]["before_script"], *job["script"]])
+        status, output, _ = self._run(script, "bash", place, {**own, **registry, **branch, **key, **variables})
+        assert status == 0, f"{name}: {script}\n{output}"
+        if "artifacts" in pipeline["default"]:
+            paths = "\n".join(pipeline["default"]["artifacts"]["paths"])
+            sent = {"name": f"evidence-{len(self.jobs)}", "path": paths, "if-no-files-found": "ignore"}
+            self._use({"uses": "actions/upload-artifact", "with": sent}, place, {})
 
     def _registry_files(self) -> set[Path]:
         return {path for path in self.server.data.rglob("*") if path.is_file() and "_uploads" not in path.parts}

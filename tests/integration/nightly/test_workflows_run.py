@@ -174,6 +174,23 @@ def test_a_called_workflow_ends_with_the_images_of_the_team(runner: Runner) -> N
     assert vision.digest_of("1") == first, "the parent is the same"
 
 
+def test_a_pipeline_of_gitlab_ends_with_a_signed_release(runner: Runner) -> None:
+    """The jobs that build have no key, and hand only test results to the one that releases."""
+    place = f"127.0.0.1:{runner.server.port}/{runner.project.namespace}"
+    text = f"images: [{{image: {place}/vision:1, parent: '{place}/ty-cpu:1.0', packages: [tinyextra]}}]\n"
+    (runner.project.root / "team.yaml").write_text(text, encoding="utf-8")
+    commit(runner.project.root)
+    runner.play_gitlab(PUBLISH="true", TEAM="team.yaml")
+    assert runner.jobs == ["plan", f"images of {PLAIN} (2 images)", "release", "team"]
+    assert runner.calls == [f"docker login registry -u somebody --password-stdin: {TOKEN}"] * 4
+    options = ["--insecure-ignore-tlog=true", "--allow-http-registry"]
+    for image in (f"{place}/ty-cpu:{runner.project.release}-cpu-py311-extra", f"{place}/vision:1"):
+        command = ["cosign", "verify", f"--key={runner.project.root}/keys/key.pub", *options, image]
+        subprocess.run(command, capture_output=True, timeout=60, check=True)
+    runner.play_gitlab(PUBLISH="true", TEAM="team.yaml")
+    assert runner.jobs == ["plan", "team"], "everything is released"
+
+
 def test_one_image_that_fails_does_not_hold_back_the_others(runner: Runner) -> None:
     """The run is red. The next one releases the rest."""
     test = runner.project.root / "tests/images/test_extra.py"

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import NoReturn
 
 import pytest
+import yaml
 
 from builder import cli
 from builder.cli import COMMANDS
@@ -277,6 +278,12 @@ def test_a_revision_of_zeros_is_no_revision(run: Run) -> None:
 def test_only_images_that_are_not_released_are_planned(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builder.release.status.unreleased", lambda images, _: images[:1])
     assert run("plan", f"{CELL}*", "--unreleased", "--format", "ids").out.split() == [CELL]
+
+
+def test_a_pipeline_of_gitlab_is_the_output(run: Run) -> None:
+    result = run("plan", CELL, "--format", "gitlab", "--publish")
+    assert {"stages", f"images of {CELL} (1 image)", "release"} <= set(yaml.safe_load(result.out))
+    assert run("plan", CELL, "--publish").err == "usage: --publish needs --format gitlab\n"
 
 
 @pytest.mark.parametrize(

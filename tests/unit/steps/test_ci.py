@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import resources
+from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import pytest
+import yaml
 
 from builder.common.errors import UsageError
 from builder.matrix.project import Project
@@ -103,3 +108,60 @@ def test_a_matrix_has_at_most_256_jobs(images: list[PlannedImage]) -> None:
     assert sorted(cell for part in parts for cell in part["cells"].split()) == sorted(image.id for image in many)
     with pytest.raises(UsageError, match=r"^3000 images need 3000 parts on disks of 1 B, .* at most 256 jobs$"):
         ci.github_outputs(many, 1)
+
+
+# ---- GitLab
+
+
+def pipeline(images: list[PlannedImage], disk: int = HUGE, *, publish: bool = False) -> dict[str, Any]:
+    data = yaml.safe_load(ci.gitlab_pipeline(images, disk, publish=publish))
+    schema = resources.files("check_jsonschema.builtin_schemas.vendor") / "gitlab-ci.json"
+    jsonschema.validate(data, json.loads(schema.read_text(encoding="utf-8")))
+    assert isinstance(data, dict)
+    return data
+
+
+def jobs(data: dict[str, Any]) -> dict[str, Any]:
+    return {name: job for name, job in data.items() if isinstance(job, dict) and "script" in job}
+
+
+def test_a_pipeline_of_gitlab_has_a_job_for_each_part(images: list[PlannedImage]) -> None:
+    arm64 = replace(images[2], cell=replace(images[2].cell, arch="arm64"))
+    data = pipeline([*images[:2], arm64])
+    first, second = jobs(data).values()
+    assert list(jobs(data)) == [f"images of {images[0].id} (2 images)", f"images of {arm64.id} (1 image)"]
+    build = f".venv/bin/builder images {images[0].id} {images[1].id} --junit .builder/junit || status=$?"
+    assert first["script"] == ["status=0", build, "exit $status"]
+    assert (first["tags"], second["tags"]) == (["docker", "amd64"], ["docker", "arm64"])
+    assert {first["stage"], second["stage"]} <= set(data["stages"])
+    artifacts = data["default"]["artifacts"]
+    assert (artifacts["when"], artifacts["reports"]) == ("always", {"junit": ".builder/junit/*.xml"})
+    assert data["workflow"] == {"rules": [{"when": "always"}]}, "else no job runs for a merge request"
+    assert "release" not in data
+    assert "GPU_IMAGES_LOCKED" not in data["variables"]
+    assert "docker login" not in str(data), "a merge request needs no credentials"
+
+
+def test_only_the_job_that_releases_gets_the_key(images: list[PlannedImage]) -> None:
+    """GitLab gives variables that are limited to an environment to its jobs alone."""
+    data = pipeline(images[:2], publish=True)
+    building, release = jobs(data).values()
+    assert release["environment"] == {"name": "release"}
+    assert release["tags"] == ["release"], "a runner that runs no image"
+    assert "environment" not in building
+    assert "artifacts" not in release, "it has those of the jobs before it, as it names no others"
+    assert {"dependencies", "needs"}.isdisjoint(release)
+    assert (release["when"], release["resource_group"]) == ("always", "release")
+    assert data["stages"].index(building["stage"]) < data["stages"].index(release["stage"])
+    assert data["variables"]["GPU_IMAGES_LOCKED"] == "1"
+
+
+def test_gpu_tests_are_left_out_only_if_a_variable_says_so(images: list[PlannedImage]) -> None:
+    script = " ".join(jobs(pipeline(images[:1], publish=True))["release"]["script"])
+    assert re.findall(r"\S*--allow-untested-gpu\S*", script) == ["${ALLOW_UNTESTED_GPU:+--allow-untested-gpu}"]
+
+
+@pytest.mark.parametrize("publish", [False, True])
+def test_a_pipeline_has_a_job_even_if_there_is_nothing_to_build(publish: bool) -> None:
+    """GitLab refuses one without jobs, and the job that starts it fails."""
+    assert list(jobs(pipeline([], publish=publish))) == ["nothing to build"]

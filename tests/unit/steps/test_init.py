@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+from importlib import resources
 from pathlib import Path
 
+import jsonschema  # type: ignore[import-untyped]
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from builder import __version__
@@ -65,6 +69,8 @@ def test_options_choose_the_images(tmp_path: Path) -> None:
         (["--framework", "pytorch", "--cpu"], "pytorch has no images for the CPU on amd64"),
         (["--namespace", "a: b\nvariants: []"], "matrix.yaml:4:12: namespace: "),
         (["--registry", "https://ghcr.io"], "matrix.yaml:3:11: registry: "),
+        (["--workflows", "my-org/gpu-images"], "invalid --workflows 'my-org/gpu-images'"),
+        (["--workflows", "a/b@v1\n      secrets: inherit"], "invalid --workflows 'a/b@v1\\n"),
     ],
 )
 def test_what_no_repository_can_have_is_refused_before_a_file_is_written(
@@ -84,11 +90,32 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["Makefile", "README.md"]
 
 
-def test_the_workflow_calls_one_of_this_repository_with_inputs_that_it_has(tmp_path: Path) -> None:
-    init(str(tmp_path))
+def test_the_workflow_calls_the_named_one_with_inputs_that_it_has(tmp_path: Path) -> None:
+    init(str(tmp_path), "--workflows", "my-org/images.of-gpus@v1")
     text = (tmp_path / ".github/workflows/images.yml").read_text(encoding="utf-8")
-    [called] = re.findall(r"uses: ORGANIZATION/gpu-images/(\S+)@v1", text)
-    inputs = re.findall(r"^      (\w+): ", text.partition("    with:\n")[2], re.MULTILINE)
-    callee = (ROOT / called).read_text(encoding="utf-8")
-    assert inputs
-    assert all(f"\n      {name}:\n" in callee.partition("\npermissions")[0] for name in inputs)
+    [called] = re.findall(r"uses: my-org/images\.of-gpus/(\S+)@v1\n", text)
+    callee = yaml.safe_load((ROOT / called).read_text(encoding="utf-8"))
+    known = callee[True]["workflow_call"]["inputs"]  # YAML 1.1 reads `on` as true
+    given = yaml.safe_load(text)["jobs"]["images"]["with"]
+    assert set(given) == {"publish", "allow_untested_gpu", "team"}
+    assert {name: known[name]["default"] for name in given} == given
+    assert not (tmp_path / ".gitlab-ci.yml").exists()
+
+
+def test_without_a_workflow_to_call_there_is_none(tmp_path: Path) -> None:
+    """One that calls a repository of nobody fails in each run."""
+    result = CliRunner().invoke(cli, ["init", str(tmp_path)], catch_exceptions=False, standalone_mode=False)
+    assert "no workflow written: name the one to call with --workflows OWNER/REPO@REF\n" in result.stderr
+    assert not (tmp_path / ".github").exists()
+
+
+def test_gitlab_gets_the_file_of_its_page(tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        cli, ["init", str(tmp_path), "--ci", "gitlab"], catch_exceptions=False, standalone_mode=False
+    )
+    text = (tmp_path / ".gitlab-ci.yml").read_text(encoding="utf-8")
+    assert f"```yaml\n{text}```\n" in (ROOT / "docs/gitlab.md").read_text(encoding="utf-8")
+    schemas = resources.files("check_jsonschema.builtin_schemas.vendor")
+    jsonschema.validate(yaml.safe_load(text), json.loads((schemas / "gitlab-ci.json").read_text(encoding="utf-8")))
+    assert not (tmp_path / ".github").exists()
+    assert "workflow" not in result.stderr
