@@ -75,15 +75,22 @@ def with_test_files(run: RunContext) -> RunContext:
     project = run.project
     if len(project.folders) == 1:
         return run
-    root = project.state / "tests"
-    shutil.rmtree(root, ignore_errors=True)
-    for name in Suite.of(*project.folders).files.keys() - {RUNNER}:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(project.path(name), root / name)
-    shutil.copyfile(project.folders[-1] / "pyproject.toml", root / "pyproject.toml")  # pytest's options
+    shutil.rmtree(project.state / "tests", ignore_errors=True)
+    root = copy_test_files(project.folders, project.state / "tests")
     (root / project.state.name).symlink_to("..")
     run.engine.sweep(str(root))  # containers of killed runs
     return replace(run, project=Project(root))
+
+
+def copy_test_files(folders: Sequence[Path], root: Path) -> Path:
+    """The folder with all test files of a project: the only one of its folders, or `root`, to which it copies them."""
+    if len(folders) == 1:
+        return folders[0]
+    for name in Suite.of(*folders).files.keys() - {RUNNER}:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(next(path for each in folders if (path := each / name).is_file()), root / name)
+    shutil.copyfile(folders[-1] / "pyproject.toml", root / "pyproject.toml")  # pytest's options
+    return root
 
 
 def record_built(state: Path, image_id: str) -> None:

@@ -82,7 +82,7 @@ from builder.steps.add import Added, add, find_parents
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Make the images of this file (docs/team-images.md), all or none. Takes no other request.",
 )
-@click.option("--test", is_flag=True, help="First load the image into Docker, and import each requested package.")
+@click.option("--test", is_flag=True, help="First import each package in Docker, and run the parent's quick tests.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be added.")
 @trusted_options
 @sign_option
@@ -101,7 +101,7 @@ def add_command(
     registry to registry, only the new layers are sent. Needs no Docker and no checkout.
 
     The request and the chosen wheels are in a label of the image, so --refresh needs no file. An image without a
-    registry (-t vision:1) is loaded into Docker instead.
+    registry (-t vision:1) is loaded into Docker instead, and tested as with --test.
     """
     began, view, store = time.monotonic(), View(context.err), context.store
     trust = Trust(signers=trusted_signers(keys, identity, issuer), root=Path.cwd())

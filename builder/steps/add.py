@@ -5,6 +5,7 @@ From registry to registry, only the new layers are sent. Needs no engine and no 
 
 from __future__ import annotations
 
+import fcntl
 import re
 import subprocess
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from builder.build import added_layers, apt_layer
+from builder.build import added_layers, added_tests, apt_layer
 from builder.build.added_layers import CONFLICT
 from builder.build.context import RunContext
 from builder.common.console import Meter, View
@@ -31,7 +32,8 @@ from builder.common.reference import ImageRef
 from builder.common.text import counted, listed, size
 from builder.engine.client import Engine
 from builder.engine.load import Loader
-from builder.evidence import sbom_and_provenance
+from builder.evidence import reports, sbom_and_provenance
+from builder.evidence.results import OWN, Evidence, Report, coverage_of
 from builder.evidence.signing import Signer, Trust
 from builder.host import Apt, Host
 from builder.index.download import Fetcher
@@ -64,6 +66,7 @@ IMPORT_S = 600  # all imports; the first one of a framework takes seconds
 # Imports the top-level modules of each package, or the packages in a namespace. Tests of a wheel need other packages.
 IMPORTS = """
 import importlib, importlib.metadata, sys
+out, sys.stdout = sys.stdout, sys.stderr  # some packages greet
 for name in sys.argv[1:]:
     paths = [path.parts for path in importlib.metadata.files(name) or () if not path.parts[0].endswith("-info")]
     packages = [path[:-1] for path in paths if path[-1] == "__init__.py" and all(map(str.isidentifier, path[:-1]))]
@@ -73,19 +76,23 @@ for name in sys.argv[1:]:
     modules |= set(filter(str.isidentifier, files))
     for module in sorted(modules - {"tests", "test", "docs", "examples"}):
         importlib.import_module(module)
-        print(module)
+        print(module, file=out)
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class AddedImage:
-    """An image with additions for one architecture: its new wheels and layers, and all its Debian packages."""
+    """An image with additions for one architecture: its new wheels and layers, and all its Debian packages.
+
+    `results` are those of its tests, if it was tested.
+    """
 
     parent: Parent
     wheels: Sequence[LockedWheel]
     layers: Sequence[Layer]
     image: Image
     debian: Collection[InstalledPackage] = ()
+    results: Sequence[Evidence] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,30 +197,20 @@ def add(
     if dry_run:
         return assembled
 
-    # What this machine can run is tried before anything is pushed.
-    for added in assembled if engine else ():
-        others = [each.parent.arch for each in added.images if engine and each.parent.arch != engine.info().arch]
-        if engine and len(others) == len(added.images):
-            raise EngineError(
-                f"{added.addition.target}: this machine cannot try images for {', '.join(others)}",
-                hint="Push it without --test, to a tag with a registry, or run this on such a machine.",
-            )
-        if others:
-            view.say(f"{added.addition.target}: not tried on this machine: {', '.join(others)}")
-        for each in added.images:
-            if engine and each.parent.arch == engine.info().arch:
-                image_id, modules = import_packages(engine, store, view, added.addition, each)
-                show("tests", f"{counted(modules, 'module')} imported ({each.parent.arch})")
-                if not added.addition.target.registry:
-                    engine.tag(image_id, added.addition.target)
-                    store.name(str(added.addition.target), each.image.manifest.descriptor)
-                    show("loaded", f"{added.addition.target}  {each.image.manifest.digest}")
+    # What this machine can run is tried before anything is pushed. One builder at a time, which first removes the
+    # containers that a killed one left.
+    if engine:
+        with store.locked(fcntl.LOCK_EX, "engine.lock"):
+            engine.sweep(str(store.root))
+            assembled = [try_images(engine, project, host, store, view, show, added) for added in assembled]
 
     # All images are complete in their registries, and signed, before the first tag is set.
     pushed: list[tuple[Added, Repository, Manifest]] = []
     for added in (each for each in assembled if each.addition.target.registry):
         repository = new_repository(added.addition.target, host=host, write=True)
         sents = [push_image(repository, store, view, added.addition, each) for each in added.images]
+        for each in (each for each in added.images if each.results):
+            reports.attach_evidence(repository, each.image.manifest.descriptor, each.results, signer)
         manifest = added.images[0].image.manifest
         if any(isinstance(each.parent.source, RegistrySource) and each.parent.source.index for each in added.images):
             platforms = {str(each.parent.arch): each.image.manifest.descriptor for each in added.images}
@@ -347,28 +344,69 @@ def push_image(repository: Repository, store: Store, view: View, addition: Addit
     return transfer.push_image(repository, image.manifest, files, fetch=fetch, mount_from=mounts, progress=progress)
 
 
-def import_packages(engine: Engine, store: Store, view: View, addition: Addition, added: AddedImage) -> tuple[str, int]:
-    """Loads an image and imports the requested packages in a container. Returns its id, and the number of modules.
+def try_images(
+    engine: Engine, project: Project | None, host: Host, store: Store, view: View, show: Callable[[str, str], None],
+    added: Added,
+) -> Added:  # fmt: skip
+    """Loads the images that this machine can run, and tests them. Returns all images, with the results.
+
+    Those without a registry stay in the engine and in the store. Raises EngineError if there are only other ones.
+    """
+    target, images = added.addition.target, []
+    others = [each.parent.arch for each in added.images if each.parent.arch != engine.info().arch]
+    if len(others) == len(added.images):
+        raise EngineError(
+            f"{target}: this machine cannot try images for {', '.join(others)}",
+            hint="Push it without --test, to a tag with a registry, or run this on such a machine.",
+        )
+    if others:
+        view.say(f"{target}: not tried on this machine: {', '.join(others)}")
+    for each in added.images:
+        if each.parent.arch in others:
+            images.append(each)
+            continue
+        if isinstance(source := each.parent.source, RegistrySource):
+            blobs = [layer.descriptor for layer in each.parent.image.layers]
+            transfer.fetch_blobs(source.repository, store, blobs, Meter(view, "parent", "downloaded", 0).add)
+        is_kept = bool(engine.image(each.image.image_id(engine.info().store)))
+        loader = Loader(engine, store, str(store.root), view.say)
+        image_id = loader.load(each.image, Meter(view, "image", "loaded", 0).add)
+        try:
+            modules = import_packages(engine, store, added.addition, each, image_id)
+            result = added_tests.test_added(
+                engine, project, host, store, view, str(target), each.parent, each.image, each.wheels, image_id, modules
+            )
+            count = len(result.passed) - len(modules)
+            tested = f", {counted(count, 'test')} of the parent passed" if count else ""
+            show("tests", f"{counted(len(modules), 'module')} imported{tested} ({each.parent.arch})")
+            if not target.registry:
+                engine.tag(image_id, target)
+                store.name(str(target), each.image.manifest.descriptor)
+                show("loaded", f"{target}  {each.image.manifest.digest}")
+                is_kept = True
+        finally:
+            if not is_kept:
+                engine.remove_image(image_id)
+        images.append(replace(each, results=[result] if result.passed else []))
+    return replace(added, images=images)
+
+
+def import_packages(
+    engine: Engine, store: Store, addition: Addition, added: AddedImage, image_id: str
+) -> Sequence[str]:
+    """Imports the requested packages of a loaded image in a container. Returns the modules.
 
     Raises ImageTestError for a module that cannot be imported.
     """
-    source, checkout = added.parent.source, str(store.root)
-    if isinstance(source, RegistrySource):
-        blobs = [layer.descriptor for layer in added.parent.image.layers]
-        transfer.fetch_blobs(source.repository, store, blobs, Meter(view, "parent", "downloaded", 0).add)
-    is_kept = bool(engine.image(added.image.image_id(engine.info().store))) or not addition.target.registry
-    image_id = Loader(engine, store, checkout, view.say).load(added.image, Meter(view, "image", "loaded", 0).add)
     # A requirement with a marker for another system is not installed.
     installed = {*added.parent.packages, *(each.name for each in added.wheels)}
     names = [each.name for each in addition.requested if each.name in installed]
-    with engine.running(image_id, checkout=checkout) as container:
+    with engine.running(image_id, checkout=str(store.root)) as container:
         done = container.run([f"/{wheel.ENVIRONMENT}/bin/python", "-c", IMPORTS, *names], {}, IMPORT_S)
-    if not is_kept:
-        engine.remove_image(image_id)
     if done.returncode:
         reason = "\n".join(done.stderr.strip().splitlines()[-SHOWN:])
         raise ImageTestError(f"{addition.target}: a package cannot be imported\n{reason}", hint="Nothing was pushed.")
-    return image_id, len(done.stdout.split())
+    return [each for each in done.stdout.split() if all(map(str.isidentifier, each.split(".")))]
 
 
 def sign(signer: Signer, repository: Repository, added: Added, manifest: Manifest) -> None:
@@ -378,6 +416,7 @@ def sign(signer: Signer, repository: Repository, added: Added, manifest: Manifes
     for each in added.images:
         parent, name = each.parent, added.addition.parent.name
         kept = parent.packages.values()
+        tested = reports.test_result(coverage_of(Report(evidence=result, signer=OWN) for result in each.results))
         signer.attest(
             repository,
             each.image.manifest.digest,
@@ -388,6 +427,7 @@ def sign(signer: Signer, repository: Repository, added: Added, manifest: Manifes
                 sbom_and_provenance.PROVENANCE: sbom_and_provenance.provenance_of_additions(
                     public, name, parent.image.manifest.digest, each.wheels
                 ),
+                **({reports.TEST_RESULT: tested} if tested else {}),
             },
         )
     # Sign last: once an image has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.

@@ -81,6 +81,7 @@ GATES = (
     Gate("the CUDA of a parent", "steps/add.py", "    check_cuda(addition, parent, wheels)\n", ""),
     Gate("the packages of a parent", "steps/add.py", "sources=dict.fromkeys(parent.packages, False),", "sources={},"),
     Gate("the tag of a parent", "steps/add.py", "if addition.target.name == addition.parent.name and", "if False and"),
+    Gate("tests of a parent", "build/added_tests.py", "            if results.failed:\n", "            if False:\n"),
     Gate("where files are copied", "release/additions.py", "if not any(str(target).startswith(", "if False and any(str(target).startswith("),
     Gate("folders above the places", "release/additions.py", ' or ".." in target.parts:', ":"),
     Gate("variables of every image", "release/additions.py", "        if name in FIXED:\n", "        if False:\n"),

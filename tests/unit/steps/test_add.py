@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from builder.build import added_tests, pytest_run
 from builder.build.added_layers import COPIED, AddedLayer, check_paths
 from builder.common.console import View
 from builder.common.errors import (
@@ -29,8 +30,10 @@ from builder.common.errors import (
     VerifyError,
 )
 from builder.common.reference import ImageRef
-from builder.evidence import signing
+from builder.evidence import reports, signing
+from builder.evidence.results import Evidence
 from builder.evidence.signing import Signer, Trust
+from builder.evidence.suite import Suite
 from builder.host import Host
 from builder.index.download import Fetcher
 from builder.index.local_index import serve_index
@@ -44,15 +47,22 @@ from builder.lock.uv import Built, ListedWheels, Target, Uv
 from builder.matrix import facts
 from builder.matrix.schema import Trusted
 from builder.plan.layer_order import PlannedLayer
+from builder.registry import artifacts
 from builder.release.additions import Addition, repeat_addition
 from builder.release.image_sources import sources_in_registry
 from builder.release.parent import read_parent
 from builder.steps.add import IMPORTS, Added, add, find_parents
 from tests.fakes.engine import FakeEngine, MemoryConsole
 from tests.fakes.registry import MemoryRegistry
+from tests.paths import ROOT
 from tests.unit.layers.test_wheel import Wheel
-from tests.unit.release.parents import ParentImage, project
+from tests.unit.release.parents import ParentImage, plain, project
 
+COMPONENTS = {
+    "gpu-images.components": "base python ember",  # the last one has no tests
+    "gpu-images.framework.version": "1.9",
+    "gpu-images.variant": "plain",
+}
 PARENT, TARGET = ImageRef.parse("registry.example.test/org/em:1"), ImageRef.parse("registry.example.test/team/vision:1")
 
 
@@ -168,6 +178,28 @@ class Container:
         return subprocess.CompletedProcess(command, bool(self.errors), "" if self.errors else "einops\n", self.errors)
 
 
+@dataclass
+class ParentTests:
+    """In place of pytest: what it is told about the image, and its results."""
+
+    subject: Mapping[str, Any] = field(default_factory=dict)
+    files: Sequence[str] = ()
+    options: Sequence[str] = ()
+    failed: tuple[str, ...] = ()
+    scratch: Path = Path()
+
+    def __call__(
+        self, programs: object, root: Path, scratch: Path, files: Sequence[Path], subject: Mapping[str, Any],
+        *, options: Sequence[str], **_: object,
+    ) -> pytest_run.Results:  # fmt: skip
+        self.subject, self.options, self.scratch = subject, options, scratch
+        self.files = [path.relative_to(root).as_posix() for path in files]
+        return pytest_run.Results(
+            passed=("tests/images/test_base.py::test_a", "tests/images/test_python.py::test_b"), failed=self.failed,
+            not_applicable=(), seconds={}, reasons=dict.fromkeys(self.failed, "assert 1 == 2"), figures=(),
+        )  # fmt: skip
+
+
 class ImportingEngine(FakeEngine):
     def __init__(self, errors: str = "") -> None:
         super().__init__()
@@ -180,8 +212,17 @@ class ImportingEngine(FakeEngine):
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
+def parent_tests(monkeypatch: pytest.MonkeyPatch) -> ParentTests:
+    tests = ParentTests()
+    monkeypatch.setattr(pytest_run, "run_tests", tests)
+    monkeypatch.setattr("builder.build.added_tests.check_docker_client", lambda: None)
+    return tests
+
+
+@pytest.fixture
+def bench(tmp_path: Path, parent_tests: ParentTests) -> Bench:
     bench = Bench(Store(tmp_path / "store"))
+    bench.parent.labels |= COMPONENTS
     bench.parent.push("1")
     bench.offer(project("einops", version="0.8"))
     bench.share()
@@ -672,8 +713,80 @@ def test_packages_are_imported_before_anything_is_pushed(bench: Bench) -> None:
     engine = ImportingEngine()
     bench.add(engine=engine)
     assert engine.container.commands[0][-1] == "einops"
-    assert "tests: 1 module imported (amd64)" in bench.shown
+    assert "tests: 1 module imported, 2 tests of the parent passed (amd64)" in bench.shown
+    assert engine.calls[0] == "sweep", "what a killed builder left"
     assert engine.calls[-1].startswith("remove "), "the engine keeps nothing"
+    assert bench.target.calls[-1] == "put 1"
+
+
+def test_the_quick_tests_of_the_parent_run_on_the_image(bench: Bench, parent_tests: ParentTests) -> None:
+    engine = ImportingEngine()
+    [added] = bench.add(engine=engine)
+    assert parent_tests.files == ["tests/images/test_base.py", "tests/images/test_python.py"]
+    assert "no tests here for components of its parent: ember" in bench.console.text
+    subject = parent_tests.subject
+    assert subject["image_id"] == added.images[0].image.config.digest
+    assert subject["cell"] == {
+        "framework": "ember", "release": "1.9", "cuda": "cpu", "python": "3.11", "variant": "plain",
+    }  # fmt: skip
+    assert subject["wheels"] == {"ember": "1.9", "tinylib": "1.9", "einops": "0.8"}
+    assert (subject["requirements"], subject["thorough"]) == ({"ember": ["ember"]}, [])
+    assert subject["labels"] == {"gpu-images.run": str(bench.store.root)}, "sweep finds the containers of a killed run"
+    assert not parent_tests.scratch.is_relative_to(bench.store.root), "others could not use the store"
+
+
+def test_the_distribution_of_a_framework_is_the_pinned_one(bench: Bench, parent_tests: ParentTests) -> None:
+    """tensorflow-cpu has another name than its framework."""
+    constraints = b"# why\nzlib==2.20.1\nember-cpu==1.9,!=0+to.override\nember-extra==1.9\n"
+    bench.parent.layers[2] = "files", bench.parent.layer(plain({"etc/pip/constraints.txt": constraints}))
+    bench.parent.push("1")
+    bench.share()
+    bench.add(engine=ImportingEngine())
+    assert parent_tests.subject["requirements"] == {"ember": ["ember-cpu"]}
+
+
+def test_tests_that_are_left_out_exist(bench: Bench, parent_tests: ParentTests) -> None:
+    bench.add(engine=ImportingEngine())
+    suite = Suite.of(ROOT).tests
+    for name in added_tests.LEFT_OUT:
+        file, _, test = name.partition("::")
+        assert test in suite[f"tests/images/{file}"]
+        assert f"--deselect=tests/images/{name}" in parent_tests.options
+
+
+def test_nothing_is_pushed_or_kept_if_a_test_of_the_parent_fails(bench: Bench, parent_tests: ParentTests) -> None:
+    parent_tests.failed = ("tests/images/test_base.py::test_c",)
+    for target in (TARGET, ImageRef.parse("vision:1")):
+        engine = ImportingEngine()
+        with pytest.raises(ImageTestError, match=r"1 test of its parent failed\n  .*test_c: assert 1 == 2"):
+            bench.add(addition("einops", target=target), engine=engine)
+        assert bench.target.calls == []
+        assert engine.calls[-1].startswith("remove ")
+        assert "vision:1" not in bench.store.images()
+
+
+def test_without_pytest_only_the_imports_run(
+    bench: Bench, parent_tests: ParentTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wheel without the extra `images`."""
+    monkeypatch.setattr(added_tests, "find_spec", lambda _: None)
+    [added] = bench.add(engine=ImportingEngine())
+    assert "tests: 1 module imported (amd64)" in bench.shown
+    assert parent_tests.files == ()
+    assert "the tests of the parent need pytest, " in bench.console.text
+    assert added.images[0].results[0].passed == ("import einops",)
+
+
+def test_results_are_attached_before_the_tag_is_set(bench: Bench) -> None:
+    [added] = bench.add(engine=ImportingEngine())
+    [artifact] = artifacts.attached(bench.target, added.digest, reports.TYPE)
+    documents = artifacts.read_artifact(bench.target, artifact, reports.TYPE, added.digest)
+    assert documents
+    evidence = Evidence.model_validate_json(documents[reports.TYPE])
+    assert evidence == added.images[0].results[0]
+    assert (evidence.kind, evidence.image) == ("image", added.digest)
+    assert evidence.passed[0] == "import einops"
+    assert evidence.gpu_state == "not run (the image is for the CPU)"
     assert bench.target.calls[-1] == "put 1"
 
 
@@ -690,7 +803,13 @@ def test_the_program_that_imports(tmp_path: Path, programs: None) -> None:
     (tmp_path / "site").mkdir()
     contents = {"einops/__init__.py": b"", "single.py": b"", "tests/__init__.py": b"1/0", "not-a-module.py": b"1/0"}
     spaced = {"space/one/__init__.py": b"", "space/one/deep/__init__.py": b"1/0"}
-    for packed in (project("einops", contents), project("spaced", spaced), project("broken", {"broken.py": b"1/0"})):
+    greeting = project("greeting", {"greeting.py": b"print('Hello')"})
+    for packed in (
+        project("einops", contents),
+        project("spaced", spaced),
+        project("broken", {"broken.py": b"1/0"}),
+        greeting,
+    ):
         with zipfile.ZipFile(io.BytesIO(packed.content)) as archive:
             archive.extractall(tmp_path / "site")
 
@@ -699,6 +818,7 @@ def test_the_program_that_imports(tmp_path: Path, programs: None) -> None:
         environ = {"PYTHONPATH": str(tmp_path / "site")}
         return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
 
+    assert run("greeting").stdout.split() == ["greeting"], "without what it prints"
     assert run("einops", "spaced").stdout.split() == ["einops", "single", "space.one"]
     assert "ZeroDivisionError" in run("broken").stderr
 
