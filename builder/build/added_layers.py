@@ -22,11 +22,11 @@ from builder.layers.oci import Image, Layer, OptionalDigest
 from builder.layers.splice import Entry
 from builder.layers.store import Store
 from builder.lock.requirements import PYTHON
-from builder.matrix.tags import ADDED_LABEL, CELL_LABEL, OCI, PARENT_CELL_LABEL, PARENT_LABEL, PLAN_LABEL
+from builder.matrix.tags import ADDED_LABEL
 from builder.plan import layer_order
 from builder.plan.layer_order import MTIME, PlannedLayer
 from builder.registry import transfer
-from builder.release.additions import BASE_NAME, PLACES, Addition
+from builder.release.additions import PLACES, Addition, derive_config
 from builder.release.image_sources import RegistrySource
 from builder.release.parent import Parent
 
@@ -36,8 +36,6 @@ CONFLICT = (
     "The packages of the parent stay as they are. Choose versions that fit them, or another parent. A Dockerfile with "
     "FROM can replace packages."
 )
-# They describe the image of the parent alone. GPU checks need the other ones.
-OF_PARENT = (CELL_LABEL, PLAN_LABEL, f"{OCI}.title", f"{OCI}.version", f"{OCI}.source")
 
 
 class _Copied(BaseModel, frozen=True):
@@ -184,18 +182,8 @@ def write_image(
     names = {PYTHON, *(wheel.name for wheel in wheels)}
     needed = replace(addition, constraints=[each for each in addition.constraints if each.name in names])
     record = {"request": needed.request, "lock": lock, **({"copied": copied} if copied else {})}
-    labels = {
-        **{name: value for name, value in image.labels.items() if name not in OF_PARENT},
-        PARENT_CELL_LABEL: parent.cell,
-        PARENT_LABEL: image.manifest.digest,
-        ADDED_LABEL: json.dumps(record, sort_keys=True, separators=(",", ":")),
-        BASE_NAME: str(addition.parent),
-        f"{OCI}.base.digest": image.manifest.digest,
-    }
-    content = parent.source.read_blob(image.config.digest)
-    config = oci.derived_config(
-        content, layers, history, env=addition.env, labels=labels, services=bool(addition.services)
-    )
+    text = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    config, labels = derive_config(parent, str(addition.parent), text, layers, history)
     return stored_images.put_image(
         store, config, [*image.layers, *layers], history=[*image.history, *history], labels=labels
     )

@@ -86,14 +86,16 @@ def verify_command(
       test results  are signed, for this image, and passed
       SBOM          is signed; lists exactly the packages that the image's files record (not checked with --fast)
       provenance    is signed; is for the plan of this image
+    For an image that `builder add` made, reads its parent by digest, and derives the configuration from it again.
+
     Works without a checkout: parts that cannot be compared on this machine are accepted if the image is signed.
 
     Downloads a wheel only from the index that the plan or the signed SBOM names. Without the address of that index, see
     --index, the layer is not rebuilt.
 
-    Results: same (the configuration of the plan), derived (rebuilt with the same bytes), known (in locks/layers.json,
-    or built here), signed (by a trusted signer). Any other result is a failure: unknown (nothing to compare it with),
-    different, failed (could not be compared).
+    Results: same (the configuration of the plan, or derived from the parent), derived (rebuilt with the same bytes),
+    known (in locks/layers.json, or built here), signed (by a trusted signer). Any other result is a failure: unknown
+    (nothing to compare it with), different, failed (could not be compared).
     """
     signers = trusted_signers(keys, identity, issuer)
     project = None

@@ -16,17 +16,20 @@ from builder.common.files import files_below
 from builder.common.reference import ImageRef
 from builder.common.text import listed, size
 from builder.layers import oci
+from builder.layers.oci import Layer
 from builder.layers.splice import Entry
 from builder.lock import request_files, requirements
 from builder.lock.requirements import Requested
 from builder.matrix.schema import DEBIAN_PACKAGE, StrictModel
-from builder.matrix.tags import ADDED_LABEL, OCI
+from builder.matrix.tags import ADDED_LABEL, CELL_LABEL, OCI, PARENT_CELL_LABEL, PARENT_LABEL, PLAN_LABEL
 from builder.plan.settings import FIXED
 from builder.release.parent import Parent
 
 PLACES = ("/workspace", "/home/user", "/opt/team", "/srv")  # where --copy may write: nothing there starts as root
 LARGEST_COPY = 1_000_000_000  # bytes of all files, which are read into memory
 BASE_NAME = f"{OCI}.base.name"
+# They describe the image of the parent alone. GPU checks need the other ones.
+OF_PARENT = (CELL_LABEL, PLAN_LABEL, f"{OCI}.title", f"{OCI}.version", f"{OCI}.source")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,29 @@ class Addition:
             "env": dict(self.env),
             **{name: value for name, value in added.items() if value},
         }
+
+
+def derive_config(
+    parent: Parent, name: str, record: str, layers: Sequence[Layer], history: Sequence[str]
+) -> tuple[bytes, dict[str, str]]:
+    """The configuration of an image that has these layers on its parent, and its labels.
+
+    `name` is that of the parent, `record` the text of the label ADDED_LABEL, which has variables and services.
+    `history` has a line for each layer. Raises VerifyError for another record.
+    """
+    request = oci.parse_document(_Record, record.encode(), f"label {ADDED_LABEL}", "").request
+    digest = parent.image.manifest.digest
+    labels = {
+        **{label: value for label, value in parent.image.labels.items() if label not in OF_PARENT},
+        PARENT_CELL_LABEL: parent.source.lowest_cell,
+        PARENT_LABEL: digest,
+        ADDED_LABEL: record,
+        BASE_NAME: name,
+        f"{OCI}.base.digest": digest,
+    }
+    services = bool(request.services)
+    config = oci.derived_config(parent.config, layers, history, env=request.env, labels=labels, services=services)
+    return config, labels
 
 
 def new_addition(

@@ -16,6 +16,7 @@ from packageurl import PackageURL
 from pydantic import AliasPath, BaseModel, Field
 
 from builder.common.errors import ImageTestError, VerifyError
+from builder.common.files import short_digest
 from builder.common.reference import ImageRef
 from builder.common.text import listed
 from builder.debian.control_files import NO_SOURCE, SourcePackage
@@ -25,7 +26,7 @@ from builder.evidence.signing import Trust
 from builder.layers import oci
 from builder.layers.installed import Installed, InstalledPackage, python_package
 from builder.matrix import tags
-from builder.matrix.tags import PLAN_LABEL
+from builder.matrix.tags import ADDED_LABEL, PARENT_LABEL, PLAN_LABEL
 from builder.release.image_sources import RegistrySource
 from builder.release.verify import Finding
 
@@ -74,7 +75,12 @@ class _SbomPackages(BaseModel, frozen=True):
 
 
 class _Provenance(BaseModel, frozen=True):
-    plan: str = Field(validation_alias=AliasPath("buildDefinition", "internalParameters", "plan"))
+    """The plan of an image, or the SHA-256 of the parent that `builder add` made it of, whose image has no plan."""
+
+    plan: str = Field("", validation_alias=AliasPath("buildDefinition", "internalParameters", "plan"))
+    parent: str = Field(
+        "", validation_alias=AliasPath("buildDefinition", "resolvedDependencies", 0, "digest", "sha256")
+    )
     revision: str = Field("", validation_alias=AliasPath("buildDefinition", "externalParameters", "revision"))
 
 
@@ -142,6 +148,8 @@ class Attestations:
         cell, plan = self.source.cell, self.source.image.labels.get(PLAN_LABEL, "")
         requirement = Requirement(image=self._digest, cell=cell, plan=plan)
         predicates = self._statements(reports.TEST_RESULT)
+        if not predicates and ADDED_LABEL in self.source.image.labels:  # its tests are optional
+            return self._finding("test results", "not tested: `builder add --test` would do it", "signed")
         if not predicates:
             return self._finding("test results", NO_STATEMENT)
         coverage = reports.stated_coverage(predicates, requirement)
@@ -180,17 +188,20 @@ class Attestations:
         return self._finding("SBOM", reason)
 
     def provenance(self) -> Finding:
-        reason = NO_STATEMENT
+        reason, labels = NO_STATEMENT, self.source.image.labels
+        parent = labels.get(PARENT_LABEL, "") if ADDED_LABEL in labels else ""
         for content in self._statements(sbom_and_provenance.PROVENANCE):
             try:
                 provenance = oci.parse_document(_Provenance, content, "provenance", hint="")
             except VerifyError as error:
                 reason = str(error)
                 continue
-            if provenance.plan == self.source.image.labels.get(PLAN_LABEL, ""):
+            if parent and f"sha256:{provenance.parent}" == parent:
+                return self._finding("provenance", f"parent {short_digest(parent)}", "signed")
+            if not parent and provenance.plan == labels.get(PLAN_LABEL):
                 revision = f"commit {provenance.revision[:60]}" if provenance.revision else "no commit"
                 return self._finding("provenance", revision, "signed")
-            reason = "it is about another plan"
+            reason = f"it is about another {'parent' if parent else 'plan'}"
         return self._finding("provenance", reason)
 
 

@@ -121,8 +121,13 @@ def differences(expected: PlannedDigests, image: Image, config: bytes) -> list[s
     history = [oci.history_line(layer) for layer in planned.layers]
     expected_config = oci.config(planned.settings, stack, history, created=created, labels=built)
     expected_manifest = oci.manifest(Descriptor.of(config, CONFIG_TYPE), stack)
-    lines = [*_compare("", json.loads(expected_config), actual)]
-    lines += _compare("manifest", json.loads(expected_manifest), actual_manifest)
+    return differing_values(expected_config, expected_manifest, config, image)
+
+
+def differing_values(expected_config: bytes, expected_manifest: bytes, config: bytes, image: Image) -> list[str]:
+    """The values of an image's manifest and configuration (`config`) that differ, one line each; the first ten."""
+    lines = [*_compare("", json.loads(expected_config), json.loads(config))]
+    lines += _compare("manifest", json.loads(expected_manifest), json.loads(image.manifest.content))
     if not lines and expected_config != config:
         lines.append("the configuration has the same values but different bytes")
     return _first(lines)

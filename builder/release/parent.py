@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, get_args
+from typing import get_args
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -22,7 +22,7 @@ from builder.layers.estargz import TocEntry
 from builder.layers.installed import InstalledPackage
 from builder.layers.oci import Image, Layer
 from builder.matrix.schema import Arch
-from builder.matrix.tags import CELL_LABEL, LABEL, PARENT_CELL_LABEL
+from builder.matrix.tags import LABEL
 from builder.plan.layer_order import LAYER_FORMAT
 from builder.plan.settings import CONSTRAINTS
 from builder.registry.parallel import look_up
@@ -39,11 +39,11 @@ _OTHER = "Name an image that `builder` made. Packages go on any other image by a
 class Parent:
     """An image of builder. `tocs` are the files of its layers, lowest first, `packages` its wheels by name.
 
-    `config` is the JSON of its configuration, `constraints` are those that pip and uv have in the image.
+    `config` is its configuration, `constraints` are those that pip and uv have in the image.
     """
 
     source: ImageSource
-    config: Mapping[str, Any]
+    config: bytes
     tocs: Sequence[tuple[TocEntry, ...]]
     packages: Mapping[str, LockedWheel]
     python: str
@@ -52,12 +52,6 @@ class Parent:
     @property
     def image(self) -> Image:
         return self.source.image
-
-    @property
-    def cell(self) -> str:
-        """The cell that the image, or the lowest of its parents, was made for."""
-        labels = self.image.labels
-        return labels.get(CELL_LABEL) or labels.get(PARENT_CELL_LABEL, "")
 
     @property
     def framework(self) -> str:
@@ -173,7 +167,8 @@ def read_parent(source: ImageSource) -> Parent:
     except ValueError as error:
         raise VerifyError(f"its history cannot be read: {error}", hint=_OTHER) from error
     python = image.labels.get(f"{LABEL}.python", "")
-    config = json.loads(source.read_blob(image.config.digest))
+    content = source.read_blob(image.config.digest)
+    config = json.loads(content)
     of_wheels = [layer_wheels for layer_wheels in contents if layer_wheels]
     if not of_wheels or not re.fullmatch(r"3\.[0-9]{1,2}", python) or not all(layer.toc for layer in image.layers):
         raise VerifyError("builder did not make the image: it has no history of wheels, or other layers", hint=_OTHER)
@@ -195,7 +190,7 @@ def read_parent(source: ImageSource) -> Parent:
 
     return Parent(
         source=source,
-        config=config,
+        config=content,
         tocs=[toc for _, toc in look_up(read_toc, image.layers)],
         packages={each.name: each for each in wheels},
         python=python,

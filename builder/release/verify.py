@@ -45,8 +45,8 @@ class Finding:
     """The result for the configuration or one layer; `detail` is the reason.
 
     `derived`: rebuilt with the same bytes. `known`: as in locks/layers.json, or as this store built it. `same`: the
-    configuration of the plan. `signed`: nothing to compare it with, but a trusted signer signed the image. `unknown`:
-    nothing to compare it with on this machine. `failed`: it could not be compared.
+    configuration of the plan, or derived from the parent. `signed`: nothing to compare it with, but a trusted signer
+    signed the image. `unknown`: nothing to compare it with on this machine. `failed`: it could not be compared.
     """
 
     layer: str

@@ -123,7 +123,7 @@ def add(
     new_fetcher: Callable[..., Fetcher] = Fetcher,
     new_repository: Callable[..., Repository] = Repository,
 ) -> list[Added]:
-    """Makes the images and sets their tags: those of all additions, or none.
+    """Makes the images, and sets their tags when all are complete.
 
     `arch` is the architecture of a parent for several, or ALL. `show` gets the name of each step and its result. With
     `dry_run`, only resolves. With an `engine`, imports the packages in a container first; it gets the images whose tag
@@ -223,11 +223,14 @@ def add(
     for added, repository, manifest in pushed:
         repository.put_manifest(added.addition.target.target, manifest.content, manifest.media_type)
         show("pushed", f"{added.addition.target}@{manifest.digest}  {added.sent}")
-    loaded = [each for each in assembled if not each.addition.target.registry]
-    return [
-        *(added for added, _, _ in pushed),
-        *(replace(added, digest=added.images[0].image.manifest.digest) for added in loaded),
-    ]
+    done = [added for added, _, _ in pushed]
+    for added in (each for each in assembled if engine and not each.addition.target.registry):
+        for each in (each for each in added.images if engine and each.parent.arch == engine.info().arch):
+            engine.tag(each.image.image_id(engine.info().store), added.addition.target)
+            store.name(str(added.addition.target), each.image.manifest.descriptor)
+            show("loaded", f"{added.addition.target}  {each.image.manifest.digest}")
+            done.append(replace(added, digest=each.image.manifest.digest))
+    return done
 
 
 def find_parents(
@@ -350,7 +353,7 @@ def try_images(
 ) -> Added:  # fmt: skip
     """Loads the images that this machine can run, and tests them. Returns all images, with the results.
 
-    Those without a registry stay in the engine and in the store. Raises EngineError if there are only other ones.
+    Those without a registry stay in the engine. Raises EngineError if there are only other ones.
     """
     target, images = added.addition.target, []
     others = [each.parent.arch for each in added.images if each.parent.arch != engine.info().arch]
@@ -379,11 +382,7 @@ def try_images(
             count = len(result.passed) - len(modules)
             tested = f", {counted(count, 'test')} of the parent passed" if count else ""
             show("tests", f"{counted(len(modules), 'module')} imported{tested} ({each.parent.arch})")
-            if not target.registry:
-                engine.tag(image_id, target)
-                store.name(str(target), each.image.manifest.descriptor)
-                show("loaded", f"{target}  {each.image.manifest.digest}")
-                is_kept = True
+            is_kept = is_kept or not target.registry
         finally:
             if not is_kept:
                 engine.remove_image(image_id)
@@ -411,8 +410,9 @@ def import_packages(
 
 def sign(signer: Signer, repository: Repository, added: Added, manifest: Manifest) -> None:
     """Attaches SBOM and provenance to each image, which names its parent by digest, then signs images and index."""
-    # Without values of variables: a public transparency log may show it.
-    public = added.addition.request | {"env": sorted(added.addition.env)}
+    # Without the values of variables and commands: a public transparency log may show it.
+    names = {"env": sorted(added.addition.env), "services": sorted(added.addition.services)}
+    public = added.addition.request | {name: value for name, value in names.items() if name in added.addition.request}
     for each in added.images:
         parent, name = each.parent, added.addition.parent.name
         kept = parent.packages.values()

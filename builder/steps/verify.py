@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from builder.build.layer_lookup import LayerLookup
@@ -24,12 +25,14 @@ from builder.layers.store import Store
 from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.matrix.schema import Trusted
+from builder.matrix.tags import ADDED_LABEL
 from builder.plan import plan
 from builder.registry.client import Repository
-from builder.release import expected, image_sources, verify
+from builder.release import added_images, expected, image_sources, verify
 from builder.release.attestations import Attestations
 from builder.release.expected import PlannedDigests
 from builder.release.image_sources import ImageSource, RegistrySource, StoredSource
+from builder.release.parent import Parent
 from builder.release.verify import Finding
 
 
@@ -77,16 +80,18 @@ def verify_named(
     for source in sources:
         # The image is compared with the plan of this checkout for the same cell.
         planned, built = None, None
-        if project and (planned := planned_digests(project, store, source.cell)):
+        if project and (planned := planned_digests(project, store, source.lowest_cell)):
             built = LayerLookup.of(project, host, view, store).built_wheel
         attestations = None
         if isinstance(source, RegistrySource) and trust.signers:
             attestations = Attestations(source=source, reference=tagged, trust=trust)
+        registries = None if attestations else {reference.registry, *([project.matrix.registry] if project else [])}
         findings = verify_image(
             source,
             planned,
             attestations,
             Fetcher(settings, store.downloads, progress=Meter(view, "wheels", "fetched", 0).add, built=built),
+            find_parent=partial(added_images.find_parent, source.image, registries, host, store, Repository),
             fast=options.fast,
             read=Meter(view, "blobs", "hashed", 0).add,
         )
@@ -100,11 +105,13 @@ def verify_image(
     attestations: Attestations | None,
     fetcher: Fetcher,
     *,
+    find_parent: Callable[[], tuple[ImageRef, Parent | str]] | None = None,
     fast: bool = False,
     read: Callable[[int], None] = lambda _: None,
 ) -> Iterator[Finding]:
     """The findings for an image. `planned` is None without a plan, `attestations` without trusted signers.
 
+    Of an image that `builder add` made, `planned` is the lowest of its parents, and `find_parent` reads its parent.
     Raises VerifyError for an invalid image, RegistryError, SigningError.
     """
     # The signature comes first. Without a trusted one, nothing else is read: an unknown author would choose what this
@@ -119,9 +126,22 @@ def verify_image(
     is_signed = attestations is not None
 
     # The configuration sets the user and the command. Without a plan and a signature it is a failure, and the rest is
-    # not read, for the same reason.
+    # not read, for the same reason. One that `builder add` made is derived from that of its parent.
+    if ADDED_LABEL in source.image.labels and find_parent:
+        (name, parent), trusted = find_parent(), ""
+        if isinstance(parent, str) or not planned or expected.differences(planned, parent.image, parent.config):
+            planned = None
+        else:
+            trusted = "as planned in this checkout"
+        if attestations and not isinstance(parent, str) and isinstance(parent.source, RegistrySource):
+            of_parent = replace(attestations, source=parent.source, reference=name)
+            [*_, signature] = of_parent.signatures()
+            if signature.state == "signed":
+                trusted, indexes = f"signed {signature.detail}", {**of_parent.indexes(), **indexes}
+        yield from added_images.check_configuration(source, name, parent, trusted=trusted, is_signed=is_signed)
+    else:
+        yield verify.check_configuration(source, planned, is_signed=is_signed)
     wheels = verify.wheels_with_index(source.image, planned, indexes)
-    yield verify.check_configuration(source, planned, is_signed=is_signed)
     if planned is None and not is_signed:
         return
 

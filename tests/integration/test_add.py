@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,9 +21,10 @@ import pytest
 
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
+from builder.evidence.signing import Signer
 from builder.host import Host
 from builder.layers import oci
-from builder.layers.blobs import LAYER_TYPE, MANIFEST_TYPE, Descriptor
+from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
 from builder.lock.python_builds import uv_program
 from builder.registry import transfer
 from builder.registry.client import Repository
@@ -66,24 +68,55 @@ class Team:
         reference = ImageRef(registry=self.proxy.address, repository=name)
         return Repository(reference, host=Host(), write=True, policy=POLICY)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, command: str = "add") -> subprocess.Popen[str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
         environ = inherited | {
             "UV_DEFAULT_INDEX": self.index.url, "PIP_INDEX_URL": self.index.url,
             "GPU_IMAGES_STORE": str(self.folder / "store"), "DOCKER_CONFIG": str(self.folder / "docker"),
             "DOCKER_HOST": "unix:///nonexistent", "COSIGN_PASSWORD": "",
         }  # fmt: skip
-        command = [str(BUILDER), "add", *arguments]
         return subprocess.Popen(
-            command, cwd=self.folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [str(BUILDER), command, *arguments],
+            cwd=self.folder,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
 
-    def add(self, *arguments: str, code: int = 0) -> str:
-        process = self.start(*arguments)
+    def add(self, *arguments: str, code: int = 0, command: str = "add") -> str:
+        process = self.start(*arguments, command=command)
         output, _ = process.communicate(timeout=120)
         assert process.returncode == code, output
         assert "Traceback" not in output
         return output
+
+    def verify(self, *arguments: str, code: int = 0) -> str:
+        return self.add(*arguments, code=code, command="verify")
+
+    def forge(self, name: str, labels: dict[str, str], keys: Path) -> None:
+        """Pushes the image `name` with other labels as `forged`, signed by `ours`."""
+        source, repository = self.repository(f"team/{name}"), self.repository("team/forged")
+        manifest = source.manifest("1")
+        assert manifest
+        data, config = json.loads(manifest.content), self.config(name)
+        config["config"]["Labels"] |= labels
+        content = json.dumps(config, separators=(",", ":")).encode()
+        blob = Descriptor.of(content, CONFIG_TYPE)
+        data["config"] |= {"digest": blob.digest, "size": blob.size}
+        files: dict[Descriptor, Path | None] = {}
+        for digest, size in oci.read_blobs(manifest.content).items():
+            layer = source.read_blob(digest)
+            files[Descriptor(media_type=LAYER_TYPE, digest=digest, size=size)] = path = self.folder / digest[7:]
+            path.write_bytes(layer)
+        files[blob] = path = self.folder / blob.digest[7:]
+        path.write_bytes(content)
+        forged = oci.Manifest.of(json.dumps(data).encode())
+        transfer.push_image(repository, forged, files)
+        repository.put_manifest("1", forged.content, MANIFEST_TYPE)
+        os.environ["COSIGN_PASSWORD"] = ""
+        signer = Signer(key=f"{keys}/ours.key")
+        signer.sign_manifest(repository, forged.digest, {"cell": "", "image": "forged", "tag": "1"})
 
     @property
     def parent(self) -> str:
@@ -258,3 +291,33 @@ def test_a_signed_image_is_a_trusted_parent_under_its_tag(team: Team, keys: Path
     output = team.add(moved, "plugin", "-t", refused, "--key", f"{keys}/ours.pub", code=15)
     assert "signed for 1, not for 2" in output
     assert team.repository("team/refused").digest_of("1") is None
+
+
+def test_verify_derives_a_signed_image_from_its_parent(team: Team, keys: Path) -> None:
+    parent, target, key = team.parent, team.target("verified"), ("--key", f"{keys}/ours.pub")
+    team.add(parent, "einops", "--env", "TEAM=vision", "-t", target, "--sign", f"{keys}/ours.key")
+    output = team.verify(target, *key)
+    digest = team.repository("org/em").digest_of("1")
+    assert digest
+    for line in (
+        r"signed +\w{12}  signature  \(by \S+\)",
+        rf"signed +{digest[7:19]}  parent  \(\S+/org/em: no trusted signer signed it, only this image that names it\)",
+        r"same +\w{12}  configuration",
+        r"derived +\w{12}  einops",
+        r"signed +\w{12}  test results  \(not tested: ",
+        r"signed +\w{12}  SBOM  \(\d+ packages, the same as in the files of the image\)",
+        rf"signed +\w{{12}}  provenance  \(parent {digest[7:19]}\)",
+    ):
+        assert re.search(line, output), (line, output)
+    assert "no plan to compare its configuration with" in team.verify(target, code=15)
+
+    # A tampered label, and another parent: each is signed, as a signer may be wrong about what it signs.
+    other = team.push_parent(ember="1.10")
+    for labels, part in (
+        ({"gpu-images.added": '{"request":{"requirements":[],"env":{}}}'}, "config.Env: "),
+        ({"gpu-images.parent": other}, "config.Labels.org.opencontainers.image.base.digest: "),
+    ):
+        team.forge("verified", labels, keys)
+        output = team.verify(team.target("forged"), *key, code=15)
+        assert re.search(rf"different +\w{{12}}  configuration  \({re.escape(part)}", output), output
+        assert "not as expected" in output

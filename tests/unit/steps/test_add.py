@@ -279,7 +279,7 @@ def test_the_image_is_a_parent_itself(bench: Bench, tmp_path: Path) -> None:
     [source] = sources_in_registry(bench.target, "1", tmp_path, "amd64")
     child = read_parent(source)
     assert sorted(child.packages) == ["einops", "ember", "tinylib"]
-    assert child.cell == "em-1-cpu-py311"
+    assert child.source.lowest_cell == "em-1-cpu-py311"
     assert child.built["einops", ""].metadata.startswith(b"Metadata-Version")
 
     bench.offer(project("tqdm", version="4"))
