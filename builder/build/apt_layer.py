@@ -26,7 +26,7 @@ from builder.registry import transfer
 from builder.release.image_sources import RegistrySource
 from builder.release.parent import Parent
 
-_SCRIPTS = {"mmdebstrap.sh": "add-packages.sh", "clean.sh": "clean.sh"}
+_SCRIPTS = {"mmdebstrap.sh": "templates/add-packages.sh", "clean.sh": f"{STEPS}/clean.sh"}
 
 
 def resolve_packages(run: RunContext, parent: Parent, packages: tuple[str, ...]) -> OsLock:
@@ -44,7 +44,7 @@ def make_layer(
 
     Raises BuildError, FetchError.
     """
-    steps = {place: run.project.path(f"{STEPS}/{name}").read_bytes() for place, name in _SCRIPTS.items()}
+    steps = {place: run.project.path(name).read_bytes() for place, name in _SCRIPTS.items()}
     inputs = digest_of_data(
         {
             "format": LAYER_FORMAT,

@@ -80,7 +80,7 @@ from builder.steps.add import Added, add, find_parents
     "--file",
     "team",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Make the images of this file (docs/team-images.md), all or none. Takes no other request.",
+    help="Make the images of this file (docs/team-images.md). Takes no other request.",
 )
 @click.option("--test", is_flag=True, help="First import each package in Docker, and run the parent's quick tests.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be added.")

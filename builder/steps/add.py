@@ -224,12 +224,14 @@ def add(
         repository.put_manifest(added.addition.target.target, manifest.content, manifest.media_type)
         show("pushed", f"{added.addition.target}@{manifest.digest}  {added.sent}")
     done = [added for added, _, _ in pushed]
-    for added in (each for each in assembled if engine and not each.addition.target.registry):
-        for each in (each for each in added.images if engine and each.parent.arch == engine.info().arch):
-            engine.tag(each.image.image_id(engine.info().store), added.addition.target)
-            store.name(str(added.addition.target), each.image.manifest.descriptor)
-            show("loaded", f"{added.addition.target}  {each.image.manifest.digest}")
-            done.append(replace(added, digest=each.image.manifest.digest))
+    if engine:
+        info = engine.info()
+        for added in (each for each in assembled if not each.addition.target.registry):
+            for each in (each for each in added.images if each.parent.arch == info.arch):
+                engine.tag(each.image.image_id(info.store), added.addition.target)
+                store.name(str(added.addition.target), each.image.manifest.descriptor)
+                show("loaded", f"{added.addition.target}  {each.image.manifest.digest}")
+                done.append(replace(added, digest=each.image.manifest.digest))
     return done
 
 
