@@ -301,7 +301,11 @@ def test_each_profile_of_the_hub_has_a_gpu_or_does_not_require_one() -> None:
     for profile in values["singleuser"]["profileList"]:
         settings = profile["kubespawner_override"]
         has_gpu = "nvidia.com/gpu" in settings.get("extra_resource_limits", {})
-        assert has_gpu == (settings.get("environment", {}).get("GPU_REQUIRED") != "0"), profile["display_name"]
+        environment = settings.get("environment", {})
+        assert has_gpu == (environment.get("GPU_REQUIRED") != "0"), profile["display_name"]
+        # The image's `all` would give it every GPU of a node whose default runtime is NVIDIA's. With a GPU, the device
+        # plugin sets the variable, and the pod's own would replace that.
+        assert environment.get("NVIDIA_VISIBLE_DEVICES") == (None if has_gpu else "void"), profile["display_name"]
 
 
 # ---- Slurm

@@ -121,6 +121,13 @@ def test_a_cuda_with_an_unknown_driver(tiny: Project, monkeypatch: pytest.Monkey
     assert configured.env["NVIDIA_VISIBLE_DEVICES"] == "all"
 
 
+def test_the_variables_of_a_cuda_replace_those_of_every_cuda_image(edit: Edit) -> None:
+    """A team keeps pods that request no GPU from all GPUs of their node: NVIDIA's runtime reads this variable."""
+    configured = of(edit('"12.10": {', '"12.10": {env: {NVIDIA_VISIBLE_DEVICES: void}, '))
+    assert configured.env["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert configured.env["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
+
+
 BOARD = "board: {needs: [python], packages: [board]"
 TWO = f"{BOARD}, port: 6006, command: [start-board], healthcheck: [check-board]"
 
