@@ -44,7 +44,9 @@ UNPACK_TRIES = 3
 _TIMED_OUT = 124  # the status of timeout(1)
 SYSTEM_CONTAINERD, CONTAINERD_ROOT = "/run/containerd/containerd.sock", "/var/lib/containerd"  # its defaults
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")  # Podman's default; older versions do not report their folders
-GPU_HOOK = "nvidia-container-runtime-hook"  # Docker has `--gpus` if it finds this program of NVIDIA's toolkit
+# Docker has `--gpus` if it finds this program of NVIDIA's toolkit. Since 29.2 also without, by CDI (moby/moby#50228):
+# such an engine lists CDI devices, and `--device` works too.
+GPU_HOOK = "nvidia-container-runtime-hook"
 
 
 class Engine:
