@@ -28,7 +28,7 @@ from tests.images.conftest import (  # noqa: F401  pytest finds fixtures and hoo
 HERE = Path(__file__).parent
 INSIDE = "/tmp/gpu-tests"
 NOT_APPLICABLE = "not applicable"  # as in builder/evidence/suite.py
-Check = Callable[[str, str], None]
+Check = Callable[[str], None]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -55,24 +55,32 @@ def archive() -> bytes:
     return out.getvalue()
 
 
-@pytest.fixture
-def check(container: Container, record_property: Callable[[str, object], None]) -> Check:
-    """A function that runs one check of a framework in the image and stores its figures."""
+@pytest.fixture(scope="module")
+def results(container: Container, request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+    """The results of the checks of a module's tests, by name. One run for all: importing a framework takes seconds."""
+    command = ["python", f"{INSIDE}/run.py", "--framework", request.path.stem.removeprefix("test_"), "--json", "-"]
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and item.path == request.path:
+            command += ["--only", str(item.callspec.params["name"])]
+    answer: Any = container.exec_run(command, demux=True)
+    status, (out, err) = answer
+    log = (err or b"").decode("utf-8", "replace")
+    print(log)
+    assert out, f"run.py ended with status {status}:\n{log[-3000:]}"
+    data: dict[str, Any] = json.loads(out)
+    with Path(os.environ["IMAGE_TEST_FIGURES"]).open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(data) + "\n")
+    return {result["check"]: result for result in data["results"]}
 
-    def run(framework: str, name: str) -> None:
-        command = ["python", f"{INSIDE}/run.py", "--framework", framework, "--only", name, "--json", "-"]
-        answer: Any = container.exec_run(command, demux=True)
-        status, (out, err) = answer
-        log = (err or b"").decode("utf-8", "replace")
-        print(log)
-        assert out, f"run.py ended with status {status}:\n{log[-3000:]}"
-        data: dict[str, Any] = json.loads(out)
-        with Path(os.environ["IMAGE_TEST_FIGURES"]).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(data) + "\n")
-        [result] = data["results"]
-        if result["state"] == NOT_APPLICABLE:
+
+@pytest.fixture
+def check(results: dict[str, dict[str, Any]], record_property: Callable[[str, object], None]) -> Check:
+    """A function that fails or skips the test by the result of its check in the image."""
+
+    def run(name: str) -> None:
+        if results[name]["state"] == NOT_APPLICABLE:
             record_property(NOT_APPLICABLE, True)
-            pytest.skip(result["detail"])
-        assert (status, result["state"]) == (0, "passed"), result["detail"]
+            pytest.skip(results[name]["detail"])
+        assert results[name]["state"] == "passed", results[name]["detail"]
 
     return run

@@ -12,9 +12,9 @@ In a container:
 
     docker run --rm --gpus all --shm-size 1g -v "$PWD/tests/gpu:/gpu:ro" org/pt-cuda:2.9 python /gpu/run.py
 
-Each check runs in its own process, so that a crash or a hang fails only that check. `passed` means that all figures are
-within their limits. `not applicable` means that there was nothing to check, with the reason (such as TF32 on a GPU
-without it); the check has not passed.
+The checks of a framework share a process, whose start takes seconds. A check that fails, crashes or hangs ends it, and
+the next check starts a new one. `passed` means that all figures are within their limits. `not applicable` means that
+there was nothing to check, with the reason (such as TF32 on a GPU without it); the check has not passed.
 
 Exit code: 0 if at least one check passed and none failed, 1 if not, 2 if the command line is invalid. Without a GPU,
 all checks fail: they never run on the CPU instead.
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib
 import importlib.util
 import json
@@ -34,7 +35,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -46,6 +47,7 @@ PACKAGES = {"pytorch": "torch", "tensorflow": "tensorflow", "jax": "jax"}
 TIMEOUT_S = 300  # a compilation by XLA or Triton takes a minute on a slow CPU
 FORMAT = 1
 TAIL = 12  # lines of a crashed check's output to show
+POLL_S = 0.05
 # `tests.gpu` if this module is imported from a checkout, empty if it is run as a program.
 _PREFIX = f"{__package__}." if __package__ else ""
 
@@ -69,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.child:
-        return _child(options.child[0], options.child[1], Path(options.child[2]))
+        return _child(options.child[0], Path(options.child[1]), options.child[2:])
     if options.list:
         for framework in options.framework or PACKAGES:
             for check in checks_of(framework).values():
@@ -91,11 +93,10 @@ def main(arguments: list[str] | None = None) -> int:
     results = []
     _print_system(system, out)
     for framework in frameworks:
-        for name, check in checks_of(framework).items():
-            if options.only and name not in options.only:
-                continue
-            results.append(_result(framework, check, system, environment, options.timeout))
-            _print_result(results[-1], out)
+        checks = [check for name, check in checks_of(framework).items() if not options.only or name in options.only]
+        for result in _results(framework, checks, system, environment, options.timeout):
+            results.append(result)
+            _print_result(result, out)
     data = _report(system, results)
     if options.json == "-":
         print(json.dumps(data, indent=1))
@@ -117,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--timeout", type=int, default=TIMEOUT_S, metavar="S", help="for each check (default %(default)s)"
     )
-    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     return parser
 
 
@@ -136,24 +137,25 @@ def _environment(device: int | None) -> dict[str, str]:
     return environment
 
 
-def _result(framework: str, check: Check, system: System, environment: dict[str, str], timeout: int) -> dict[str, Any]:
-    started = time.monotonic()
-    gpus = system.visible if check.uses_all else system.visible[:1]
-    version: dict[str, str] = {}
-    if system.error:
-        outcome = _failed(f"no GPU: {system.error}")
-    else:
-        outcome, version = _in_process(framework, check.name, environment, timeout)
-    return {
-        "framework": framework,
-        "version": version.get("version", ""),
-        "cuda": version.get("cuda", ""),
-        "check": check.name,
-        "device": _named(gpus),
-        "driver": system.driver,
-        **outcome,
-        "seconds": round(time.monotonic() - started, 1),
-    }
+def _results(
+    framework: str, checks: list[Check], system: System, environment: dict[str, str], timeout: int
+) -> Iterator[dict[str, Any]]:
+    """The result of each check, in order, as soon as it is there."""
+    names = [check.name for check in checks]
+    outcomes = _outcomes(framework, names, environment, timeout) if not system.error else None
+    for check in checks:
+        started = time.monotonic()
+        outcome, version = next(outcomes) if outcomes else (_failed(f"no GPU: {system.error}"), {})
+        yield {
+            "framework": framework,
+            "version": version.get("version", ""),
+            "cuda": version.get("cuda", ""),
+            "check": check.name,
+            "device": _named(system.visible if check.uses_all else system.visible[:1]),
+            "driver": system.driver,
+            **outcome,
+            "seconds": round(time.monotonic() - started, 1),
+        }
 
 
 def _failed(detail: str) -> dict[str, Any]:
@@ -161,35 +163,55 @@ def _failed(detail: str) -> dict[str, Any]:
     return outcome.as_data()
 
 
-def _in_process(
-    framework: str, name: str, environment: dict[str, str], timeout: int
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """The outcome of one check, and the version of the framework. A process without an answer has failed."""
-    with tempfile.TemporaryDirectory() as folder:
-        answer, log = Path(folder, "answer.json"), Path(folder, "log")
-        with log.open("wb") as stream:
-            child = subprocess.Popen(
-                [sys.executable, str(Path(__file__).resolve()), "--child", framework, name, str(answer)],
-                stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
-                env=environment, start_new_session=True,
-            )  # fmt: skip
+def _outcomes(
+    framework: str, names: list[str], environment: dict[str, str], timeout: int
+) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
+    """The outcome of each check, and the version of the framework. A check without an answer has failed.
+
+    A new process runs the checks after one that failed: an error of CUDA, for example, stays until its process ends.
+    """
+    done = 0
+    while done < len(names):
+        with tempfile.TemporaryDirectory() as folder:
+            answers, log = Path(folder, "answers.jsonl"), Path(folder, "log")
+            answers.touch()
+            with log.open("wb") as stream:
+                child = subprocess.Popen(
+                    [sys.executable, str(Path(__file__).resolve()), "--child", framework, str(answers), *names[done:]],
+                    stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
+                    env=environment, start_new_session=True,
+                )  # fmt: skip
             try:
-                status = child.wait(timeout)
-            except subprocess.TimeoutExpired:
-                status = None
+                state, before = "", done
+                while done < len(names) and state != "failed":
+                    line, why = _answer(child, answers, done - before, timeout)
+                    done += 1
+                    if why:
+                        tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
+                        data = {"outcome": _failed("\n".join([why, *tail])), "framework": {}}
+                    else:
+                        data = json.loads(line)
+                    state = data["outcome"]["state"]
+                    if done == len(names) or state == "failed":
+                        _end(child)  # its log and its memory of the GPU, before anyone reads the result
+                    yield data["outcome"], data["framework"]
             finally:
                 _end(child)
-        if status == 0 and answer.exists():
-            data = json.loads(answer.read_text(encoding="utf-8"))
-            return data["outcome"], data["framework"]
-        if status is None:
-            why = f"not finished within {timeout} s"
-        elif status < 0:
-            why = f"killed by {signal.Signals(-status).name}"
-        else:
-            why = f"ended with status {status}"
-        tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
-        return _failed("\n".join([why, *tail])), {}
+
+
+def _answer(child: subprocess.Popen[bytes], answers: Path, number: int, timeout: int) -> tuple[str, str]:
+    """The answer with this number, or the reason why there is none. A line that is incomplete is no answer."""
+    deadline = time.monotonic() + timeout
+    while True:
+        status = child.poll()  # before the answers: a process may write its last one and end
+        lines = answers.read_text(encoding="utf-8").split("\n")[:-1]
+        if len(lines) > number:
+            return lines[number], ""
+        if status is not None:
+            return "", f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        if time.monotonic() > deadline:
+            return "", f"not finished within {timeout} s"
+        time.sleep(POLL_S)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -199,19 +221,25 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _child(framework: str, name: str, answer: Path) -> int:
-    """Runs one check in this process. A crash has no answer, only a status and output."""
+def _child(framework: str, answers: Path, names: list[str]) -> int:
+    """Runs checks in this process, until one fails. A crash has no answer, only a status and output."""
     common = _module("common")
-    module, setup = _module(framework), None
-    try:
-        setup = module.begin(_module("nvml").read())
-        outcome = common.judge(module.CHECKS[name].run(setup.module, setup.device))
-    except common.NotApplicable as reason:
-        outcome = common.Outcome("not applicable", [], str(reason))
-    except common.Failed as reason:
-        outcome = common.Outcome("failed", [], str(reason))
-    version = {"version": setup.version, "cuda": setup.cuda} if setup else {}
-    answer.write_text(json.dumps({"outcome": outcome.as_data(), "framework": version}), encoding="utf-8")
+    module = _module(framework)
+    for name in names:
+        setup = None
+        try:
+            setup = module.begin(_module("nvml").read())  # for each check: it sets the seeds
+            outcome = common.judge(module.CHECKS[name].run(setup.module, setup.device))
+        except common.NotApplicable as reason:
+            outcome = common.Outcome("not applicable", [], str(reason))
+        except common.Failed as reason:
+            outcome = common.Outcome("failed", [], str(reason))
+        version = {"version": setup.version, "cuda": setup.cuda} if setup else {}
+        with answers.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"outcome": outcome.as_data(), "framework": version}) + "\n")
+        if outcome.state == "failed":
+            break
+        gc.collect()  # memory of this check must not be released while the next one measures it
     return 0
 
 

@@ -10,4 +10,4 @@ from tests.gpu.conftest import Check
 
 @pytest.mark.parametrize("name", CHECKS)
 def test(check: Check, name: str) -> None:
-    check("jax", name)
+    check(name)

@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import signal
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -254,9 +255,15 @@ class Shell:
     def result(self, command: str | list[str], user: str = "") -> tuple[int, str]:
         """Status and output (stdout and stderr) of a command; bash runs a command that is one string."""
         words = ["bash", "-ec", command] if isinstance(command, str) else command
-        result = self.container.exec_run(words, user=user)
-        assert isinstance(result.output, bytes)
-        return int(result.exit_code or 0), result.output.decode()
+        engine: Any = self.container.client
+        run = engine.api.exec_create(self.container.id, words, user=user)["Id"]
+        output: bytes = engine.api.exec_start(run)
+        # The output may end before the engine has the exit code.
+        deadline = time.monotonic() + CALL_S
+        while (status := engine.api.exec_inspect(run)["ExitCode"]) is None:
+            assert time.monotonic() < deadline, f"{words} has not ended"
+            time.sleep(0.05)
+        return int(status), output.decode()
 
     def run(self, command: str | list[str], user: str = "") -> str:
         """The output of a command that must succeed."""

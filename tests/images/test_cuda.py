@@ -159,7 +159,7 @@ print(json.dumps([len(paths), failed]))
 def test_gpu_settings(subject: Any, attributes: dict[str, Any]) -> None:
     settings = dict(line.split("=", 1) for line in attributes["Config"]["Env"])
     labels = attributes["Config"]["Labels"]
-    assert settings["NVIDIA_VISIBLE_DEVICES"] == "all"
+    assert settings["NVIDIA_VISIBLE_DEVICES"] in ("all", "void")  # matrix.yaml may have `void`, for clusters
     assert {"compute", "utility"} <= set(
         settings["NVIDIA_DRIVER_CAPABILITIES"].split(",")
     )  # matrix.yaml may add others

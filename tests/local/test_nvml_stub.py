@@ -32,6 +32,17 @@ def properties(number):
     return Space(name=name, major=major, minor=minor, total_memory=memory)
 cuda = Space(is_available=lambda: bool(GPUS), device_count=lambda: len(GPUS), get_device_properties=properties)
 manual_seed = device = lambda *_: None
+backends = Space(cuda=Space(matmul=Space()))
+"""
+# Notes each process that imports it. Its check `devices` passes, `matmul` calls `randn`, and others fail.
+NOTED = """
+from pathlib import Path
+with Path(__file__).with_name("imports").open("a") as stream:
+    print("import", file=stream)
+float32 = None
+def randn(*_):
+    import os, time
+    CODE
 """
 CRASH = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n"
 HANG = "import time\ntime.sleep(600)\n"
@@ -210,6 +221,30 @@ def test_a_check_that_crashes_or_hangs_fails_alone(machine: StubbedMachine, code
     assert result.status == 1
     assert [check["state"] for check in result.data["results"]] == ["failed"] * 2
     assert all(why in check["detail"] for check in result.data["results"])
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("os.abort()", "killed by SIGABRT"),
+        ("time.sleep(600)", "not finished within 5 s"),
+        ("raise RuntimeError('illegal memory access')", "illegal memory access"),
+        ("os._exit(0)", "ended with status 0"),
+    ],
+)
+def test_checks_share_a_process_until_one_fails(machine: StubbedMachine, code: str, why: str) -> None:
+    """An error of CUDA stays until its process ends, and would fail every later check."""
+    machine.torch(code=TORCH.format(gpus=[properties(H100)]) + NOTED.replace("CODE", code))
+    names = ["devices", "matmul", "convolution", "memory"]
+    only = [part for name in names for part in ("--only", name)]
+    results = machine.checks(nvml.state(DRIVER, H100), *only, "--timeout", "5", "--json", "-").data["results"]
+    assert [result["check"] for result in results] == names
+    assert [result["state"] for result in results] == ["passed", "failed", "failed", "failed"]
+    assert results[0]["version"] == "9.9"
+    assert why in results[1]["detail"]
+    assert "backends" in results[2]["detail"]
+    # `devices` and `matmul`; `convolution`; `memory`.
+    assert len((machine.packages / "imports").read_text().splitlines()) == 3
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""GPU checks of PyTorch 2.x. Each runs in its own process, so it need not restore settings."""
+"""GPU checks of PyTorch 2.x. They share a process: `begin` restores the settings that a check changes."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ def begin(system: nvml.System) -> Setup:
     if not torch.cuda.is_available():
         raise common.no_gpu(f"PyTorch {torch.__version__}", cuda, system)
     torch.manual_seed(SEED)
+    # After `tf32`: with that precision, PyTorch 2.9 raises an error where it reads the older setting, as inductor does.
+    _matmul_precision(torch, "ieee")
     return Setup(torch, torch.device("cuda", 0), torch.__version__, cuda)
 
 

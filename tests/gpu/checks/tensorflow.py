@@ -1,4 +1,4 @@
-"""GPU checks of TensorFlow 2.9 and newer. Each runs in its own process, so it need not restore settings."""
+"""GPU checks of TensorFlow 2.9 and newer. They share a process: `begin` restores settings."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def begin(system: nvml.System) -> Setup:
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
     tf.config.set_soft_device_placement(False)  # otherwise operations without a GPU kernel would run on the CPU
+    tf.keras.mixed_precision.set_global_policy("float32")
     tf.random.set_seed(SEED)
     return Setup(tf, "/GPU:0", tf.__version__, cuda)
 
