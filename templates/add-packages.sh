@@ -1,36 +1,40 @@
 #!/bin/sh
-# Installs Debian packages in the operating system of an image that exists, and writes the new file system as root.tar.
-# Runs as mmdebstrap.sh does, in its place and on the same files.
+# Installs Debian packages in a container of an image's operating system, without the network, and writes its file
+# system to /mnt/root.tar. builder/build/apt_layer.py compares that with the image.
 #
-#   [TMPFS=<bytes>] add-packages.sh RELEASE EPOCH PACKAGES
+#   SOURCE_DATE_EPOCH=<seconds> add-packages.sh PACKAGE...
 #
-# PACKAGES are separated by commas, and in the archive of sources.list with all that they need and the image lacks.
-# layers/ has the layers of the operating system, in order. /etc/shadow holds EPOCH in place of the day of the build.
-# shellcheck disable=SC2016 # mmdebstrap calls a hook with the root directory as $1
+# /mnt/debs has the packages, all that they need and the image lacks, and their index. /etc/shadow holds
+# SOURCE_DATE_EPOCH in place of the day of the build.
 set -eu
-release=$1 epoch=$2 packages=$3
-sources='"$1/etc/apt/sources.list"'
-export TMPDIR="$PWD/tmp"
-mkdir -p "$TMPDIR"
-[ -z "${TMPFS-}" ] || mount -t tmpfs -o "size=$TMPFS" tmpfs "$TMPDIR"
-# Services are not started: nothing runs them here. Setuid, logs and days are handled as in os.sh.
-cat >finish.sh <<'END'
-cd "$1"
-rm -f usr/sbin/policy-rc.d var/lib/apt/extended_states var/cache/ldconfig/aux-cache var/lib/dpkg/status-old
-rm -f etc/dpkg/dpkg.cfg.d/99mmdebstrap etc/passwd- etc/group- etc/shadow- etc/gshadow- etc/ssh/ssh_host_*
-sed -i -E "s/^([^:]*:[^:]*:)[0-9]+/\1$(($2 / 86400))/" etc/shadow
-find usr/share/man -type d -empty -delete
-mkdir -p usr/share/man
-find . -xdev -type f -perm /6000 -exec chmod a-s {} +
-END
-# The scripts of Java make links in usr/share/man/man1, which images do not have. What slim.sh wrote. dpkg in the image reads it, mmdebstrap itself, which unpacks the packages first, does not.
-tar -xzOf layers/000.tar.gz etc/dpkg/dpkg.cfg.d/slim >slim.cfg
-exec mmdebstrap --format=tar --variant=custom --skip=check/qemu,cleanup/run \
-    --keyring=/usr/share/keyrings/debian-archive-keyring.gpg '--aptopt=APT::Sandbox::User "root";' \
-    '--aptopt=APT::Install-Recommends "false";' \
-    '--setup-hook=for layer in layers/*; do tar -C "$1" -xzpf "$layer" --numeric-owner --xattrs --xattrs-include="*" --exclude=.*prefetch.landmark --exclude=stargz.index.json; done' \
-    "--setup-hook=cp $sources canonical.list; cp sources.list $sources" \
-    '--setup-hook=mkdir -p "$1"/usr/share/man/man1 "$1"/usr/share/man/man5 "$1"/usr/share/man/man8' \
-    --dpkgopt=slim.cfg "--include=$packages" \
-    "--customize-hook=sh finish.sh \"\$1\" $epoch" "--customize-hook=cp canonical.list $sources" \
-    '--customize-hook=sh steps/clean.sh "$1"' "$release" root.tar
+epoch=$SOURCE_DATE_EPOCH
+unset SOURCE_DATE_EPOCH
+export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8
+echo 'deb [trusted=yes] copy:/mnt/debs/ ./' >/mnt/sources.list # the hashes were checked
+mkdir -p /mnt/lists/partial /mnt/cache/archives/partial
+run_apt() {
+    /usr/bin/apt-get -q -o Dir::Etc::SourceList=/mnt/sources.list -o Dir::Etc::SourceParts=- \
+        -o Dir::State::Lists=/mnt/lists -o Dir::Cache=/mnt/cache -o APT::Sandbox::User=root "$@"
+}
+# No service is started in this container.
+printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
+chmod 755 /usr/sbin/policy-rc.d
+# The scripts of Java make links in these folders, which images do not have.
+mkdir -p /usr/share/man/man1 /usr/share/man/man5 /usr/share/man/man8
+run_apt update
+run_apt install -y --no-install-recommends "$@"
+
+# As in os.sh.
+rm -f /usr/sbin/policy-rc.d /var/lib/apt/extended_states /var/cache/ldconfig/aux-cache /var/lib/dpkg/status-old
+rm -f /etc/passwd- /etc/group- /etc/shadow- /etc/gshadow- /etc/ssh/ssh_host_*
+rm -rf /var/log/apt /var/log/dpkg.log /var/log/alternatives.log
+sed -i -E "s/^([^:]*:[^:]*:)[0-9]+/\1$((epoch / 86400))/" /etc/shadow
+find /usr/share/man -mindepth 1 -type d -empty -delete
+find / -xdev -type f -perm /6000 -exec chmod a-s {} +
+# Without what the engine mounts or makes, and the files of eStargz.
+set --
+for path in dev proc sys mnt .dockerenv etc/hostname etc/hosts etc/mtab etc/resolv.conf \
+    .prefetch.landmark .no.prefetch.landmark stargz.index.json; do
+    set -- "$@" "--exclude=./$path"
+done
+tar -C / --one-file-system --numeric-owner --sort=name -cf /mnt/root.tar "$@" .

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from builder.common.errors import BuildError, RefusedError, VerifyError
 from builder.common.tasks import thread_pool
+from builder.common.text import size
 from builder.debian.os_lock import OsLock
 from builder.index.download import CONNECTIONS, Fetcher
 from builder.index.wheels import LockedWheel, Wheel
@@ -26,7 +27,7 @@ from builder.matrix.tags import ADDED_LABEL
 from builder.plan import layer_order
 from builder.plan.layer_order import MTIME, PlannedLayer
 from builder.registry import transfer
-from builder.release.additions import PLACES, Addition, derive_config
+from builder.release.additions import LARGEST_COPY, PLACES, Addition, derive_config
 from builder.release.image_sources import RegistrySource
 from builder.release.parent import Parent
 
@@ -149,8 +150,11 @@ def _earlier_files(store: Store, earlier: Parent) -> dict[str, Entry]:
     if isinstance(earlier.source, RegistrySource):
         transfer.fetch_blobs(earlier.source.repository, store, [layer.descriptor])
     files: dict[str, Entry] = {}
+    toc = stored_layers.read_toc(store, layer)
+    if sum(entry.size for entry in toc if entry.type == "reg") > LARGEST_COPY:
+        raise VerifyError(f"the layer of copied files is larger than {size(LARGEST_COPY)}")
     with store.path(layer.digest).open("rb") as blob:
-        for entry in stored_layers.read_toc(store, layer):
+        for entry in toc:
             if entry.type in ("dir", "chunk") or entry.name in estargz.RESERVED:
                 continue  # folders are those of the parent, or new ones
             if entry.name.startswith(f"{SERVICES}/"):

@@ -60,7 +60,6 @@ TIMEOUT_S = 3600
 TMPFS = 5 << 30  # bytes of a file system in memory
 FREE_MEMORY = TMPFS + (1 << 30)  # bytes that must be available for each
 _TAIL = 8  # lines of output in a message
-LONGEST_LINE = 300  # of them: mmdebstrap prints a command with the names of all packages
 _RESULT = "root.tar"
 _DEBS = "debs"  # the folder of the local repository
 _BIN = "bin"  # the first folder of the PATH of mmdebstrap.sh
@@ -214,8 +213,8 @@ class SystemLayers:
                 run.host, name, arguments, files, Path(scratch), debs=debs_by_lock, arch=image.cell.arch
             )
             run.view.note(name, "compressing")
-            with self.store.new_blob() as blob:
-                layer = os_layer.write_system(tar, blob.file, image.os_layer.prefetch)
+            with self.store.new_blob() as blob, tar.open("rb") as source:
+                layer = os_layer.write_system(source, blob.file, image.os_layer.prefetch)
                 if known:
                     known_layers.check_layer(name, image.os_inputs, known, layer)
                 blob.digest = layer.digest
@@ -327,7 +326,7 @@ class Mmdebstrap:
             line = host.hide(line)
             if step := next((step for pattern, step in _STEPS.items() if re.match(pattern, line)), ""):
                 self._run.view.note(name, step)
-            tail.append(f"  | {line.rstrip()[:LONGEST_LINE]}")
+            tail.append(f"  | {line.rstrip()}")
             return line
 
         with self._memory() as fits:
@@ -386,9 +385,10 @@ class Mmdebstrap:
         # Python gives a signal as a negative status, a container as 128 and its number.
         is_killed = status < 0 or (container and status == 128 + signal.SIGKILL)
         how = f"was killed: after {TIMEOUT_S} s, or because memory ran out" if is_killed else "failed"
-        # Packages are added outside a checkout, too.
-        shown = log.relative_to(project.root) if Path.cwd().is_relative_to(project.root) else log
-        raise BuildError(f"{name}: mmdebstrap {how} (status {status})\n{output}", hint=f"Full log: {shown}")
+        raise BuildError(
+            f"{name}: mmdebstrap {how} (status {status})\n{output}",
+            hint=f"Full log: {log.relative_to(project.root)}",
+        )
 
     def base_image(self, release: str, arch: str = "") -> str:
         """The name in the engine of Debian's image of a release, by default for the engine's architecture.

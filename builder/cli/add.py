@@ -97,8 +97,9 @@ def add_command(
     """Put packages on an image, without building it.
 
     PARENT is an image that builder made, in a registry or in the store. Its packages and files stay as they are: what
-    would replace the framework or CUDA is refused. With --key or --identity, its signature is checked first. From
-    registry to registry, only the new layers are sent. Needs no Docker and no checkout.
+    would replace the framework or CUDA is refused. With --key or --identity, or `evidence` in matrix.yaml, its
+    signature is checked first. From registry to registry, only the new layers are sent. Needs no checkout, and Docker
+    only for --apt and --test.
 
     The request and the chosen wheels are in a label of the image, so --refresh needs no file. An image without a
     registry (-t vision:1) is loaded into Docker instead, and tested as with --test.
@@ -108,6 +109,8 @@ def add_command(
     project = None
     with suppress(UsageError):  # without a checkout
         project = context.project
+    if project and not trust.signers:
+        trust = Trust.of(project)
 
     def show(step: str, result: str) -> None:
         if form == "text":

@@ -108,7 +108,7 @@ class Archive:
         if missing := [name for name in request.packages if name not in packages.keys() | present]:
             raise LockError(
                 f"Debian {self._release}: {missing[0]} is a virtual package",
-                hint="Name the package that provides it in matrix.yaml.",
+                hint="Name the package that provides it.",
             )
         return OsLock(
             debian=request.debian,

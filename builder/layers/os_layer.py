@@ -10,7 +10,7 @@ import tarfile
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import BinaryIO
 
 from builder.common.errors import BuildError
@@ -23,14 +23,14 @@ from builder.layers.splice import Entry
 
 
 def write_system(
-    path: Path, out: BinaryIO, prefetch: Collection[str] = (), below: Mapping[str, TocEntry] | None = None
+    tar: BinaryIO, out: BinaryIO, prefetch: Collection[str] = (), below: Mapping[str, TocEntry] | None = None
 ) -> Layer:
     """Writes the file system of a tar as a layer; a pure function of its files. Raises tarfile.TarError, OSError.
 
     `prefetch` are the paths that come first, see `estargz.prefetch_order`. With `below`, the files of lower layers by
     path, writes only what differs from them, and raises BuildError if one of them is missing.
     """
-    with tarfile.open(path) as source:
+    with tarfile.open(fileobj=tar) as source:
         files = {name: info for info in source if (name := _plain(info.name))}
         newest = _newest(source, files)
         if below is not None:

@@ -58,7 +58,7 @@ def check_configuration(
 ) -> Iterator[Finding]:
     """Findings about the parent and the configuration. `reference` and `parent` are those of `find_parent`.
 
-    `trusted` is the reason to trust the parent. Without one, only a signed image has a configuration that is known.
+    `trusted` is the reason to trust the parent. Only a signed image has a configuration that is known.
     """
     image, config = source.image, source.read_blob(source.image.config.digest)
     state: State = "signed" if is_signed or trusted else "unknown"
@@ -75,8 +75,8 @@ def check_configuration(
         lines = expected.differing_values(derived, manifest, config, image)
         if lines:
             state, detail = "different", one_line("; ".join(lines))
-        elif state == "signed":
+        elif is_signed:
             state, detail = "same", ""
-        else:
-            detail = "derived from a parent that no trusted signer signed"
+        else:  # anyone who can push could set variables and a command
+            state, detail = "unknown", "derived from its parent, but no trusted signer signed the request"
     yield Finding(layer=CONFIGURATION, digest=image.config.digest, state=state, detail=detail)

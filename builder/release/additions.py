@@ -72,6 +72,8 @@ def derive_config(
     `history` has a line for each layer. Raises VerifyError for another record.
     """
     request = oci.parse_document(_Record, record.encode(), f"label {ADDED_LABEL}", "").request
+    if reserved := sorted(FIXED & request.env.keys()):
+        raise VerifyError(f"the label {ADDED_LABEL} sets {reserved[0]}, which every image sets")
     digest = parent.image.manifest.digest
     labels = {
         **{label: value for label, value in parent.image.labels.items() if label not in OF_PARENT},
@@ -115,15 +117,20 @@ def new_addition(
         if name in FIXED:
             raise UsageError(f"{place}: every image sets {name}", hint="Use another variable.")
         variables[name] = value
-    if invalid := [name for name in apt if not re.fullmatch(DEBIAN_PACKAGE, name, re.ASCII)]:
+    # apt removes a package whose name it gets with a minus.
+    if invalid := [name for name in apt if not re.fullmatch(DEBIAN_PACKAGE, name, re.ASCII) or name[-1] in "-."]:
         raise UsageError(f"{place}: {invalid[0][:100]!a} is not the name of a Debian package")
     commands = {}
     for text in services:
         name, _, command = text.partition("=")
-        if not re.fullmatch(r"[a-z][a-z0-9-]{0,30}=\S.*", text, re.ASCII) or not text.isprintable():
+        if not re.fullmatch(r"[a-z][a-z0-9-]{0,30}=[^\s=]+(\s.*)?", text, re.ASCII) or not text.isprintable():
             raise UsageError(
-                f"{place}: invalid service {name[:100]!a}", hint="Use NAME=COMMAND, e.g. api='uvicorn app:app'."
+                f"{place}: invalid service {name[:100]!a}",
+                hint="Use NAME=COMMAND, e.g. api='uvicorn app:app' or api='env PORT=80 app'.",
             )
+        # The shell replaces itself by the command, which so gets the signals.
+        if re.search(r"[;&|<>()`]", re.sub(r"'[^']*'|\"[^\"]*\"", "", command)):
+            raise UsageError(f"{place}: service {name} is more than one command", hint="Use bash -c '...'.")
         commands[name] = command
     copied: dict[str, Entry] = {}
     for text in copies:

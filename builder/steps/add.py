@@ -8,7 +8,8 @@ from __future__ import annotations
 import fcntl
 import re
 import subprocess
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -62,6 +63,8 @@ from builder.release.parent import Parent, read_parent
 from builder.steps import verify
 
 SHOWN = 8  # packages in a line
+SERVICE_S = 3  # that a service must run
+ENDED_BY_TIMEOUT = 124  # the status of timeout(1)
 IMPORT_S = 600  # all imports; the first one of a framework takes seconds
 # Imports the top-level modules of each package, or the packages in a namespace. Tests of a wheel need other packages.
 IMPORTS = """
@@ -178,7 +181,9 @@ def add(
             # Layers by the rule of all images. The store may have them from an earlier run.
             layers = added_layers.make_layers(store, fetcher, parent, wheels, view.say_once)
             if run and debian and debian.packages:
-                layers.insert(0, added_layers.added_layer(store, *apt_layer.make_layer(run, store, parent, debian)))
+                with _alone(run.engine, store):
+                    planned, layer = apt_layer.make_layer(run, store, parent, debian, str(addition.target))
+                layers.insert(0, added_layers.added_layer(store, planned, layer))
             if copied := added_layers.copied_layer(store, parent, addition):
                 layers.append(copied)
             if (count := len(parent.image.layers) + len(layers)) > layer_order.MOST:
@@ -197,17 +202,16 @@ def add(
     if dry_run:
         return assembled
 
-    # What this machine can run is tried before anything is pushed. One builder at a time, which first removes the
-    # containers that a killed one left.
+    # What this machine can run is tried before anything is pushed.
     if engine:
-        with store.locked(fcntl.LOCK_EX, "engine.lock"):
-            engine.sweep(str(store.root))
+        with _alone(engine, store):
             assembled = [try_images(engine, project, host, store, view, show, added) for added in assembled]
 
     # All images are complete in their registries, and signed, before the first tag is set.
     pushed: list[tuple[Added, Repository, Manifest]] = []
     for added in (each for each in assembled if each.addition.target.registry):
-        repository = new_repository(added.addition.target, host=host, write=True)
+        target = added.addition.target
+        repository = new_repository(target, host=host, write=True)
         sents = [push_image(repository, store, view, added.addition, each) for each in added.images]
         for each in (each for each in added.images if each.results):
             reports.attach_evidence(repository, each.image.manifest.descriptor, each.results, signer)
@@ -216,6 +220,9 @@ def add(
             platforms = {str(each.parent.arch): each.image.manifest.descriptor for each in added.images}
             manifest = Manifest.of(oci.platform_index(platforms), oci.INDEX_TYPE)
             repository.put_manifest(manifest.digest, manifest.content, manifest.media_type)
+        present, is_dated = repository.digest_of(target.tag), tags.is_stamp(target.tag.rpartition("-")[2])
+        if is_dated and present not in (None, manifest.digest):
+            raise RefusedError(f"{target} exists already: a tag with a date never moves", hint="Choose another tag.")
         if signer:
             sign(signer, repository, added, manifest)
         sent = Sent(**{name: sum(getattr(each, name) for each in sents) for name in ("sent", "mounted", "present")})
@@ -233,6 +240,14 @@ def add(
                 show("loaded", f"{added.addition.target}  {each.image.manifest.digest}")
                 done.append(replace(added, digest=each.image.manifest.digest))
     return done
+
+
+@contextmanager
+def _alone(engine: Engine, store: Store) -> Iterator[None]:
+    """Holds the right to run containers for a store, and removes those that a killed builder left."""
+    with store.locked(fcntl.LOCK_EX, "engine.lock"):
+        engine.sweep(str(store.root))
+        yield
 
 
 def find_parents(
@@ -395,15 +410,23 @@ def try_images(
 def import_packages(
     engine: Engine, store: Store, addition: Addition, added: AddedImage, image_id: str
 ) -> Sequence[str]:
-    """Imports the requested packages of a loaded image in a container. Returns the modules.
+    """Imports the requested packages of a loaded image in a container, and runs its services. Returns the modules.
 
-    Raises ImageTestError for a module that cannot be imported.
+    Raises ImageTestError for a module that cannot be imported, or a service that ends.
     """
     # A requirement with a marker for another system is not installed.
     installed = {*added.parent.packages, *(each.name for each in added.wheels)}
     names = [each.name for each in addition.requested if each.name in installed]
     with engine.running(image_id, checkout=str(store.root)) as container:
         done = container.run([f"/{wheel.ENVIRONMENT}/bin/python", "-c", IMPORTS, *names], {}, IMPORT_S)
+        for name in addition.services:
+            service = container.run(["timeout", str(SERVICE_S), f"/{added_layers.SERVICES}/{name}/run"], {}, IMPORT_S)
+            if service.returncode != ENDED_BY_TIMEOUT:
+                lines = "\n".join([service.stdout, service.stderr]).strip().splitlines()[-SHOWN:]
+                raise ImageTestError(
+                    f"{addition.target}: service {name} ended with status {service.returncode}\n" + "\n".join(lines),
+                    hint="Nothing was pushed.",
+                )
     if done.returncode:
         reason = "\n".join(done.stderr.strip().splitlines()[-SHOWN:])
         raise ImageTestError(f"{addition.target}: a package cannot be imported\n{reason}", hint="Nothing was pushed.")

@@ -161,7 +161,7 @@ def gitlab_pipeline(images: Sequence[PlannedImage], disk: int = RUNNER_DISK, *, 
             "script": ["status=0", build, *([stage] if publish else []), "exit $status"],
         }  # fmt: skip
     if jobs and publish:
-        cells, option = " ".join(image.id for image in images), "${ALLOW_UNTESTED_GPU:+--allow-untested-gpu}"
+        cells, option = " ".join(image.id for image in images), "$allow"
         release = f'.venv/bin/builder release "$stamp" {option} --skip-incomplete'
         jobs["release"] = {
             "stage": "release", "tags": ["release"], "when": "always",
@@ -170,6 +170,7 @@ def gitlab_pipeline(images: Sequence[PlannedImage], disk: int = RUNNER_DISK, *, 
                 ': "${GPU_IMAGES_SIGN:?without a key, the release would not be signed}"',
                 f"status=0; .venv/bin/builder stage {cells} --skip-incomplete --format github > staged || status=$?",
                 "stamp=$(sed -n 's/^stamp=//p' staged)",
+                'test "$ALLOW_UNTESTED_GPU" != true || allow=--allow-untested-gpu',
                 f'test -z "$stamp" || {release} || status=$?',
                 "exit $status",
             ],

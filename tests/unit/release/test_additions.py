@@ -95,16 +95,24 @@ def test_debian_packages_and_services() -> None:
     assert added.request["services"] == added.services
 
 
-@pytest.mark.parametrize("name", ["", "a", "-s", "a;b", "A", "tmux=3", "../x", "tmux\n"])
+@pytest.mark.parametrize("name", ["", "a", "-s", "a;b", "A", "tmux=3", "../x", "tmux\n", "tmux-", "tmux."])
 def test_names_that_are_not_of_debian_packages(name: str) -> None:
     with pytest.raises(UsageError, match="is not the name of a Debian package"):
         new_addition(PARENT, TARGET, [], apt=[name])
 
 
-@pytest.mark.parametrize("service", ["api", "api=", "api= ", "../x=y", "a/b=y", "Api=y", "api=a\nb"])
+@pytest.mark.parametrize("service", ["api", "api=", "api= ", "../x=y", "a/b=y", "Api=y", "api=a\nb", "api=PORT=1 app"])
 def test_services_that_are_refused(service: str) -> None:
     with pytest.raises(UsageError, match="invalid service"):
         new_addition(PARENT, TARGET, [], services=[service])
+
+
+@pytest.mark.parametrize("command", ["cd /srv && app", "a; b", "app > log", "app &", "a | b", "$(app)"])
+def test_a_service_is_one_command(command: str) -> None:
+    """The shell would run the first one alone."""
+    with pytest.raises(UsageError, match="service api is more than one command"):
+        new_addition(PARENT, TARGET, [], services=[f"api={command}"])
+    assert new_addition(PARENT, TARGET, [], services=[f"api=bash -c '{command}'"]).services
 
 
 @pytest.mark.parametrize("target", ["registry.example.test/a", f"registry.example.test/a@sha256:{'1' * 64}"])

@@ -48,7 +48,7 @@ from builder.matrix import facts
 from builder.matrix.schema import Trusted
 from builder.plan.layer_order import PlannedLayer
 from builder.registry import artifacts
-from builder.release.additions import Addition, repeat_addition
+from builder.release.additions import Addition, derive_config, repeat_addition
 from builder.release.image_sources import sources_in_registry
 from builder.release.parent import read_parent
 from builder.steps.add import IMPORTS, Added, add, find_parents
@@ -571,6 +571,23 @@ def test_a_service_is_a_program_of_root_that_the_image_runs(bench: Bench) -> Non
     assert added_again.images[0].layers[-1] == added.images[0].layers[-1]
 
 
+def test_a_tag_with_a_date_never_moves(bench: Bench) -> None:
+    target = replace(TARGET, tag="1-20261127")
+    bench.add(addition("einops", target=target))
+    bench.add(addition("einops", target=target))
+    with pytest.raises(RefusedError, match="a tag with a date never moves"):
+        bench.add(addition("einops", target=target, env={"A": "b"}))
+
+
+def test_a_label_that_sets_a_variable_of_every_image(bench: Bench) -> None:
+    """Whoever pushed the image wrote it."""
+    with bench.store.used():
+        [parent] = find_parents(PARENT, "all", None, Host(), bench.store, bench.registry)
+    record = json.dumps({"request": {"requirements": [], "env": {"PATH": "/workspace/bin"}}})
+    with pytest.raises(VerifyError, match="sets PATH, which every image sets"):
+        derive_config(parent, str(PARENT), record, [], [])
+
+
 def test_debian_packages_replace_files_of_the_system_alone(bench: Bench) -> None:
     """dpkg's records change with each package; the launcher of the image does not belong to its Debian packages."""
     with bench.store.used():
@@ -788,6 +805,14 @@ def test_results_are_attached_before_the_tag_is_set(bench: Bench) -> None:
     assert evidence.passed[0] == "import einops"
     assert evidence.gpu_state == "not run (the image is for the CPU)"
     assert bench.target.calls[-1] == "put 1"
+
+
+def test_a_service_that_ends_is_not_pushed(bench: Bench) -> None:
+    engine = ImportingEngine()  # every command ends with status 0
+    with pytest.raises(ImageTestError, match="service api ended with status 0"):
+        bench.add(addition("einops", services={"api": "true"}), engine=engine)
+    assert engine.container.commands[-1] == ["timeout", "3", "/etc/services.d/api/run"]
+    assert "put 1" not in bench.target.calls
 
 
 def test_an_image_without_a_registry_stays_in_the_engine(bench: Bench) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
@@ -157,8 +156,12 @@ def test_only_the_job_that_releases_gets_the_key(images: list[PlannedImage]) -> 
 
 
 def test_gpu_tests_are_left_out_only_if_a_variable_says_so(images: list[PlannedImage]) -> None:
-    script = " ".join(jobs(pipeline(images[:1], publish=True))["release"]["script"])
-    assert re.findall(r"\S*--allow-untested-gpu\S*", script) == ["${ALLOW_UNTESTED_GPU:+--allow-untested-gpu}"]
+    """`false` must not release them."""
+    script = jobs(pipeline(images[:1], publish=True))["release"]["script"]
+    [line] = [line for line in script if "--allow-untested-gpu" in line]
+    assert line == 'test "$ALLOW_UNTESTED_GPU" != true || allow=--allow-untested-gpu'
+    assert ".venv/bin/builder release" in script[script.index(line) + 1]
+    assert " $allow " in script[script.index(line) + 1]
 
 
 @pytest.mark.parametrize("publish", [False, True])

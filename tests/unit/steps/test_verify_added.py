@@ -266,12 +266,12 @@ def test_without_signatures_no_other_registry_is_read(desk: Desk) -> None:
     assert desk.bench.parent.registry.calls == before
 
 
-def test_a_parent_as_planned_needs_no_signature(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parent_as_planned_does_not_make_its_additions_known(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expected, "differences", lambda *_: [])
     findings = desk.findings(is_signed=False, planned=PLANNED, registries=(PARENT.registry,))
     assert findings["parent"].detail == f"{PARENT.name}: as planned in this checkout"
-    assert findings["configuration"].state == "same"
-    assert findings["einops"].state == "unknown", "whoever made the image chose the package"
+    assert findings["configuration"].state == "unknown", "whoever pushed the image chose its variables"
+    assert findings["einops"].state == "unknown", "and the package"
     monkeypatch.setattr(expected, "differences", lambda *_: ["config.User"])
     findings = desk.findings(is_signed=False, planned=PLANNED, registries=(PARENT.registry,))
     assert findings["configuration"].state == "unknown"
