@@ -24,94 +24,66 @@ class BuilderError(Exception):
     exit_code = 1
     title = "error"
 
+    def __init_subclass__(cls, exit_code: int = 0, title: str = "") -> None:
+        """A kind of error of its own has both; other subclasses have those of their base."""
+        if exit_code:
+            cls.exit_code, cls.title = exit_code, title
+
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
 
 
-class UsageError(BuilderError):
+class UsageError(BuilderError, exit_code=2, title="usage"):
     """The command line is invalid, names something that does not exist, or needs a setting that is missing."""
 
-    exit_code = 2
-    title = "usage"
 
-
-class MatrixError(BuilderError):
+class MatrixError(BuilderError, exit_code=3, title="matrix"):
     """The matrix cannot be read or is invalid."""
 
-    exit_code = 3
-    title = "matrix"
 
-
-class LockError(BuilderError):
+class LockError(BuilderError, exit_code=4, title="lock"):
     """A cell cannot be resolved to wheels and Debian packages, or a lock file is damaged."""
-
-    exit_code = 4
-    title = "lock"
 
 
 class UnreachableError(LockError):
     """The index could not be reached, so its contents are unknown."""
 
 
-class StaleError(BuilderError):
+class StaleError(BuilderError, exit_code=5, title="out of date"):
     """A generated file (lock, rendered image) does not match its inputs."""
 
-    exit_code = 5
-    title = "out of date"
 
-
-class EngineError(BuilderError):
+class EngineError(BuilderError, exit_code=6, title="engine"):
     """Docker Engine is missing, stopped, or failed for a reason other than the image."""
-
-    exit_code = 6
-    title = "engine"
 
 
 class NoEngineError(EngineError):
     """Docker Engine cannot be reached."""
 
 
-class BuildError(BuilderError):
+class BuildError(BuilderError, exit_code=7, title="build"):
     """A step of an image's Dockerfile failed, its layers do not fit together, or it is too large."""
 
-    exit_code = 7
-    title = "build"
 
-
-class ImageTestError(BuilderError):
+class ImageTestError(BuilderError, exit_code=8, title="tests"):
     """An image's tests failed, or did not all run."""
 
-    exit_code = 8
-    title = "tests"
 
-
-class BusyError(BuilderError):
+class BusyError(BuilderError, exit_code=9, title="busy"):
     """Another builder is using this checkout or this store."""
 
-    exit_code = 9
-    title = "busy"
 
-
-class DiskError(BuilderError):
+class DiskError(BuilderError, exit_code=10, title="disk"):
     """The disk is full, or too small for the command."""
 
-    exit_code = 10
-    title = "disk"
 
-
-class TemplateError(BuilderError):
+class TemplateError(BuilderError, exit_code=11, title="template"):
     """A template is invalid; the message has its file and line."""
 
-    exit_code = 11
-    title = "template"
 
-
-class FileError(BuilderError):
+class FileError(BuilderError, exit_code=12, title="file"):
     """A file of the checkout or the store cannot be read or written, or is damaged."""
-
-    exit_code = 12
-    title = "file"
 
 
 class DamagedError(FileError):
@@ -122,11 +94,8 @@ class DamagedError(FileError):
         self.blob = blob
 
 
-class FetchError(BuilderError):
+class FetchError(BuilderError, exit_code=13, title="download"):
     """A locked wheel or Debian package is missing everywhere, or does not match its lock."""
-
-    exit_code = 13
-    title = "download"
 
     def __init__(self, message: str, *, hint: str = "", package: str = "") -> None:
         """`package` is one whose wheel the index no longer has: `hint` then ends with the command to replace it."""
@@ -135,43 +104,28 @@ class FetchError(BuilderError):
         self.package = package
 
 
-class RegistryError(BuilderError):
+class RegistryError(BuilderError, exit_code=14, title="registry"):
     """A request to a registry failed, or a tag moved meanwhile."""
-
-    exit_code = 14
-    title = "registry"
 
 
 class NoRegistryError(RegistryError):
     """The registry cannot be reached, so other requests to it would fail too."""
 
 
-class VerifyError(BuilderError):
+class VerifyError(BuilderError, exit_code=15, title="verify"):
     """A check of an image, its attachments or the registry failed."""
 
-    exit_code = 15
-    title = "verify"
 
-
-class RefusedError(BuilderError):
+class RefusedError(BuilderError, exit_code=16, title="refused"):
     """A combination does not work, an image does not run on a GPU, its scan is refused, or its support has ended."""
 
-    exit_code = 16
-    title = "refused"
 
-
-class SigningError(BuilderError):
+class SigningError(BuilderError, exit_code=17, title="signing"):
     """A signature cannot be made or checked."""
 
-    exit_code = 17
-    title = "signing"
 
-
-class IncompleteError(BuilderError):
+class IncompleteError(BuilderError, exit_code=18, title="incomplete"):
     """Part of the work failed, and the rest is done."""
-
-    exit_code = 18
-    title = "incomplete"
 
 
 class BuilderWarning(UserWarning):
