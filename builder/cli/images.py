@@ -14,17 +14,8 @@ from builder.build.assemble import find_image
 from builder.build.context import Origin, RunContext, with_test_files
 from builder.build.image_tests import new_tester
 from builder.build.outcomes import Outcome
+from builder.cli import options
 from builder.cli.context import Context
-from builder.cli.options import (
-    CELLS_HELP,
-    cells_argument,
-    format_option,
-    given,
-    jobs_option,
-    sign_option,
-    staging_option,
-    start_option,
-)
 from builder.common.errors import ImageTestError, UsageError
 from builder.common.text import counted, duration
 from builder.compat import gpus
@@ -64,7 +55,7 @@ _LOCKED = click.option(
     "in any archive; for CI. Default: lock the current versions, which changes locks/, and go on.",
 )
 REPORT = (
-    format_option("json: print the result for each image to standard output."),
+    options.format_option("json: print the result for each image to standard output."),
     click.option(
         "--junit",
         type=click.Path(file_okay=False, path_type=Path),
@@ -73,14 +64,14 @@ REPORT = (
 )
 
 
-def command(name: str, *options: Callable[..., Any]) -> Callable[[Callable[..., None]], click.Command]:
+def command(name: str, *extra: Callable[..., Any]) -> Callable[[Callable[..., None]], click.Command]:
     """A command for CELLS, with --jobs, --start-engine and these options."""
 
     def decorate(function: Callable[..., None]) -> click.Command:
         function = click.pass_obj(function)
-        for option in reversed((cells_argument, jobs_option, *options, start_option)):
+        for option in reversed((options.cells_argument, options.jobs_option, *extra, options.start_option)):
             function = option(function)
-        return click.command(name=name, epilog=CELLS_HELP)(function)
+        return click.command(name=name, epilog=options.CELLS_HELP)(function)
 
     return decorate
 
@@ -108,7 +99,7 @@ def _make(
 ) -> None:
     """Makes images for the command `name`; `values` are fields of `ImageOptions`."""
     began = time.monotonic()
-    again = f"builder images --no-locked{given('gpu_mode', 'junit', 'jobs', 'patterns')}"
+    again = f"builder images --no-locked{options.given('gpu_mode', 'junit', 'jobs', 'patterns')}"
     project = context.project
     with context.locked(project, name):
         planned = render.load_checked_plan(project, project.select(patterns))
@@ -129,8 +120,8 @@ def _make(
         help="With --staged: keep the results in .builder/evidence; `builder stage` attaches them. For machines that "
         "may only read from the registry.",
     ),
-    staging_option,
-    sign_option,
+    options.staging_option,
+    options.sign_option,
 )  # fmt: skip
 def test_command(
     context: Context, /, patterns: Sequence[str], *, stamp: str, no_attach: bool, place: str,
@@ -145,7 +136,7 @@ def test_command(
     them for the architecture of this machine. Several machines may test different cells at the same time.
     """
     began = time.monotonic()
-    options = ImageOptions(**values)
+    how = ImageOptions(**values)
     if no_attach and not stamp:
         raise UsageError("--no-attach needs --staged: only results of staged images are attached")
     project, store = context.project, context.store
@@ -158,20 +149,18 @@ def test_command(
             planned = plan_of_release(run, release, {cell.id for cell in chosen}, own_arch=not patterns)
         else:
             planned = render.load_checked_plan(project, chosen)
-        tester = new_tester(
-            with_test_files(run), planned.images, jobs=options.jobs, gpu_mode=options.gpu_mode, junit=options.junit
-        )
+        tester = new_tester(with_test_files(run), planned.images, jobs=how.jobs, gpu_mode=how.gpu_mode, junit=how.junit)
         store.prepare()
         with store.used():
             if stamp:
                 signer = signer and signer.with_trust(project)
                 done = complete_tests(
-                    run, store, area, release, planned, tester, jobs=options.jobs, signer=signer, attach=not no_attach
+                    run, store, area, release, planned, tester, jobs=how.jobs, signer=signer, attach=not no_attach
                 )
             else:
                 known = KnownLayers(project.root)
                 found = {image.id: find_image(run, store, image, known) for image in planned.images}
-                done = retest_images(run, tester, planned, found, options.jobs)
+                done = retest_images(run, tester, planned, found, how.jobs)
     show_outcomes(context, run, done, began=began, form=form)
     tested = any(outcome.coverage or isinstance(outcome.error, ImageTestError) for outcome in done)
     if failed := outcomes.failure(done, "images failed" if tested else "images were not tested"):

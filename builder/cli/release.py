@@ -13,24 +13,9 @@ from rich.text import Text
 
 from builder.build.layer_lookup import LayerLookup
 from builder.build.wheel_builds import SourceBuilder
+from builder.cli import options
 from builder.cli.context import Context, new_table
 from builder.cli.images import gpu_option, show_outcomes
-from builder.cli.options import (
-    ALL_CELLS_HELP,
-    CELLS_HELP,
-    JSON_HELP,
-    cells_argument,
-    format_option,
-    given,
-    jobs_option,
-    missing_arch_option,
-    roll_back_option,
-    sign_option,
-    skip_incomplete_option,
-    staging_option,
-    start_option,
-    to_option,
-)
 from builder.common import errors, git
 from builder.common.console import View
 from builder.common.errors import BuilderError, IncompleteError, UsageError
@@ -53,12 +38,12 @@ from builder.steps.release import EXEMPTIONS, ReleaseOptions, release
 from builder.steps.stage import StagingResult, stage
 
 
-@click.command(name="push", epilog=CELLS_HELP)
-@cells_argument
-@to_option
-@missing_arch_option
-@roll_back_option
-@format_option("json: print digests, bytes, seconds, and tags before and after, to standard output.")
+@click.command(name="push", epilog=options.CELLS_HELP)
+@options.cells_argument
+@options.to_option
+@options.missing_arch_option
+@options.roll_back_option
+@options.format_option("json: print digests, bytes, seconds, and tags before and after, to standard output.")
 @click.pass_obj
 def push_command(
     context: Context, patterns: Sequence[str], registry: str, allow_missing_arch: bool, roll_back: bool, form: str
@@ -79,7 +64,7 @@ def push_command(
     if project.matrix.evidence:
         raise UsageError(
             "matrix.yaml requires signed test results (`evidence`), and `builder push` publishes without them",
-            hint=f"Use `builder stage{given('patterns')}`, then `builder release{given('registry')}`.",
+            hint=f"Use `builder stage{options.given('patterns')}`, then `builder release{options.given('registry')}`.",
         )
     selected = project.select(patterns)
     planned = render.load_checked_plan(project, selected)
@@ -87,7 +72,7 @@ def push_command(
     if refusals := support.refusals(project.matrix, selected, context.today):
         raise errors.join(refusals, "ends of support are over")
     store = context.store
-    instead = f"builder stage{given('patterns')} && builder release{given('registry')} --allow-not-run"
+    instead = f"builder stage{options.given('patterns')} && builder release{options.given('registry')} --allow-not-run"
     with store.used():
         result = push(
             project, context.host, store, View(context.err), planned,
@@ -120,10 +105,10 @@ def _require_all(left_out: Sequence[BuilderError], action: str) -> None:
         raise IncompleteError("\n".join([f"{counted(len(left_out), 'image')} not {action}:", *lines]))
 
 
-@click.command(name="stage", epilog=CELLS_HELP)
-@cells_argument
-@staging_option
-@sign_option
+@click.command(name="stage", epilog=options.CELLS_HELP)
+@options.cells_argument
+@options.staging_option
+@options.sign_option
 @click.option(
     "--images-only",
     is_flag=True,
@@ -136,10 +121,10 @@ def _require_all(left_out: Sequence[BuilderError], action: str) -> None:
     "(locks/layers.json). They are assembled without an engine and without downloading wheels; `builder test --staged` "
     "then runs all their tests.",
 )
-@skip_incomplete_option
-@format_option(
-    f"{JSON_HELP} github: outputs of a GitHub Actions step: the `stamp`, and `parts` and `cells` of the staged images, "
-    "as in `builder plan`.",
+@options.skip_incomplete_option
+@options.format_option(
+    f"{options.JSON_HELP} github: outputs of a GitHub Actions step: the `stamp`, and `parts` and `cells` of the "
+    "staged images, as in `builder plan`.",
     "text", "json", "github",
 )  # fmt: skip
 @click.pass_obj
@@ -188,11 +173,11 @@ def stage_command(
 
 def _warn_unsigned(context: Context, project: Project, signer: Signer | None) -> None:
     if project.matrix.evidence and signer is None:
-        options = given("patterns", "place", "images_only", "untested", "skip_incomplete")
+        again = options.given("patterns", "place", "images_only", "untested", "skip_incomplete")
         context.say(
             "the test results are not signed: `builder release` on another machine will refuse them. To sign them:"
         )
-        context.say(f"  -> builder stage{options} --sign KEY")
+        context.say(f"  -> builder stage{again} --sign KEY")
 
 
 def _say_staged(context: Context, staged: StagingResult, began: float) -> None:
@@ -204,16 +189,16 @@ def _say_staged(context: Context, staged: StagingResult, began: float) -> None:
     )
     if staged.stamp.partition(".")[0] > f"{context.today:%Y%m%d}":
         context.say("the registry has a release with a later date than today: the new stamp continues from that date")
-    context.say(f"  -> builder release {staged.stamp}{given('place', 'signer')}")
+    context.say(f"  -> builder release {staged.stamp}{options.given('place', 'signer')}")
 
 
-@click.command(name="refresh", epilog=CELLS_HELP)
-@cells_argument
-@jobs_option
+@click.command(name="refresh", epilog=options.CELLS_HELP)
+@options.cells_argument
+@options.jobs_option
 @gpu_option
-@start_option
-@staging_option
-@sign_option
+@options.start_option
+@options.staging_option
+@options.sign_option
 @click.pass_obj
 def refresh_command(
     context: Context, /, patterns: Sequence[str], place: str, signer: Signer | None, start_engine: bool, **values: Any
@@ -256,9 +241,9 @@ def refresh_command(
 
 @click.command(name="release")
 @click.argument("stamp", default="")
-@staging_option
-@to_option
-@sign_option
+@options.staging_option
+@options.to_option
+@options.sign_option
 @click.option(
     "--allow-untested-gpu",
     is_flag=True,
@@ -274,18 +259,18 @@ def refresh_command(
     is_flag=True,
     help="Release images that only an emulation has run: `built, not run`. The release records it.",
 )
-@missing_arch_option
-@roll_back_option
-@skip_incomplete_option
+@options.missing_arch_option
+@options.roll_back_option
+@options.skip_incomplete_option
 @click.option("--check", is_flag=True, help="Only check whether the release may be published.")
-@format_option(
-    f"{JSON_HELP} github: an output of a GitHub Actions step: `subjects`, the digest and the name of each released "
-    "image and index, for actions/attest.",
+@options.format_option(
+    f"{options.JSON_HELP} github: an output of a GitHub Actions step: `subjects`, the digest and the name of each "
+    "released image and index, for actions/attest.",
     "text", "json", "github",
 )  # fmt: skip
 @click.pass_obj
 def release_command(
-    context: Context, /, stamp: str, place: str, registry: str, check: bool, form: str, **options: Any
+    context: Context, /, stamp: str, place: str, registry: str, check: bool, form: str, **values: Any
 ) -> None:
     """Publish the staged release STAMP: sign it, then set its tags. Default: the newest.
 
@@ -308,12 +293,12 @@ def release_command(
     # Only the cells of the release: an image of it without its smaller sibling must have passed all tests itself.
     planned = {image.id: image for image in render.load_checked_plan(project, staged.cells(project)).images}
     context.say_support(project, [image.cell for image in planned.values()])
-    again = f"builder release {staged.stamp}{given('place', 'registry', *options)}"
-    allowed = [name for name in EXEMPTIONS if options.pop(f"allow_{name.replace('-', '_')}")]
+    again = f"builder release {staged.stamp}{options.given('place', 'registry', *values)}"
+    allowed = [name for name in EXEMPTIONS if values.pop(f"allow_{name.replace('-', '_')}")]
     how = ReleaseOptions(
         today=context.today, registry=registry, allowed=allowed, check_only=check, again=again,
-        test=f"builder test --staged {staged.stamp}{given('place', 'signer')}",
-        **options,
+        test=f"builder test --staged {staged.stamp}{options.given('place', 'signer')}",
+        **values,
     )  # fmt: skip
     result = release(project, context.host, context.store, View(context.err), area, staged, planned, how)
     if check:
@@ -333,12 +318,12 @@ def release_command(
     _require_all(result.left_out, "released")
 
 
-@click.command(name="status", epilog=ALL_CELLS_HELP)
-@cells_argument
-@staging_option
-@to_option
+@click.command(name="status", epilog=options.ALL_CELLS_HELP)
+@options.cells_argument
+@options.staging_option
+@options.to_option
 @click.option("--here", is_flag=True, help="Look only at this machine, not at staging and the registry.")
-@format_option()
+@options.format_option()
 @click.pass_obj
 def status_command(
     context: Context, /, patterns: Sequence[str], place: str, registry: str, here: bool, form: str

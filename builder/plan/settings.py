@@ -10,20 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from builder.common.errors import MatrixError
-from builder.matrix import facts, support
+from builder.matrix import facts, support, tags
 from builder.matrix.cells import Cell
 from builder.matrix.schema import AMD64, Arch, Component, Matrix
-from builder.matrix.tags import (
-    ARCHITECTURES_LABEL,
-    BUILT_FOR_LABEL,
-    CELL_LABEL,
-    CUDA_LABEL,
-    DRIVER_LABEL,
-    LABEL,
-    OCI,
-    PLAN_LABEL,
-    SUPPORT_LABEL,
-)
 
 # The image's own `apt-get` and others in /usr/local precede programs that users install. Programs in ~/.local/bin are
 # those of `uv tool install` and of users who cannot write to /opt/venv.
@@ -80,7 +69,7 @@ class Settings:
 
 def built_labels(plan: str, created: str) -> dict[str, str]:
     """Labels that are known only after the build: digest of the plan, time of the newest Debian package (RFC 3339)."""
-    return {f"{OCI}.created": created, PLAN_LABEL: plan}
+    return {f"{tags.OCI}.created": created, tags.PLAN_LABEL: plan}
 
 
 def of_image(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) -> Settings:
@@ -107,20 +96,20 @@ def of_image(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) ->
     ends = support.ends_of_cell(matrix, cell)
     build = None if cell.is_cpu else known.build_of_cell(matrix, cell)
     labels = {
-        f"{OCI}.title": cell.id,
-        f"{OCI}.version": cell.release,
-        f"{OCI}.source": matrix.source,
-        CELL_LABEL: cell.id,
-        f"{LABEL}.framework": cell.framework,
-        f"{LABEL}.framework.version": cell.release,
-        CUDA_LABEL: cell.cuda,
-        DRIVER_LABEL: driver,
-        BUILT_FOR_LABEL: build.cuda if build else "",
-        ARCHITECTURES_LABEL: " ".join(build.architectures) if build else "",
-        SUPPORT_LABEL: ends[0].last.isoformat() if ends else "",
-        f"{LABEL}.python": cell.python,
-        f"{LABEL}.variant": cell.variant,
-        f"{LABEL}.components": " ".join(components),
+        f"{tags.OCI}.title": cell.id,
+        f"{tags.OCI}.version": cell.release,
+        f"{tags.OCI}.source": matrix.source,
+        tags.CELL_LABEL: cell.id,
+        f"{tags.LABEL}.framework": cell.framework,
+        f"{tags.LABEL}.framework.version": cell.release,
+        tags.CUDA_LABEL: cell.cuda,
+        tags.DRIVER_LABEL: driver,
+        tags.BUILT_FOR_LABEL: build.cuda if build else "",
+        tags.ARCHITECTURES_LABEL: " ".join(build.architectures) if build else "",
+        tags.SUPPORT_LABEL: ends[0].last.isoformat() if ends else "",
+        f"{tags.LABEL}.python": cell.python,
+        f"{tags.LABEL}.variant": cell.variant,
+        f"{tags.LABEL}.components": " ".join(components),
         # Dev containers (containers.dev, "Image Metadata") give the user of this name the uid of the user on the host.
         # They do not change the number in `user`, so a mounted folder of another uid would not be writable.
         # No `hostRequirements`: devcontainer.json could not take them back, to choose one GPU with --gpus=device=1.
