@@ -32,13 +32,8 @@ KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 FOLDER = "templates/host"
 SNAPSHOT_ID = "@SNAPSHOTID@"  # in apt's addresses of snapshot archives: a time
 SNAPSHOTS = "Acquire::Snapshots::URI"
-TARGETS = (
-    "apt-get",
-    "indextargets",
-    "--format",
-    "$(REPO_URI) $(ORIGIN) $(CODENAME) $(COMPONENT)",
-    "Created-By: Packages",
-)
+_FORMAT = "$(REPO_URI) $(ORIGIN) $(CODENAME) $(COMPONENT)"
+TARGETS = ("apt-get", "indextargets", "--format", _FORMAT, "Created-By: Packages")
 Run = Callable[..., subprocess.CompletedProcess[str]]  # runs a program, as subprocess.run
 
 
@@ -255,8 +250,16 @@ def _apt() -> Apt:
     )
 
 
-def _output(command: Sequence[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+def apt_of_debian(run: Run) -> Apt:
+    """The archives that apt in a new Debian uses, which has no lists of packages yet; `run` runs it there."""
+    command = [word.replace("$(ORIGIN) $(CODENAME)", "Debian $(RELEASE)") for word in TARGETS]
+    targets = _output([*command[:2], "--no-release-info", *command[2:]], run)
+    snapshots = parse_snapshots(_output(["apt-config", "dump", SNAPSHOTS], run))
+    return Apt(sources=parse_targets(targets), snapshots=snapshots)
+
+
+def _output(command: Sequence[str], run: Run = subprocess.run) -> str:
+    return run(command, capture_output=True, text=True, check=False).stdout
 
 
 def parse_snapshots(dump: str) -> tuple[AptSource, ...]:

@@ -19,9 +19,9 @@ from typing import cast
 
 from builder.common.errors import EngineError, LockError
 from builder.common.text import listed
-from builder.debian import archives, control_files, mmdebstrap
+from builder.debian import control_files, mmdebstrap
 from builder.debian.os_lock import Architecture, DebianPackage, OsLock, OsRequest
-from builder.host import KEYRING, SYSTEM_BUNDLE, Host, Run
+from builder.host import KEYRING, SYSTEM_BUNDLE, Host, Run, apt_of_debian
 from builder.matrix.schema import AMD64, Arch
 
 TIMEOUT_S = 300
@@ -193,7 +193,7 @@ def archive(
             except EngineError as failure:
                 raise LockError(f"{error}; in a container: {failure}", hint=hint) from failure
             if missing:
-                sources = archives.read_apt(run).sources
+                sources = apt_of_debian(run).sources
             if not host.ca and SYSTEM_BUNDLE.exists():  # Debian's slim images have no certificates
                 host = replace(host, ca=SYSTEM_BUNDLE.read_bytes())
         folder = stack.enter_context(TemporaryDirectory(prefix="builder-apt-"))

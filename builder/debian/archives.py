@@ -20,18 +20,7 @@ from builder.common.http import UNCOMPRESSED
 from builder.common.tasks import RetryPolicy, thread_pool
 from builder.debian import mmdebstrap
 from builder.debian.os_lock import DebianPackage, OsLock
-from builder.host import (
-    SNAPSHOT_ID,
-    SNAPSHOTS,
-    SYSTEM_BUNDLE,
-    TARGETS,
-    Apt,
-    AptSource,
-    Host,
-    Run,
-    parse_snapshots,
-    parse_targets,
-)  # fmt: skip
+from builder.host import SNAPSHOT_ID, SYSTEM_BUNDLE, Apt, AptSource, Host, apt_of_debian
 from builder.index.download import AbsentError, FileFetcher, LostError
 from builder.index.session import IndexSession, describe
 from builder.index.settings import IndexSettings
@@ -153,7 +142,7 @@ class Archives:
                 if self._host.open_apt:
                     try:
                         with self._host.open_apt() as run:
-                            self._in_container = read_apt(run)
+                            self._in_container = apt_of_debian(run)
                     except EngineError as error:
                         self._say(f"Debian's own addresses are unknown: {error}")
             return self._in_container
@@ -239,17 +228,6 @@ def _size(session: IndexSession, place: Place, address: str) -> int | None:
     # Some servers send no length, or 0, in the response to HEAD.
     length = response.headers.get("Content-Length", "0")
     return int(length) if response.ok and length.isdecimal() and len(length) < LONGEST_SIZE else None
-
-
-def read_apt(run: Run) -> Apt:
-    """The archives of Debian that apt in a new Debian uses, which has no lists of packages yet."""
-
-    def output(*command: str) -> str:
-        return run(command, capture_output=True, text=True, check=False).stdout
-
-    command = [word.replace("$(ORIGIN) $(CODENAME)", "Debian $(RELEASE)") for word in TARGETS]
-    targets = output(*command[:2], "--no-release-info", *command[2:])
-    return Apt(sources=parse_targets(targets), snapshots=parse_snapshots(output("apt-config", "dump", SNAPSHOTS)))
 
 
 class DebianFetcher(FileFetcher[DebianPackage]):
