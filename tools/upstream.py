@@ -16,7 +16,7 @@ from builder.cli.options import debug_option
 from builder.common.errors import UsageError, did_you_mean
 from builder.compat import explain
 from builder.compat.explain import Explainer
-from builder.index.releases import Catalogue, Index
+from builder.index.releases import Index
 from builder.lock.resolve import Resolver
 from builder.matrix import facts
 from builder.matrix.cells import Cell
@@ -106,13 +106,13 @@ def propose(explainer: Explainer, name: str) -> Iterator[Proposal]:
             yield _addition(explainer, name, package, line, str(release))
 
 
-def _catalogue(explainer: Explainer, name: str, line: str) -> Catalogue:
+def _catalogue(explainer: Explainer, name: str, line: str) -> Index:
     """The catalogue with the indexes of a line, for its first CUDA."""
     indexes = explainer.matrix.indexes_of(name, line, explainer.matrix.frameworks[name].versions[line].cuda[0])
     return explainer.catalogue.with_indexes({package: next(iter(names)) for package, names in indexes.items()})
 
 
-def _newest_releases(catalogue: Catalogue, package: str, lines: Sequence[str]) -> dict[str, Version]:
+def _newest_releases(catalogue: Index, package: str, lines: Sequence[str]) -> dict[str, Version]:
     """The newest stable release of each line; lines that are not in the matrix have two numbers."""
     newest = {}
     for release in catalogue.package(package).releases:  # the oldest first
@@ -159,7 +159,7 @@ def _addition(explainer: Explainer, name: str, package: str, line: str, release:
     )  # fmt: skip
 
 
-def _moved_packages(catalogue: Catalogue, present: FrameworkVersion, release: str) -> tuple[list[str], list[str]]:
+def _moved_packages(catalogue: Index, present: FrameworkVersion, release: str) -> tuple[list[str], list[str]]:
     """The packages of a line for another release, and notes: a pin to the framework's release moves with it."""
     packages, notes = [], []
     for package in present.packages:

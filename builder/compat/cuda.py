@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from builder.index.releases import Catalogue, ListedRelease, Metadata
+from builder.index.releases import Index, ListedRelease, Metadata
 from builder.index.wheels import PLATFORMS
 from builder.lock.lockfile import TOOLKIT
 from builder.matrix import cells
@@ -50,7 +50,7 @@ class FrameworkRelease:
     """The release of a framework that a cell has; the cell may be missing in the matrix."""
 
     matrix: Matrix
-    catalogue: Catalogue
+    catalogue: Index
     facts: Facts
     cell: Cell
 

@@ -21,7 +21,7 @@ from builder.common.errors import UsageError, did_you_mean
 from builder.compat import alternatives
 from builder.compat.alternatives import Alternative
 from builder.compat.cuda import FrameworkRelease
-from builder.index.releases import Catalogue, ListedPackage, ListedRelease
+from builder.index.releases import Index, ListedPackage, ListedRelease
 from builder.index.wheels import LONGEST, PLATFORMS, tag_ranks
 from builder.matrix import cells
 from builder.matrix.cells import Cell
@@ -120,7 +120,7 @@ class Explainer:
 
     matrix: Matrix
     known: Sequence[Cell]
-    catalogue: Catalogue
+    catalogue: Index
     facts: Facts
     resolve: Resolve
 

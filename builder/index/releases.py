@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Protocol, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 from zipfile import BadZipFile, ZipFile
 
 from packaging.metadata import parse_email
@@ -65,14 +65,6 @@ class Metadata:
     version: str
     requires: tuple[str, ...] = ()
     extras: tuple[str, ...] = ()
-
-
-class Catalogue(Protocol):
-    """A place where packages are looked up: an index, or a stored copy of one."""
-
-    def package(self, name: str) -> ListedPackage: ...
-    def metadata(self, name: str, version: Version) -> Metadata: ...
-    def with_indexes(self, indexes: Mapping[str, str], arch: Arch = AMD64) -> Catalogue: ...
 
 
 class Index:

@@ -30,7 +30,7 @@ from builder.compat import explain, gpus
 from builder.compat.explain import Explainer, Explanation, Resolve
 from builder.compat.gpus import Gpu
 from builder.host import Host
-from builder.index.releases import Catalogue, ListedPackage, ListedRelease, Metadata
+from builder.index.releases import Index, ListedPackage, ListedRelease, Metadata
 from builder.lock.resolve import Resolver
 from builder.matrix import cells, facts, reader
 from builder.matrix.cells import Cell
@@ -102,8 +102,11 @@ exclude:
 """
 
 
-class Stored:
+class Stored(Index):
     """The files in metadata/ as an index."""
+
+    def __init__(self) -> None:
+        """It has no settings."""
 
     def package(self, name: str) -> ListedPackage:
         releases = [
@@ -117,7 +120,7 @@ class Stored:
         ]
         return ListedPackage(name=name, releases=tuple(releases))
 
-    def with_indexes(self, indexes: Mapping[str, str], arch: Arch = AMD64) -> Catalogue:
+    def with_indexes(self, indexes: Mapping[str, str], arch: Arch = AMD64) -> Index:
         """The same: no package has an index of its own here, and one METADATA is for all architectures."""
         assert not indexes
         return self
@@ -942,7 +945,7 @@ class Indexes(Stored):
         self.read: list[str] = [] if read is None else read
         self._index = index
 
-    def with_indexes(self, indexes: Mapping[str, str], arch: Arch = AMD64) -> Catalogue:
+    def with_indexes(self, indexes: Mapping[str, str], arch: Arch = AMD64) -> Index:
         return Indexes(indexes.get("torch", ""), self.read)
 
     def package(self, name: str) -> ListedPackage:
