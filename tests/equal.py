@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from builder.build.assemble import Assembler
-from builder.build.context import ImageMaker, RunContext
+from builder.build.context import RunContext
 from builder.build.dockerfile import DockerfileBuilder
 from builder.cli.context import Context
 from builder.common.console import View
@@ -54,7 +54,7 @@ def main(cells: list[str]) -> int:
     return status
 
 
-def _built(run: RunContext, maker: ImageMaker, image: PlannedImage) -> str:
+def _built(run: RunContext, maker: Assembler | DockerfileBuilder, image: PlannedImage) -> str:
     [outcome] = build_test_tag(run, maker, None, Plan(images=(image,)), 1)
     if outcome.error:
         raise outcome.error

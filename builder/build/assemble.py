@@ -100,6 +100,7 @@ class Assembler:
         self._compiling = ThreadPoolExecutor(4, "container")
 
     def find(self, image: PlannedImage) -> LoadedImage | None:
+        """The image, if store and engine both have it as planned."""
         return find_image(self._run, self._store, image, self._lookup.known)
 
     def start(self, images: Sequence[PlannedImage]) -> None:

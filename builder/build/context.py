@@ -1,12 +1,12 @@
-"""The context of a run, the interface of a build method, and the record of the images that this checkout built."""
+"""The context of a run, and the record of the images that this checkout built."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from builder.common.console import View
 from builder.common.files import write_atomically
@@ -16,7 +16,6 @@ from builder.evidence.suite import RUNNER, Suite
 from builder.host import Host
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
-from builder.plan.plan import PlannedImage
 
 # How an image came into the engine: built in this run, loaded from the store, or present before.
 Origin = Literal["built", "loaded", "present"]
@@ -42,28 +41,6 @@ class RunContext:
     project: Project
     host: Host
     view: View
-
-
-class ImageMaker(Protocol):
-    """A way to make images in the engine: from layers, or from Dockerfiles."""
-
-    def find(self, image: PlannedImage) -> LoadedImage | None:
-        """The image if the engine has it as planned; None if not, or if only `build` can determine that."""
-
-    def start(self, images: Sequence[PlannedImage]) -> None:
-        """Starts the work that these images share. All of them will be built."""
-
-    def as_ready(self, images: Sequence[PlannedImage]) -> Iterator[PlannedImage]:
-        """The images, each when its shared parts are ready: then `build` does not wait."""
-
-    def build(self, image: PlannedImage) -> LoadedImage:
-        """Builds the image, or loads it into the engine; untagged."""
-
-    def record_tagged(self, image: PlannedImage) -> None:
-        """Records that the image passed its tests and has its tags."""
-
-    def close(self) -> None:
-        """Ends the work that `start` started."""
 
 
 def with_test_files(run: RunContext) -> RunContext:

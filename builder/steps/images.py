@@ -14,7 +14,7 @@ from typing import Literal
 
 from builder.build import disk
 from builder.build.assemble import Assembler
-from builder.build.context import ImageMaker, LoadedImage, RunContext, with_test_files
+from builder.build.context import LoadedImage, RunContext, with_test_files
 from builder.build.dockerfile import DockerfileBuilder
 from builder.build.image_tests import Tester, check_docker_client, new_tester
 from builder.build.layer_lookup import LayerLookup
@@ -101,7 +101,7 @@ def make_images(run: RunContext, store: Store, planned: Plan, options: ImageOpti
 
 
 def build_test_tag(
-    run: RunContext, maker: ImageMaker, tester: Tester | None, planned: Plan, jobs: int
+    run: RunContext, maker: Assembler | DockerfileBuilder, tester: Tester | None, planned: Plan, jobs: int
 ) -> list[Outcome]:
     """Builds, tests and tags each image, each only if that is not done; without a tester, only builds.
 

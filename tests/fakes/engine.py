@@ -19,6 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from builder.build.context import LoadedImage
+from builder.build.dockerfile import DockerfileBuilder
 from builder.build.image_tests import NO_RESULTS, Tester
 from builder.common.errors import BuilderError, EngineError, ImageTestError
 from builder.common.files import digest_of_bytes, digest_of_data
@@ -233,7 +234,7 @@ def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 
 
 @dataclass
-class FakeMaker:
+class FakeMaker(DockerfileBuilder):
     """Records builds. `broken` are the errors by cell; `before` is called first; `layers` are being made.
 
     `lost`: `find` returns no image, as if the engine had lost it.

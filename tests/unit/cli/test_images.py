@@ -14,7 +14,7 @@ from typing import NoReturn
 import pytest
 
 from builder.build.assemble import Assembler
-from builder.build.context import ImageMaker, LoadedImage
+from builder.build.context import LoadedImage
 from builder.build.dockerfile import DockerfileBuilder
 from builder.build.outcomes import Outcome
 from builder.build.wheel_builds import SourceBuilder
@@ -41,6 +41,8 @@ from tests.fakes.engine import FakeEngine
 from tests.unit.cli.conftest import CELL, Run
 from tests.unit.matrix.test_cells import TINY_IDS
 
+_Maker = Assembler | DockerfileBuilder
+
 
 @dataclass
 class Call:
@@ -49,7 +51,7 @@ class Call:
     `thorough` are the components whose thorough tests each image must pass.
     """
 
-    maker: ImageMaker | None
+    maker: _Maker | None
     cells: list[str]
     jobs: int
     tester: dict[str, object] | None
@@ -80,7 +82,11 @@ def calls(run: Run, locked: Project, monkeypatch: pytest.MonkeyPatch, archive: l
         return {"gpu_mode": gpu_mode, "junit": junit}
 
     def make(
-        _: object, maker: ImageMaker | None, tester: dict[str, object] | None, planned: Plan, jobs: int
+        _: object,
+        maker: Assembler | DockerfileBuilder | None,
+        tester: dict[str, object] | None,
+        planned: Plan,
+        jobs: int,
     ) -> list[Outcome]:
         holder = json.loads((locked.state / "lock").read_text())["command"]
         cells, thorough = [image.id for image in planned.images], [image.thorough for image in planned.images]
