@@ -111,18 +111,6 @@ def attaching(repository: Repository, subject: Descriptor) -> Iterator[Attachmen
         _list_by_tag(repository, subject.digest, attachments._stored)
 
 
-def attach(
-    repository: Repository,
-    subject: Descriptor,
-    kind: str,
-    documents: Mapping[str, bytes],
-    notes: Mapping[str, str] = {},
-) -> None:
-    """Attaches one artifact, as in `manifest`, to an image; see `attaching`."""
-    with attaching(repository, subject) as attachments:
-        attachments.add(kind, documents, notes)
-
-
 def attached(
     repository: Repository, subject: str, artifact_type: str = "", annotations: Mapping[str, str] = {}
 ) -> list[str]:

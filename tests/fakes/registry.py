@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,6 +13,7 @@ from builder.common.files import digest_of_bytes, is_digest
 from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.layers.oci import Manifest
+from builder.registry import artifacts
 from builder.registry.client import Repository
 from builder.registry.failures import RejectedError
 
@@ -157,3 +158,15 @@ class MemoryRegistry(Repository):
         digest = digest_of_bytes(index)
         self.contents[digest], self.types[digest] = index, oci.INDEX_TYPE
         return digest
+
+
+def attach(
+    repository: Repository,
+    subject: Descriptor,
+    kind: str,
+    documents: Mapping[str, bytes],
+    notes: Mapping[str, str] = {},
+) -> None:
+    """Attaches one artifact, as in `manifest`, to an image."""
+    with artifacts.attaching(repository, subject) as attachments:
+        attachments.add(kind, documents, notes)

@@ -18,6 +18,7 @@ from builder.evidence.signing import Signer
 from builder.layers.blobs import Descriptor
 from builder.registry import artifacts
 from builder.registry.client import Repository
+from tests.fakes import registry as registry_fakes
 from tests.integration.checkout import PLAIN, Checkout, Running, today, until
 from tests.integration.registry import Fault, Proxy, Trouble
 from tests.integration.releases.machines import (
@@ -42,7 +43,7 @@ def subject_of(repository: Repository, digest: str) -> Descriptor:
 
 def list_only(staged: Repository, digest: str, documents: dict[str, bytes]) -> str:
     """Lists one report of an image, in place of the one that it has; returns its digest."""
-    artifacts.attach(staged, subject_of(staged, digest), reports.TYPE, documents)
+    registry_fakes.attach(staged, subject_of(staged, digest), reports.TYPE, documents)
     listed = staged.manifest(digest.replace(":", "-"))
     assert listed
     index = json.loads(listed.content)
@@ -90,7 +91,7 @@ def test_writers_at_the_same_time_lose_nothing(ours: Checkout, proxy: Proxy) -> 
     def attach(number: int) -> None:
         registry = repository(ours, proxy, "staging/ty-cuda")
         registry.confirm_s = 3  # longer than the registry takes to write a list on a busy disk
-        artifacts.attach(registry, subject, "application/x-test", {"text/plain": f"document {number}".encode()})
+        registry_fakes.attach(registry, subject, "application/x-test", {"text/plain": f"document {number}".encode()})
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(attach, range(8)))

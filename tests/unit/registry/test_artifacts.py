@@ -15,6 +15,7 @@ from builder.layers.oci import INDEX_TYPE, Manifest
 from builder.registry import artifacts
 from builder.registry.client import REFUSALS
 from builder.registry.failures import RejectedError, TransientError
+from tests.fakes import registry as registry_fakes
 from tests.fakes.registry import MemoryRegistry
 
 SUBJECT = Descriptor(media_type=MANIFEST_TYPE, digest=digest_of_bytes(b"image"), size=5)
@@ -32,7 +33,7 @@ def document(text: str) -> Manifest:
 
 
 def attach(registry: MemoryRegistry, text: str) -> str:
-    artifacts.attach(registry, SUBJECT, TYPE, {TYPE: text.encode()}, {"note": text})
+    registry_fakes.attach(registry, SUBJECT, TYPE, {TYPE: text.encode()}, {"note": text})
     return document(text).digest
 
 
@@ -61,7 +62,7 @@ def test_the_image_itself_is_no_list_of_attachments(registry: MemoryRegistry) ->
     """The error was "invalid index", with the hint to delete it, which would have deleted the image."""
     subject = image_at_its_fallback_tag(registry)
     assert artifacts.attached(registry, subject.digest) == []
-    artifacts.attach(registry, subject, TYPE, {TYPE: b"x"})
+    registry_fakes.attach(registry, subject, TYPE, {TYPE: b"x"})
     assert len(artifacts.attached(registry, subject.digest, TYPE)) == 1
     assert subject.digest in registry.contents
 
@@ -72,7 +73,7 @@ def test_a_registry_that_keeps_no_list_of_attachments_is_named(
     subject = image_at_its_fallback_tag(registry)
     monkeypatch.setattr(registry, "put_manifest_once", lambda *_: None)
     with pytest.raises(RegistryError, match="nothing can be attached to images") as caught:
-        artifacts.attach(registry, subject, TYPE, {TYPE: b"x"})
+        registry_fakes.attach(registry, subject, TYPE, {TYPE: b"x"})
     assert "elete" not in caught.value.hint
 
 

@@ -23,6 +23,7 @@ from builder.registry import artifacts
 from builder.release import inspection
 from builder.release.inspection import RepositoryCheck
 from builder.release.staging import ReleasedImage, ReleaseRecord, StagingArea
+from tests.fakes import registry as registry_fakes
 from tests.fakes.registry import MemoryRegistry
 from tests.unit.registry.test_artifacts import SUBJECT, TAG, attach, document
 from tests.unit.release.test_staging import IMAGE, area
@@ -100,7 +101,7 @@ def test_what_an_index_names_and_what_is_attached_to_it_is_checked(registry: Mem
     index = registry.add_index(amd64=image)
     registry.tags["1.0"] = index
     subject = Descriptor(media_type=oci.INDEX_TYPE, digest=index, size=len(registry.contents[index]))
-    artifacts.attach(registry, subject, "application/x-test", {"text/plain": b"signature"})
+    registry_fakes.attach(registry, subject, "application/x-test", {"text/plain": b"signature"})
     assert faults(registry) == []
     for blob in (b"layer", b"signature"):
         del registry.contents[digest_of_bytes(blob)]

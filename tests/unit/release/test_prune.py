@@ -25,6 +25,7 @@ from builder.registry import artifacts
 from builder.release import prune, staging
 from builder.release.prune import Item, RegistryContents, RepositoryContents
 from builder.release.staging import StagedImage, StagedRelease, StagingArea, plan_tag
+from tests.fakes import registry as registry_fakes
 from tests.fakes.registry import MemoryRegistry
 from tests.fakes.wire import connect
 from tests.unit.registry.test_artifacts import SUBJECT
@@ -205,7 +206,7 @@ def test_what_a_tag_of_several_architectures_names_is_needed(memory: MemoryRegis
         images[arch] = memory.put_manifest(plan_tag(digest(arch)), arch.encode(), MANIFEST_TYPE)
         memory.tags[images[arch]] = images[arch]
         subject = Descriptor(media_type=MANIFEST_TYPE, digest=images[arch], size=len(arch))
-        artifacts.attach(memory, subject, TYPE, {TYPE: OLD.model_dump_json().encode()})
+        registry_fakes.attach(memory, subject, TYPE, {TYPE: OLD.model_dump_json().encode()})
     unneeded = {item.digest for item in prune.unneeded(read(memory), 1, NOW)}
     assert set(images.values()) < unneeded
     memory.tags["2.9-20261101"] = memory.add_index(**images)
@@ -220,7 +221,7 @@ def test_a_report_that_cannot_be_read_makes_an_image_count_as_new(memory: Memory
     for content in (b"", b"{}", OLD.model_dump_json().encode()):
         [staged] = read(memory).staged
         assert staged.images == {SUBJECT.digest: None}
-        artifacts.attach(memory, SUBJECT, TYPE, {TYPE: content})
+        registry_fakes.attach(memory, SUBJECT, TYPE, {TYPE: content})
     [staged] = read(memory).staged
     assert staged.images == {SUBJECT.digest: OLD}
     assert len(staged.attached[SUBJECT.digest]) == 3 + 1, "the reports and their list"
@@ -230,7 +231,7 @@ def sign(registry: MemoryRegistry, signed: Manifest, cosign: int) -> list[str]:
     """What version 2 of cosign stores under a tag, or version 3 attaches."""
     if cosign == 3:
         subject = Descriptor(media_type=MANIFEST_TYPE, digest=signed.digest, size=len(signed.content))
-        artifacts.attach(registry, subject, "application/x-bundle", {"text/plain": b""})
+        registry_fakes.attach(registry, subject, "application/x-bundle", {"text/plain": b""})
         return [*artifacts.attached(registry, signed.digest), registry.tags[signed.digest.replace(":", "-")]]
     return [registry.put_manifest(f"{signed.digest.replace(':', '-')}.sig", b"signature", MANIFEST_TYPE)]
 

@@ -17,6 +17,7 @@ from builder.layers import oci
 from builder.layers.blobs import LAYER_TYPE, Descriptor
 from builder.registry import artifacts
 from builder.registry.client import Repository
+from tests.fakes import registry as registry_fakes
 from tests.integration import programs
 from tests.integration.checkout import Checkout
 from tests.integration.registry import Proxy, Server
@@ -129,7 +130,7 @@ def test_an_index_is_copied_with_what_is_attached_to_its_images(
         image = artifacts.manifest("", {LAYER_TYPE: layer})
         artifacts.put_artifact(source, image, [layer])
         images[arch] = Descriptor(media_type=image.media_type, digest=image.digest, size=len(image.content))
-        artifacts.attach(source, images[arch], "application/x-note", {"text/plain": layer})
+        registry_fakes.attach(source, images[arch], "application/x-note", {"text/plain": layer})
         source.put_manifest(f"{image.digest.replace(':', '-')}.sig", image.content, image.media_type)
     index = source.put_manifest("2.9", oci.platform_index(images), oci.INDEX_TYPE)
     follow_guide(program, tmp_path, "org/both", ["2.9"], proxy.address, inside.address)
