@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import date, timedelta
 from pathlib import Path
 
-from builder.matrix import pins
+from builder.common import validation
 from builder.matrix.pins import Pins
 from builder.matrix.project import Project
 
@@ -69,5 +69,5 @@ def reminders(listed: Pins, today: date) -> list[str]:
 
 def check(root: Path, today: date) -> tuple[list[str], list[str]]:
     """The faults and the reminders of a checkout."""
-    listed = pins.read_pins(root / _NAMED)
+    listed = validation.read_model(root / _NAMED, Pins)
     return faults(read_pinned(root), listed), reminders(listed, today)

@@ -6,20 +6,33 @@ import copy
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from builder.common.errors import did_you_mean
+from builder.common import strict_yaml
+from builder.common.errors import FileError, did_you_mean
 from builder.common.strict_yaml import Key, Located
 from builder.common.text import Redactor
 
 MAX_FAULTS = 20
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 def explain(error: ValidationError, model: type[BaseModel], located: Located) -> str:
     """The faults in an error of validating `located` as `model`."""
     return listed(_explain(dict(item), model, located) for item in error.errors(include_url=False))
+
+
+def read_model(path: Path, model: type[_Model]) -> _Model:
+    """A YAML file as a model. Raises FileError with every fault and its place, and MatrixError for invalid YAML."""
+    located = strict_yaml.load_yaml(path)
+    try:
+        return model.model_validate(located.data)
+    except ValidationError as error:
+        message = explain(error, model, located)
+        raise FileError(message, hint="Correct it, as in the entries next to it.") from None
 
 
 def message_of(item: Mapping[str, object]) -> str:

@@ -10,10 +10,9 @@ from typing import Annotated
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
-from builder.common import strict_yaml, validation
-from builder.common.errors import FileError
+from builder.common import validation
 from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.schema import AMD64, PUBLIC_VERSION, CudaName, Matrix, StrictModel, cuda_major, required_name
@@ -235,18 +234,7 @@ class Facts(StrictModel):
         return lines
 
 
-def read_facts(path: Path) -> Facts:
-    """Facts of a file. Raises FileError with every fault and its place, and MatrixError for invalid YAML."""
-    located = strict_yaml.load_yaml(path)
-    try:
-        return Facts.model_validate(located.data)
-    except ValidationError as error:
-        raise FileError(
-            validation.explain(error, Facts, located), hint="Correct it, as in the entries next to it."
-        ) from None
-
-
 @cache
 def load_facts() -> Facts:
     """The facts of this program."""
-    return read_facts(FILE)
+    return validation.read_model(FILE, Facts)

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Annotated
 
 from packaging.version import Version
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints
 
-from builder.common import strict_yaml, validation
-from builder.common.errors import FileError
+from builder.common import validation
 from builder.matrix.facts import Line, Release
 from builder.matrix.schema import StrictModel
 
@@ -68,18 +67,7 @@ def describe(vulnerabilities: Sequence[Vulnerability]) -> str:
     return "; ".join(f"{each.id} ({each.risk})" for each in vulnerabilities)
 
 
-def read_pins(path: Path) -> Pins:
-    """The pins of a file. Raises FileError with every fault and its place, and MatrixError for invalid YAML."""
-    located = strict_yaml.load_yaml(path)
-    try:
-        return Pins.model_validate(located.data)
-    except ValidationError as error:
-        raise FileError(
-            validation.explain(error, Pins, located), hint="Correct it, as in the entries next to it."
-        ) from None
-
-
 @cache
 def load_pins() -> Pins:
     """The pins of this program's repository."""
-    return read_pins(FILE)
+    return validation.read_model(FILE, Pins)

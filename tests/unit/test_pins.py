@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from builder.common import validation
 from builder.common.errors import FileError
-from builder.matrix.pins import Pins, Vulnerability, load_pins, read_pins
+from builder.matrix.pins import Pins, Vulnerability, load_pins
 from tests import pins
 from tests.paths import ROOT
 
@@ -40,7 +41,7 @@ def listed(tmp_path: Path) -> Pins:
 def read(folder: Path, text: str) -> Pins:
     path = folder / "pins.yaml"
     path.write_text(text)
-    return read_pins(path)
+    return validation.read_model(path, Pins)
 
 
 def test_every_pin_of_this_repository_has_an_entry() -> None:

@@ -11,7 +11,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from builder.common import strict_yaml
+from builder.common import strict_yaml, validation
 from builder.common.errors import FileError
 from builder.compat.gpu_support import _ARCHITECTURE
 from builder.matrix import cells, facts, reader
@@ -165,7 +165,7 @@ def test_invalid_values_are_refused_with_their_place(tmp_path: Path, old: str, n
     changed.write_text(text.replace(old, new, 1))
     line = text[: text.index(old)].count("\n") + 1
     with pytest.raises(FileError, match=rf"^facts\.yaml:{line}:[0-9]+: {place}: ") as caught:
-        facts.read_facts(changed)
+        validation.read_model(changed, facts.Facts)
     assert caught.value.hint
 
 
