@@ -8,10 +8,9 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import requests
 
@@ -47,8 +46,7 @@ BUILDS_DOCKERFILES = (25, 0)  # which has HEALTHCHECK --start-interval
 POLICY = RetryPolicy(connect_s=TIMEOUT_S, read_s=TIMEOUT_S, retries=0)
 
 
-@dataclass(frozen=True)
-class MachineFinding:
+class MachineFinding(NamedTuple):
     """One finding. `missing`: images cannot be built without it; `note`: they can."""
 
     name: str
@@ -56,40 +54,45 @@ class MachineFinding:
     detail: str
 
 
+_Findings = Iterator[tuple[str, State, str]]
+
+
 def examine(project: Project, store: Store, archives: Archives, say: Callable[[str], None]) -> list[MachineFinding]:
     """All findings. Reports what is missing as a finding, not as an error."""
-    findings = [MachineFinding("python", "ok", sys.version.split()[0])]
+    return [MachineFinding(*finding) for finding in _examine(project, store, archives, say)]
+
+
+def _examine(project: Project, store: Store, archives: Archives, say: Callable[[str], None]) -> _Findings:
+    yield "python", "ok", sys.version.split()[0]
     uv = Path(sys.executable).parent / "uv"
     if uv.exists():
         output = subprocess.run([str(uv), "--version"], capture_output=True, text=True, check=False).stdout
-        findings.append(MachineFinding("uv", "ok", output.split(" (")[0].removeprefix("uv ").strip()))
+        yield "uv", "ok", output.split(" (")[0].removeprefix("uv ").strip()
     else:
-        findings.append(MachineFinding("uv", "missing", "not in .venv: run `make` again"))
+        yield "uv", "missing", "not in .venv: run `make` again"
 
     engine: Engine | None = None
     info: EngineInfo | None = None
     try:
         engine = Engine.connect()
         info = engine.info()
+    except EngineError as error:
+        yield "engine", "missing", _with_hint(error)
+    if engine and info:
         obstacle = too_old(info)
-        about = f"{info.architecture}, {info.cpus} CPUs, {size(info.memory)} of memory"
         name = f"{info.name} {info.version}{', rootless' if info.is_rootless else ''}"
         if engine.address.selected_by:
             name += f", at {engine.address.host} (selected by {engine.address.selected_by})"
-        findings += [
-            MachineFinding("engine", "missing" if obstacle else "ok", obstacle or name),
-            *_abilities(info),
-            MachineFinding("machine", "ok" if info.arch in PLATFORMS else "missing", about),
-            *_emulation(project, info),
-        ]
-    except EngineError as error:
-        findings.append(MachineFinding("engine", "missing", f"{error}. {error.hint}".removesuffix(". ")))
+        yield "engine", "missing" if obstacle else "ok", obstacle or name
+        yield from _abilities(info)
+        about = f"{info.architecture}, {info.cpus} CPUs, {size(info.memory)} of memory"
+        yield "machine", "ok" if info.arch in PLATFORMS else "missing", about
+        yield from _emulation(project, info)
     docker = shutil.which("docker")
-    absent = "the image tests need it: apt-get install docker.io"
-    findings.append(MachineFinding("docker", "ok" if docker else "missing", docker or absent))
+    yield "docker", "ok" if docker else "missing", docker or "the image tests need it: apt-get install docker.io"
 
     # Disks. That of a remote engine cannot be measured.
-    findings.append(MachineFinding("disk: checkout", "ok", f"{size(shutil.disk_usage(project.root).free)} free"))
+    yield "disk: checkout", "ok", f"{size(shutil.disk_usage(project.root).free)} free"
     if info and info.is_local:
         free = shutil.disk_usage(info.root).free
         try:
@@ -97,107 +100,96 @@ def examine(project: Project, store: Store, archives: Archives, say: Callable[[s
             detail = f"{size(free)} free; the default images take about {size(needed)} to build"
         except BuilderError:  # no cell is locked, for example
             needed, detail = 0, f"{size(free)} free"
-        findings.append(MachineFinding("disk: engine", "ok" if free >= needed else "missing", detail))
+        yield "disk: engine", "ok" if free >= needed else "missing", detail
+    detail = "not created yet"
     if store.root.is_dir():
         limit = f" of at most {size(store.limit)}" if store.limit else ""
-        free = shutil.disk_usage(store.root).free
-        findings.append(MachineFinding("layers", "ok", f"{store.root}, {size(store.size())}{limit}, {size(free)} free"))
-    else:
-        findings.append(MachineFinding("layers", "ok", f"{store.root}, not created yet"))
+        detail = f"{size(store.size())}{limit}, {size(shutil.disk_usage(store.root).free)} free"
+    yield "layers", "ok", f"{store.root}, {detail}"
 
     driver, present = gpus.read_gpus()
-    if present:
-        names = ", ".join(f"{gpu.name} ({size(gpu.memory)})" for gpu in present)
-        findings.append(MachineFinding("gpu", "ok", f"{names}, driver {driver}"))
-    else:
-        findings.append(MachineFinding("gpu", "note", "none: images can be built, GPU tests are not run"))
+    names = ", ".join(f"{gpu.name} ({size(gpu.memory)})" for gpu in present)
+    absent = "none: images can be built, GPU tests are not run"
+    yield "gpu", "ok" if present else "note", f"{names}, driver {driver}" if present else absent
     if info and info.all_gpus:  # also of an engine on another machine
-        findings.append(MachineFinding("gpu in containers", "ok", f"docker run {info.all_gpus}"))
+        yield "gpu in containers", "ok", f"docker run {info.all_gpus}"
     elif present:
-        absent = "no: install nvidia-container-toolkit and restart the engine"
-        findings.append(MachineFinding("gpu in containers", "note", absent))
+        yield "gpu in containers", "note", "no: install nvidia-container-toolkit and restart the engine"
 
-    installed = find_cosign()
-    if installed is None:
-        findings.append(MachineFinding("cosign", "note", "not installed: signatures cannot be made or checked"))
-    elif installed.danger or not installed.version:
-        detail = installed.danger.replace("\n  -> ", ". ") or f"{installed.path}, {installed.name}"
-        findings.append(MachineFinding("cosign", "note", detail))
+    if (installed := find_cosign()) is None:
+        yield "cosign", "note", "not installed: signatures cannot be made or checked"
     else:
-        findings.append(MachineFinding("cosign", "ok", f"{installed.path}, {installed.name}"))
+        danger, detail = installed.danger.replace("\n  -> ", ". "), f"{installed.path}, {installed.name}"
+        yield "cosign", "note" if danger or not installed.version else "ok", danger or detail
 
     say("checking the package index and the registry ...")
-    findings += [
-        _index(),
-        *_named_indexes(project),
-        *_registries(engine, project),
-        *_debian_locks(project, store, archives, say),
-    ]
+    yield ("index", *_index())
+    yield from _named_indexes(project)
+    yield from _registries(engine, project)
+    yield from _debian_locks(project, store, archives, say)
     if reason := operating_systems.obstacle_here():
-        findings.append(MachineFinding("mmdebstrap", "note", f"{reason}: builds run it in a container of Debian"))
+        yield "mmdebstrap", "note", f"{reason}: builds run it in a container of Debian"
     else:
-        path = shutil.which("mmdebstrap")
-        findings.append(MachineFinding("mmdebstrap", "ok", path or "a build will install it with apt-get"))
-    return findings
+        yield "mmdebstrap", "ok", shutil.which("mmdebstrap") or "a build will install it with apt-get"
 
 
-def _emulation(project: Project, info: EngineInfo) -> Iterator[MachineFinding]:
+def _with_hint(error: BuilderError) -> str:
+    return f"{error}. {error.hint}".removesuffix(". ")
+
+
+def _emulation(project: Project, info: EngineInfo) -> _Findings:
     """A finding for each other architecture in matrix.yaml: this machine can make its images, or not.
 
     The emulation of a remote engine is unknown.
     """
     for arch in sorted({cell.arch for cell in project.cells} - {info.arch}):
         if not info.is_local:
-            yield MachineFinding(arch, "note", f"the engine must emulate {PLATFORMS[arch]}")
+            yield arch, "note", f"the engine must emulate {PLATFORMS[arch]}"
         elif machine.emulates(PLATFORMS[arch]):
-            yield MachineFinding(arch, "ok", "emulated by QEMU: images can be built, and some of their tests run")
+            yield arch, "ok", "emulated by QEMU: images can be built, and some of their tests run"
         else:
-            yield MachineFinding(arch, "note", f"not emulated: its images cannot be built. {EMULATION_HINT}")
+            yield arch, "note", f"not emulated: its images cannot be built. {EMULATION_HINT}"
 
 
-def _abilities(info: EngineInfo) -> Iterator[MachineFinding]:
+def _abilities(info: EngineInfo) -> _Findings:
     """The abilities and the limits of this kind of engine."""
     is_podman, is_containerd = info.name == "Podman", info.store == CONTAINERD
     kept = "; keeps layers compressed too, so images take about 1.5 times as much disk as with overlay2"
-    yield MachineFinding("store", "ok", f"{info.store}, {info.root}{kept if is_containerd else ''}")
+    yield "store", "ok", f"{info.store}, {info.root}{kept if is_containerd else ''}"
     if is_podman:
-        yield MachineFinding("loading", "note", "Podman gets whole archives: it pulls only over TLS")
+        yield "loading", "note", "Podman gets whole archives: it pulls only over TLS"
     elif info.is_rootless or not info.is_local:
         which = "a rootless engine" if info.is_rootless else "an engine on another machine"
-        detail = f"{which} gets whole archives, unless it can reach the loopback of this machine"
-        yield MachineFinding("loading", "note", detail)
+        yield "loading", "note", f"{which} gets whole archives, unless it can reach the loopback of this machine"
     else:
-        yield MachineFinding("loading", "ok", "the engine pulls the layers that it lacks from builder")
+        yield "loading", "ok", "the engine pulls the layers that it lacks from builder"
     if is_podman or parse_version(info.version) < BUILDS_DOCKERFILES:
         detail = "cannot build Dockerfiles (--method dockerfile), which needs Docker Engine 25 or newer"
-        yield MachineFinding("dockerfiles", "note", f"{info.name} {detail}")
+        yield "dockerfiles", "note", f"{info.name} {detail}"
     else:
-        yield MachineFinding("dockerfiles", "ok", "--method dockerfile builds them")
+        yield "dockerfiles", "ok", "--method dockerfile builds them"
     if info.is_rootless:
-        detail = "your own folders belong to root in containers: docker run --user root -e NB_UID=0"
-        yield MachineFinding("mounts", "note", detail)
+        yield "mounts", "note", "your own folders belong to root in containers: docker run --user root -e NB_UID=0"
 
 
-def _index() -> MachineFinding:
-    """A finding about the default index. Never shows its address, which may be that of a private mirror."""
+def _index() -> tuple[State, str]:
+    """The state of the default index. Never shows its address, which may be that of a private mirror."""
     try:
         settings = host.read_host().index
     except UsageError as error:
-        return MachineFinding(name="index", state="missing", detail=str(error))
+        return "missing", str(error)
     which = "the configured mirror" if settings.url else "PyPI"
     session = IndexSession(settings, timeout=(TIMEOUT_S, TIMEOUT_S), retries=0)
     try:
         files = session.files("pip")
     except (requests.RequestException, OSError) as error:
-        detail = f"{which} does not answer: {describe(error)}. {session.hint(error, '')}".removesuffix(". ")
-        return MachineFinding(name="index", state="missing", detail=detail)
+        return "missing", f"{which} does not answer: {describe(error)}. {session.hint(error, '')}".removesuffix(". ")
     if not files:
-        return MachineFinding(name="index", state="missing", detail=f"{which} does not have pip: check its address")
-    ca = ", with a CA bundle of this machine" if settings.ca_bundle else ""
-    return MachineFinding(name="index", state="ok", detail=f"{which} answers{ca}")
+        return "missing", f"{which} does not have pip: check its address"
+    return "ok", f"{which} answers{', with a CA bundle of this machine' if settings.ca_bundle else ''}"
 
 
-def _named_indexes(project: Project) -> Iterator[MachineFinding]:
+def _named_indexes(project: Project) -> _Findings:
     """A finding for each index of matrix.yaml: it has one of its packages and accepts the login, or not."""
     packages: dict[str, str] = {}
     for members in project.groups.values():
@@ -206,27 +198,17 @@ def _named_indexes(project: Project) -> Iterator[MachineFinding]:
     for index, package in packages.items():
         name = f"index {index}"
         try:
-            with (
-                IndexSession(
-                    host.host_for_matrix(project.matrix).index.of(index), timeout=(TIMEOUT_S, TIMEOUT_S)
-                ) as session,
-                fetch_errors(package, session),
-            ):
-                files = session.files(package)
+            settings = host.host_for_matrix(project.matrix).index.of(index)
+            with IndexSession(settings, timeout=(TIMEOUT_S, TIMEOUT_S)) as session, fetch_errors(package, session):
+                has_files = bool(session.files(package))
         except BuilderError as error:
-            yield MachineFinding(name, "missing", f"{error}. {error.hint}".removesuffix(". "))
+            yield name, "missing", _with_hint(error)
             continue
-        state: State = "ok" if files else "missing"
-        yield MachineFinding(
-            name,
-            state,
-            f"has {package}" if files else f"has no {package}: publish it there, or correct its index in matrix.yaml",
-        )
+        absent = f"has no {package}: publish it there, or correct its index in matrix.yaml"
+        yield name, "ok" if has_files else "missing", f"has {package}" if has_files else absent
 
 
-def _debian_locks(
-    project: Project, store: Store, archives: Archives, say: Callable[[str], None]
-) -> Iterator[MachineFinding]:
+def _debian_locks(project: Project, store: Store, archives: Archives, say: Callable[[str], None]) -> _Findings:
     """The ages of the locks of Debian packages, and for each release the number of packages that its archives lack."""
     locks: dict[str, list[OsLock]] = {}
     for request in dict.fromkeys(os_lock.request_of_cell(project.matrix, cell) for cell in project.cells):
@@ -271,37 +253,35 @@ def _debian_locks(
             state = "note"
             line += f"; the archives have a different file for {listed(sorted(others), 3)}: do not use them"
         lines.append(line)
-    yield MachineFinding("debian locks", state, "\n".join(lines))
+    yield "debian locks", state, "\n".join(lines)
 
 
-def _registries(engine: Engine | None, project: Project) -> Iterator[MachineFinding]:
+def _registries(engine: Engine | None, project: Project) -> _Findings:
     """The registry of matrix.yaml, or Docker's default, and that of staging if it is another one."""
     matrix = project.matrix
     if matrix.registry:
         image = next(iter(matrix.frameworks.values())).image
-        yield _registry(
-            "registry", project, ImageRef(registry=matrix.registry, repository=f"{matrix.namespace}/{image}")
-        )
+        reference = ImageRef(registry=matrix.registry, repository=f"{matrix.namespace}/{image}")
+        yield ("registry", *_registry(project, reference))
     elif engine is None:
-        yield MachineFinding("registry", "note", "not checked: no engine")
+        yield "registry", "note", "not checked: no engine"
     elif engine.has_remote(next(iter(matrix.debian.values())).image):
-        yield MachineFinding("registry", "ok", "Docker's default registry answers")
+        yield "registry", "ok", "Docker's default registry answers"
     else:
-        absent = "no registry answers: base images for Dockerfiles are made from Debian packages"
-        yield MachineFinding("registry", "note", absent)
+        yield "registry", "note", "no registry answers: base images for Dockerfiles are made from Debian packages"
     if matrix.staging:
         try:
             repository = StagingArea.of(project, "", Host()).repository(INDEX)
         except UsageError as error:
-            yield MachineFinding("staging", "note", str(error))
+            yield "staging", "note", str(error)
             return
         if repository.registry != matrix.registry:
-            yield _registry("staging", project, repository)
+            yield ("staging", *_registry(project, repository))
 
 
-def _registry(name: str, project: Project, repository: ImageRef) -> MachineFinding:
+def _registry(project: Project, repository: ImageRef) -> tuple[State, str]:
     try:
         Repository(repository, host=host.host_for_matrix(project.matrix), write=True, policy=POLICY).exists()
     except BuilderError as error:
-        return MachineFinding(name, "note", f"{error}. {error.hint}".removesuffix(". "))
-    return MachineFinding(name, "ok", f"{repository.registry} answers")
+        return "note", _with_hint(error)
+    return "ok", f"{repository.registry} answers"
