@@ -112,10 +112,7 @@ def check_download(run: RunContext, store: Store, blobs: Sequence[Descriptor]) -
 def _check_free(folder: str, needed: int, action: str) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise DiskError(
-            f"{action} takes about {size(needed)} in {folder}, which has {size(free)} free",
-            hint=FREE_DISK,
-        )
+        raise DiskError(f"{action} takes about {size(needed)} in {folder}, which has {size(free)} free", hint=FREE_DISK)
 
 
 def _wheel_layers(images: Iterable[PlannedImage]) -> Collection[PlannedLayer]:

@@ -51,13 +51,7 @@ class Archive:
     """The packages that the archives of a Debian release have now."""
 
     def __init__(
-        self,
-        release: str,
-        host: Host,
-        folder: Path,
-        run: Run = subprocess.run,
-        arch: Arch = AMD64,
-        status: str = "",
+        self, release: str, host: Host, folder: Path, run: Run = subprocess.run, arch: Arch = AMD64, status: str = ""
     ) -> None:
         """Downloads the lists of packages; `run` runs apt, here or in a container. Raises LockError.
 

@@ -112,8 +112,5 @@ def tag_ranks(python: str, glibc: str, platform: str) -> dict[Tag, int]:
             platforms.append(f"{aliases[minor]}_{platform}")
     platforms.append(f"linux_{platform}")
     interpreter = "cp" + python.replace(".", "")
-    accepted = [
-        *cpython_tags(version, [interpreter], platforms),
-        *compatible_tags(version, interpreter, platforms),
-    ]
+    accepted = [*cpython_tags(version, [interpreter], platforms), *compatible_tags(version, interpreter, platforms)]
     return {tag: rank for rank, tag in reversed(list(enumerate(accepted)))}

@@ -316,13 +316,7 @@ def read_image(content: bytes, read_blob: Callable[[str], bytes]) -> Image:
         config=Descriptor(media_type=CONFIG_TYPE, digest=blobs.config.digest, size=blobs.config.size),
         manifest=Manifest.of(content),
         layers=tuple(
-            Layer(
-                digest=blob.digest,
-                size=blob.size,
-                diff_id=diff_id,
-                unpacked=blob.unpacked,
-                toc=blob.toc,
-            )
+            Layer(digest=blob.digest, size=blob.size, diff_id=diff_id, unpacked=blob.unpacked, toc=blob.toc)
             for blob, diff_id in zip(blobs.layers, diff_ids, strict=True)
         ),
         history=tuple(lines),

@@ -197,11 +197,7 @@ Namespace = Annotated[str, AfterValidator(_namespace)]
 Source = Annotated[str, matches(r"(https://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[A-Za-z0-9._~-]+)+/?)?", "an https address")]
 _ARCHIVE = r"http://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[A-Za-z0-9._~-]+)*"
 Archive = Annotated[  # a new operating system has no certificates yet; apt checks signatures
-    str,
-    matches(
-        _ARCHIVE,
-        "an http address such as http://archive.example.com, without a slash at the end",
-    ),
+    str, matches(_ARCHIVE, "an http address such as http://archive.example.com, without a slash at the end")
 ]
 GitAddress = Annotated[
     str,

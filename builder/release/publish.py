@@ -56,12 +56,7 @@ class PublishableImage:
 
     @classmethod
     def of(
-        cls,
-        project: Project,
-        planned: PlannedImage,
-        stored: Image,
-        coverage: Coverage,
-        registry: str = "",
+        cls, project: Project, planned: PlannedImage, stored: Image, coverage: Coverage, registry: str = ""
     ) -> PublishableImage:
         """The image with its references and cells. `registry` overrides the setting in matrix.yaml."""
         return cls(
