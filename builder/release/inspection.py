@@ -142,18 +142,6 @@ def repositories(project: Project, host: Host, area: StagingArea | None, registr
     return [Repository(reference, host=host, write=False) for reference in dict.fromkeys(named)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ReadManifest:
-    """The result of reading a manifest: its fault, empty without one, and the sizes of its blobs by digest.
-
-    `manifests` are the names, for messages, of the manifests that it leads to, by digest.
-    """
-
-    fault: str = ""
-    blobs: Mapping[str, int] = field(default_factory=dict)
-    manifests: Mapping[str, str] = field(default_factory=dict)
-
-
 @dataclass(kw_only=True)
 class RepositoryCheck:
     """Reads everything reachable from the tags of a repository, and from the digests `also`, with what is attached.
@@ -181,12 +169,12 @@ class RepositoryCheck:
         while names:
             self.manifests |= names.keys()
             below: dict[str, str] = {}
-            for (_, name), manifest in look_up(self._read_manifest, names.items()):
-                if manifest.fault:
-                    yield manifest.fault
-                for digest, size in manifest.blobs.items():
+            for (_, name), (fault, own_blobs, manifests) in look_up(self._read_manifest, names.items()):
+                if fault:
+                    yield fault
+                for digest, size in own_blobs.items():
                     blobs.setdefault(digest, (size, name))
-                for digest, described in manifest.manifests.items():
+                for digest, described in manifests.items():
                     below.setdefault(digest, described)
             names = {digest: name for digest, name in below.items() if digest not in self.manifests}
         self.blobs |= blobs.keys()
@@ -199,14 +187,18 @@ class RepositoryCheck:
             return self.repository.digest_of(tag) or tag
         return tag
 
-    def _read_manifest(self, named: tuple[str, str]) -> _ReadManifest:
+    def _read_manifest(self, named: tuple[str, str]) -> tuple[str, Mapping[str, int], Mapping[str, str]]:
+        """The fault of a manifest, or an empty string; the sizes of its blobs, and the names of the manifests below it.
+
+        Both by digest; the names are for messages.
+        """
         reference, name = named
         blobs: Mapping[str, int] = {}
         manifests: dict[str, str] = {}
         try:
             manifest = self.repository.manifest(reference)
             if manifest is None:
-                return _ReadManifest(fault=f"{name}: the manifest is missing")
+                return f"{name}: the manifest is missing", {}, {}
             is_index = manifest.media_type in INDEXES
             if is_index:
                 manifests = {entry: f"{name}, {entry}" for entry in artifacts.entries(manifest.content, name)}
@@ -217,8 +209,8 @@ class RepositoryCheck:
                 for page in self.repository.referrers(manifest.digest) or ():
                     manifests |= {entry: f"{name}, attached {entry}" for entry in artifacts.entries(page, name)}
         except (RejectedError, VerifyError) as error:
-            return _ReadManifest(fault=f"{name}: {error}", blobs=blobs, manifests=manifests)
-        return _ReadManifest(blobs=blobs, manifests=manifests)
+            return f"{name}: {error}", blobs, manifests
+        return "", blobs, manifests
 
     def _blob_fault(self, blob: tuple[str, tuple[int, str]]) -> str:
         digest, (size, name) = blob
