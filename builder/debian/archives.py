@@ -236,6 +236,8 @@ class DebianFetcher(FileFetcher[DebianPackage]):
     `cell` is one that needs them, for a hint.
     """
 
+    server = "the archive"
+
     def __init__(
         self,
         archives: Archives,
@@ -248,25 +250,14 @@ class DebianFetcher(FileFetcher[DebianPackage]):
         policy: RetryPolicy = POLICY,
         stopped: threading.Event | None = None,
     ) -> None:
-        super().__init__(parts, progress=progress, policy=policy, stopped=stopped)
-        self._requests = archives.session(policy)
+        super().__init__(blobs, parts, archives.session(policy), progress=progress, policy=policy, stopped=stopped)
         self._archives = archives
         self._os_lock = lock
-        self._blobs = blobs
         self.again = f"Lock the current versions: builder refresh {cell}"
         self.distrust = (
             "Debian never changes a package without a new version: do not use these archives, or this lock, until the "
             "difference is explained."
         )
-
-    def path(self, package: DebianPackage) -> Path:
-        return self._blobs / package.sha256
-
-    def _session(self, package: DebianPackage) -> IndexSession:
-        return self._requests
-
-    def _server(self, package: DebianPackage) -> str:
-        return "the archive"
 
     def fetch_all(self) -> dict[str, Path]:
         """The files of all packages, by SHA-256; the largest are downloaded first. Raises FetchError, DiskError."""

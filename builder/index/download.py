@@ -68,40 +68,44 @@ class _RetryError(Exception):
 
 
 class FileFetcher(ABC, Generic[_File]):
-    """Downloads locked files to `path` of each; several processes may share the folders.
+    """Downloads locked files to `folder`, named by their SHA-256; several processes may share the folders.
 
-    Subclasses find the addresses. `parts` is the folder of incomplete files, `progress` gets numbers of bytes.
-    Ends soon after `stopped` is set.
+    Subclasses find the addresses. `parts` is the folder of incomplete files, `session` downloads all files unless a
+    subclass has several, `progress` gets numbers of bytes. Ends soon after `stopped` is set.
     """
 
     again = DOCTOR  # hints: if a file is absent, or is another one
     distrust = _DISTRUST
+    server = ""  # in messages; empty for the label of the session
 
     def __init__(
         self,
+        folder: Path,
         parts: Path,
+        session: IndexSession | None,
         *,
         progress: Callable[[int], None],
         policy: RetryPolicy,
         stopped: threading.Event | None = None,
     ) -> None:
-        self._folder = parts
+        self._folder, self._parts = folder, parts
+        self._only_session = session
         self._progress = progress
         self._policy = policy
         self._lock = threading.Lock()
         self._stopped = stopped or threading.Event()
 
-    @abstractmethod
     def path(self, locked: _File) -> Path:
         """The path of a downloaded file."""
+        return self._folder / locked.sha256
 
-    @abstractmethod
     def _session(self, locked: _File) -> IndexSession:
         """The session that downloads a file."""
+        assert self._only_session
+        return self._only_session
 
     def _server(self, locked: _File) -> str:
-        """The server of a file, in messages."""
-        return self._session(locked).settings.label
+        return self.server or self._session(locked).settings.label
 
     def _package(self, locked: _File) -> str:
         """The package whose version the user can choose again; empty if `again` says what to do."""
@@ -113,7 +117,7 @@ class FileFetcher(ABC, Generic[_File]):
 
     def fetch(self, locked: _File) -> Path:
         """The path of a file, whose size and SHA-256 were checked. Raises FetchError."""
-        path, part_path = self.path(locked), self._folder / f"{locked.sha256}.part"
+        path, part_path = self.path(locked), self._parts / f"{locked.sha256}.part"
         try:
             while True:
                 with part_path.open("ab+") as file:
@@ -147,7 +151,7 @@ class FileFetcher(ABC, Generic[_File]):
                     # The open file has no name any more: the other process has downloaded the file, and removed it
                     # again. Try again with a new file.
         except OSError as error:
-            raise store_error(error, self._folder.parent) from error
+            raise store_error(error, self._parts.parent) from error
 
     def stop(self) -> None:
         """Ends all downloads soon and keeps the incomplete files."""
@@ -249,7 +253,7 @@ class Fetcher(FileFetcher[LockedWheel | Sdist]):
         catalogue: Index | None = None,
         policy: RetryPolicy = DEFAULT_POLICY,
     ) -> None:
-        super().__init__(folder, progress=progress, policy=policy)
+        super().__init__(folder, folder, None, progress=progress, policy=policy)
         self._catalogue = catalogue
         self._settings = settings
         self._warn = warn

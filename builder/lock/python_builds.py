@@ -122,6 +122,7 @@ class PythonFetcher(FileFetcher[LockedPython]):
         "A build never changes without a new date in its name: do not use this mirror (UV_PYTHON_INSTALL_MIRROR), or "
         "this lock, until the difference is explained."
     )
+    server = "uv's mirror of Python builds"
 
     def __init__(
         self,
@@ -133,19 +134,9 @@ class PythonFetcher(FileFetcher[LockedPython]):
         policy: RetryPolicy = DEFAULT_POLICY,
         stopped: threading.Event | None = None,
     ) -> None:
-        super().__init__(parts, progress=progress, policy=policy, stopped=stopped)
-        self._mirror = IndexSession(builds.host.index, timeout=(policy.connect_s, policy.read_s))
+        mirror = IndexSession(builds.host.index, timeout=(policy.connect_s, policy.read_s))
+        super().__init__(blobs, parts, mirror, progress=progress, policy=policy, stopped=stopped)
         self._builds = builds
-        self._blobs = blobs
-
-    def path(self, locked: LockedPython) -> Path:
-        return self._blobs / locked.sha256
-
-    def _session(self, locked: LockedPython) -> IndexSession:
-        return self._mirror
-
-    def _server(self, locked: LockedPython) -> str:
-        return "uv's mirror of Python builds"
 
     def _get(self, locked: LockedPython, file: BufferedRandom) -> None:
         try:
