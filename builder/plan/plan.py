@@ -140,9 +140,6 @@ class PlannedImage:
     def dockerfile(self) -> str:
         return f"{self.folder}/{self.cell.variant}.Dockerfile"
 
-    def of_component(self, component: str) -> tuple[Wheel, ...]:
-        return tuple(wheel for wheel in self.wheels if wheel.component == component)
-
     @property
     def bytes(self) -> int:
         """Bytes of its wheels and Debian packages, as downloaded."""

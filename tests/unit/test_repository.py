@@ -16,7 +16,7 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from builder.index import wheels
-from builder.index.wheels import PLATFORMS, tag_ranks
+from builder.index.wheels import PLATFORMS, Wheel, tag_ranks
 from builder.matrix import facts, tags
 from builder.matrix.project import Project
 from builder.matrix.schema import CPU
@@ -36,6 +36,10 @@ def images() -> tuple[PlannedImage, ...]:
     return plan.make_locked_plan(PROJECT, PROJECT.cells).images
 
 
+def of_component(image: PlannedImage, component: str) -> list[Wheel]:
+    return [wheel for wheel in image.wheels if wheel.component == component]
+
+
 def of_cuda(images: tuple[PlannedImage, ...], cuda: str) -> list[PlannedImage]:
     return [image for image in images if image.cell.cuda == cuda]
 
@@ -50,7 +54,7 @@ def test_one_set_of_cuda_wheels(images: tuple[PlannedImage, ...], cuda: str) -> 
     files: dict[tuple[str, str, str, str], set[tuple[str, str]]] = defaultdict(set)
     versions: dict[tuple[str, str, str], set[str]] = defaultdict(set)
     for image in of_cuda(images, cuda):
-        for wheel in image.of_component("cuda"):
+        for wheel in of_component(image, "cuda"):
             cell = image.cell
             files[cell.framework, cell.release, wheel.name, cell.arch].add((wheel.file, wheel.sha256))
             versions[cell.framework, cell.release, wheel.name].add(wheel.version)
@@ -69,7 +73,7 @@ def test_the_libraries_of_a_release_are_the_lowest_layers(images: tuple[PlannedI
         columns = list(zip(*chains, strict=False))
         shared = next((number for number, inputs in enumerate(columns) if len(set(inputs)) > 1), len(columns))
         lowest = {wheel.name for layer in siblings[0].layers[:shared] for wheel in layer.wheels}
-        assert cuda == CPU or {wheel.name for wheel in siblings[0].of_component("cuda")} <= lowest
+        assert cuda == CPU or {wheel.name for wheel in of_component(siblings[0], "cuda")} <= lowest
 
 
 def test_cells_on_the_cpu_have_no_cuda(images: tuple[PlannedImage, ...]) -> None:
@@ -108,7 +112,7 @@ def test_every_wheel_is_for_the_image_that_has_it(images: tuple[PlannedImage, ..
 def test_the_framework_has_the_release_of_the_tag(images: tuple[PlannedImage, ...]) -> None:
     for image in images:
         package = PROJECT.matrix.frameworks[image.cell.framework].package_for(image.cell.cuda).partition("[")[0]
-        versions = {wheel.name: wheel.version for wheel in image.of_component(image.cell.framework)}
+        versions = {wheel.name: wheel.version for wheel in of_component(image, image.cell.framework)}
         assert versions[package] == image.cell.release
 
 
