@@ -224,12 +224,6 @@ class Coverage:
         return {name: seconds for each in self.newest for name, seconds in each.seconds.items()}
 
     @property
-    def slowest(self) -> list[tuple[str, float]]:
-        """The three tests that took longest, by name without their file, with their seconds."""
-        longest = sorted(self.seconds.items(), key=lambda item: -item[1])[:3]
-        return [(name.rpartition("::")[2], seconds) for name, seconds in longest]
-
-    @property
     def summary(self) -> str:
         """The number of tests that passed, the state of the GPU tests, and the slowest tests."""
         passed = (
@@ -237,8 +231,9 @@ class Coverage:
             if self.is_emulated
             else f"{counted(len(self.passed), 'test')} passed, gpu: {self.gpu_status}"
         )
-        slowest = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in self.slowest if seconds >= SLOW_S)
-        return passed + (f"\n  slowest tests: {slowest}" if slowest else "")
+        longest = sorted(self.seconds.items(), key=lambda item: -item[1])[:3]
+        slow = [f"{name.rpartition('::')[2]} {seconds:.0f} s" for name, seconds in longest if seconds >= SLOW_S]
+        return passed + (f"\n  slowest tests: {', '.join(slow)}" if slow else "")
 
     @property
     def signers(self) -> list[str]:
