@@ -67,9 +67,22 @@ def read_tags(repository: Repository, names: Iterable[str]) -> dict[str, str | N
 def backward(named: Mapping[str, Mapping[str, str]], images: Mapping[str, Mapping[str, str]]) -> str:
     """The reason that `images` are older than those that a tag has `named` until now, or an empty string.
 
-    Also empty if their age is unknown. Both are the labels of images by architecture, see `named_images`.
+    Also empty if their age is unknown. Both are the labels of images by architecture, see `named_images`. Compares the
+    releases of the framework, then the times of the newest Debian packages.
     """
-    return next((reason for arch in named if (reason := _why_older(named[arch], images.get(arch, {})))), "")
+    version, created = f"{OCI}.version", f"{OCI}.created"
+    for arch, before in named.items():
+        after = images.get(arch, {})
+        if not {version, created} <= before.keys() & after.keys():
+            continue
+        try:
+            if Version(after[version]) < Version(before[version]):
+                return f"from release {before[version]} to {after[version]}"
+        except InvalidVersion:
+            continue
+        if after[created] < before[created]:  # RFC 3339 in UTC: the order of the texts is that of the times
+            return f"from Debian packages of {before[created][:10]} to those of {after[created][:10]}"
+    return ""
 
 
 def named_images(repository: Repository, reference: str) -> dict[str, dict[str, str]]:
@@ -89,25 +102,6 @@ def named_images(repository: Repository, reference: str) -> dict[str, dict[str, 
             raise VerifyError(f"the manifest {digest} is missing")
         _, images[arch] = oci.read_labels(entry.content, repository.read_blob)
     return images
-
-
-def _why_older(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """The reason that an image is older than the one that the tag names now, by their labels, or an empty string.
-
-    Also empty if their age is unknown. Compares the releases of the framework, then the times of the newest Debian
-    packages (RFC 3339).
-    """
-    version, created = f"{OCI}.version", f"{OCI}.created"
-    if not {version, created} <= before.keys() & after.keys():
-        return ""
-    try:
-        if Version(after[version]) < Version(before[version]):
-            return f"from release {before[version]} to {after[version]}"
-    except InvalidVersion:
-        return ""
-    if after[created] < before[created]:  # RFC 3339 in UTC: the order of the texts is that of the times
-        return f"from Debian packages of {before[created][:10]} to those of {after[created][:10]}"
-    return ""
 
 
 def tag(repository: Repository, manifest: Manifest, changes: list[TagChange], before: Mapping[str, str | None]) -> None:
