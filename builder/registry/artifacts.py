@@ -207,21 +207,13 @@ def _listed_by_tag(repository: Repository, subject: str) -> list[dict[str, Any]]
     return list(json.loads(stored.content)["manifests"])
 
 
-def _entry(artifact: Manifest) -> dict[str, Any]:
-    """An artifact as an index lists it."""
-    data = _parse(artifact, artifact.digest)
-    typed = {"artifactType": data.artifact_type, "annotations": data.annotations or {}}
-    return Descriptor.of(artifact.content, MANIFEST_TYPE).as_data() | typed
-
-
-def _index(entries: Sequence[Mapping[str, Any]]) -> bytes:
-    data = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": entries}
-    return json.dumps(data, separators=(",", ":")).encode()
-
-
 def _list_by_tag(repository: Repository, subject: str, artifacts: Sequence[Manifest]) -> None:
     """Adds artifacts to the index under the image's tag, until they stay there."""
-    entries = list(map(_entry, artifacts))
+    entries = []
+    for artifact in artifacts:
+        data = _parse(artifact, artifact.digest)
+        typed = {"artifactType": data.artifact_type, "annotations": data.annotations or {}}
+        entries.append(Descriptor.of(artifact.content, MANIFEST_TYPE).as_data() | typed)
     refusals = 0
     for _ in range(ATTEMPTS):
         # Registries have no locks: another writer may replace the index between our read and our write. Each attempt
@@ -232,7 +224,9 @@ def _list_by_tag(repository: Repository, subject: str, artifacts: Sequence[Manif
         if not missing:
             return
         try:
-            repository.put_manifest_once(fallback_tag(subject), _index([*listed, *missing]), INDEX_TYPE)
+            index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*listed, *missing]}
+            content = json.dumps(index, separators=(",", ":")).encode()
+            repository.put_manifest_once(fallback_tag(subject), content, INDEX_TYPE)
             if repository.digest_of(fallback_tag(subject)) == subject:
                 raise RegistryError(
                     f"{repository.name}: the registry has no referrers API, and returns the image itself for the tag "
