@@ -115,7 +115,7 @@ class SourceBuilder:
                 path = self._lookup.built_wheel(wheel)
             except FetchError:
                 return None
-            self._name(wheel, group)
+            self._store.name_file(f"wheels/{group}/{wheel.name}", wheel_file(wheel))
             return BuiltWheel(wheel=wheel, metadata=_metadata(wheel.file, path))
 
     def build(self, build: WheelBuild, wheels: Sequence[LockedWheel]) -> BuiltWheel:
@@ -222,12 +222,9 @@ class SourceBuilder:
                 hint="The build is not reproducible. Take the locked wheel from a registry (docs/matrix.md), or lock a "
                 f"new one: {again} && builder render",
             )
-        self._name(wheel, build.cell.group)
+        # The next wheel of this package for the group gets the name.
+        self._store.name_file(f"wheels/{build.cell.group}/{wheel.name}", wheel_file(wheel))
         return BuiltWheel(wheel=wheel, metadata=metadata)
-
-    def _name(self, wheel: LockedWheel, group: str) -> None:
-        """Names a wheel in the store. The next wheel of this package for the group gets the name."""
-        self._store.name_file(f"wheels/{group}/{wheel.name}", wheel_file(wheel))
 
     def _image(self, build: WheelBuild) -> str:
         """The id of the image to build in, which is assembled if the engine lacks it."""

@@ -45,10 +45,6 @@ class Place:
     name: str
     pools: tuple[str, ...]
 
-    @property
-    def connections(self) -> int:
-        return SNAPSHOT_CONNECTIONS if self.name in (SNAPSHOT, DEFAULT_SNAPSHOT) else CONNECTIONS
-
     @classmethod
     def of(cls, name: str, sources: Sequence[AptSource]) -> Place:
         # The security archive has another name of its component, observed in Debian 11 to 13.
@@ -109,7 +105,10 @@ class Archives:
             return
         if debian.snapshot:
             yield Place.of(SNAPSHOT, self._host.with_snapshot(debian.snapshot, lock.time).apt.sources)
-        elif sources := self._snapshots():
+            return
+        # The snapshot archives that apt has by default: from version 2.7.1 on, which is in Debian 13.
+        own = self._host.apt
+        if sources := own.snapshots if own.sources else self._container().snapshots:
             dated = [replace(source, uri=source.uri.replace(SNAPSHOT_ID, lock.time)) for source in sources]
             yield Place.of(DEFAULT_SNAPSHOT, dated)
 
@@ -129,11 +128,6 @@ class Archives:
                     sources = (*sources, *(each for each in others if each.kind not in kinds))
                 self._sources[release] = sources
             return self._sources[release]
-
-    def _snapshots(self) -> tuple[AptSource, ...]:
-        """The snapshot archives that apt has by default: from version 2.7.1 on, which is in Debian 13."""
-        own = self._host.apt
-        return own.snapshots if own.sources else self._container().snapshots
 
     def _container(self) -> Apt:
         with self._lock:
@@ -158,8 +152,9 @@ class Archives:
 
     def slot(self, place: Place) -> threading.Semaphore:
         """Limits the requests to a place."""
+        connections = SNAPSHOT_CONNECTIONS if place.name in (SNAPSHOT, DEFAULT_SNAPSHOT) else CONNECTIONS
         with self._lock:
-            return self._slots.setdefault(place.name, threading.Semaphore(place.connections))
+            return self._slots.setdefault(place.name, threading.Semaphore(connections))
 
     def try_places(
         self, lock: OsLock, package: DebianPackage, attempt: Callable[[Place, str], None]

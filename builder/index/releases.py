@@ -54,7 +54,11 @@ class ListedPackage:
 
     def release(self, version: Version) -> ListedRelease | None:
         """The release that an installer takes for `==version`: with the highest local version, such as 2.9.1+cpu."""
-        return next((release for release in reversed(self.releases) if _is_build_of(release.version, version)), None)
+        for release in reversed(self.releases):
+            # Without a local version, `==` admits all local versions.
+            if release.version == version or (not version.local and Version(release.version.public) == version):
+                return release
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,11 +221,6 @@ def _metadata_in_wheel(session: IndexSession, url: str, *, whole: bool) -> bytes
 def _is_printable(text: str | None) -> TypeGuard[str]:
     """True if a text may be printed: an index can send anything, even escape sequences of a terminal."""
     return text is not None and 0 < len(text) <= LONGEST and text.isprintable()
-
-
-def _is_build_of(version: Version, release: Version) -> bool:
-    """True if `==release` admits a version: one without a local version admits all."""
-    return version == release or (not release.local and Version(version.public) == release)
 
 
 def _version(file: DistributionPackage) -> Version | None:

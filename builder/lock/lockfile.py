@@ -255,7 +255,10 @@ def dump(lock: Lock) -> str:
     head = json.dumps({"format": FORMAT, "group": lock.group, "basis": vars(lock.basis)}, indent=1)[:-2]
     parts = [f"{json.dumps(name)}: {json.dumps(vars(part))}" for name, part in lock.components.items()]
     wheels = [json.dumps(_fields(wheel)) for wheel in lock.wheels]
-    builds = [json.dumps(_build_fields(build)) for build in lock.builds]
+    builds = []
+    for build in lock.builds:
+        recipe, needed = build.recipe.model_dump(exclude_defaults=True), [_fields(wheel) for wheel in build.wheels]
+        builds.append(json.dumps(vars(build) | {"recipe": recipe, "wheels": needed}))
     components, entries = lock_text.json_block("{", parts, "}"), lock_text.json_block("[", wheels, "]")
     built = f',\n "builds": {lock_text.json_block("[", builds, "]")}' if builds else ""
     return f'{head},\n "components": {components},\n "wheels": {entries}{built}\n}}\n'
@@ -263,14 +266,6 @@ def dump(lock: Lock) -> str:
 
 def _fields(wheel: LockedWheel) -> dict[str, Any]:
     return {key: value for key, value in vars(wheel).items() if value != ""}
-
-
-def _build_fields(build: LockedBuild) -> dict[str, Any]:
-    return {
-        **vars(build),
-        "recipe": build.recipe.model_dump(exclude_defaults=True),
-        "wheels": [_fields(wheel) for wheel in build.wheels],
-    }
 
 
 def read_lock(root: Path, group: str) -> Lock | None:

@@ -88,8 +88,11 @@ class PythonBuilds:
                     "cpython-any-linux-x86_64-gnu",
                 )  # fmt: skip
                 try:
-                    listed = json.loads(done.stdout)
-                    addresses = {str(entry["version"]): str(entry["url"]) for entry in listed if _is_default(entry)}
+                    addresses = {
+                        str(entry["version"]): str(entry["url"])
+                        for entry in json.loads(done.stdout)
+                        if entry["key"] == python_key(entry["version"])  # that of a free-threaded build has more
+                    }
                 except (ValueError, KeyError, TypeError):
                     addresses = {}
                 if done.returncode or not addresses:
@@ -105,10 +108,6 @@ class PythonBuilds:
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise LockError(f"uv python {arguments[0]} took more than {TIMEOUT_S} s", hint="Run again.") from None
-
-
-def _is_default(entry: Mapping[str, str]) -> bool:
-    return entry["key"] == python_key(entry["version"])  # the key of a free-threaded build has more
 
 
 class PythonFetcher(FileFetcher[LockedPython]):

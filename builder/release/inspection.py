@@ -86,7 +86,9 @@ def compare_tags(
         unreleased=tuple(
             tag
             for tag, digest in digests.items()
-            if (f"{repository.name}:{_unstamped(tag)}", _day(tag), digest) not in (recorded or ())
+            # The day alone: a second release of a day may find the stamp of the first taken.
+            for day in [tag.rpartition("-")[2].partition(".")[0]]
+            if (f"{repository.name}:{_unstamped(tag)}", day, digest) not in (recorded or ())
         ),
         missing=tuple(sorted(set(expected).difference(present))),
     )
@@ -106,11 +108,6 @@ def _unstamped(tag: str) -> str:
     """A tag without its stamp; empty if it has none."""
     name, _, stamp = tag.rpartition("-")
     return name if tags.is_stamp(stamp) else ""
-
-
-def _day(tag: str) -> str:
-    """The day of a stamped tag: a second release of a day may find the stamp of the first taken."""
-    return tag.rpartition("-")[2].partition(".")[0]
 
 
 def require_contents(public: Sequence[Repository], area: StagingArea | None) -> None:

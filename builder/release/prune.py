@@ -129,15 +129,10 @@ def _is_ours(tag: str) -> bool:
 
 def _is_new(contents: RepositoryContents, image: str, now: datetime) -> bool:
     """True if the newest report of an image is new; without a report, if it has the tag of a plan."""
-    if (evidence := contents.images[image]) and (finished := _time(evidence)):
-        return now - finished < NEW
+    if evidence := contents.images[image]:
+        with suppress(ValueError):  # it has no time, or the 13th month
+            return now - datetime.fromisoformat(evidence.finished) < NEW
     return any(digest == image and _PLAN_TAG.fullmatch(tag) for tag, digest in contents.tags.items())
-
-
-def _time(evidence: Evidence) -> datetime | None:
-    with suppress(ValueError):  # it has none, or the 13th month
-        return datetime.fromisoformat(evidence.finished)
-    return None
 
 
 def _items(registry: RegistryContents, contents: RepositoryContents, roots: Iterable[str]) -> list[Item]:
@@ -198,7 +193,9 @@ def read_registries(
     listed = [image for release in (*releases, *lists.values()) for image in release.images]
     published: set[str] = set()
     for repository in public:
-        named = set(_digests(repository, filter(_is_moving, repository.list_tags())).values())
+        names = repository.list_tags()
+        moving = [tag for tag in names if not (_is_ours(tag) or tags.is_stamp(tag.rpartition("-")[2]))]
+        named = set(_digests(repository, moving).values())
         published |= named.union(*_entries(repository, named - {image.digest for image in listed}).values())
     images: dict[str, set[str]] = {repository.name.rpartition("/")[2]: set() for repository in public}
     for image in listed:
@@ -233,11 +230,6 @@ def _document(area: StagingArea, tag: str) -> StagedRelease:
             hint=f"If its images are not needed, delete {area.repository(INDEX)}:{tag} in the registry, "
             "then run this again.",
         ) from error
-
-
-def _is_moving(tag: str) -> bool:
-    """True for an image's tag without the stamp of a release."""
-    return not (_is_ours(tag) or tags.is_stamp(tag.rpartition("-")[2]))
 
 
 def _read_staged(

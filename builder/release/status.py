@@ -15,7 +15,6 @@ from builder.evidence.signing import Trust
 from builder.evidence.suite import Suite
 from builder.host import Host
 from builder.layers import oci, stored_images
-from builder.layers.oci import Image
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
@@ -104,7 +103,10 @@ class StatusReader:
         if staged and is_current:
             tested, seconds, gpu = self._tests_in_registry(planned, staged)
         elif stored:
-            tested, seconds, gpu = self._tests_here(planned, stored)
+            coverage = results.local_coverage(
+                self.project.state, Requirement.of(planned, stored.manifest.digest, self._suite)
+            )
+            tested, seconds, gpu = (coverage.failure, None, NONE) if coverage.failure else _passed(coverage)
         else:
             tested, seconds, gpu = NONE, None, NONE
         expected = staged.digest if staged and is_current else stored.manifest.digest if stored else ""
@@ -123,11 +125,6 @@ class StatusReader:
             packages=planned.os_lock.age(datetime.now(UTC)),
             support=planned.support[0].last.isoformat() if planned.support else NONE,
         )
-
-    def _tests_here(self, planned: PlannedImage, stored: Image) -> _Tests:
-        requirement = Requirement.of(planned, stored.manifest.digest, self._suite)
-        coverage = results.local_coverage(self.project.state, requirement)
-        return (coverage.failure, None, NONE) if coverage.failure else _passed(coverage)
 
     def _tests_in_registry(self, planned: PlannedImage, staged: StagedImage) -> _Tests:
         assert self.area is not None
