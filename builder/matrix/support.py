@@ -65,11 +65,9 @@ def end_of(matrix: Matrix, path: tuple[str, ...], known: facts.Support | None = 
             release, debian = known.debian.get(name), matrix.debian.get(name)
             if release is None:
                 return None
-            last, source, label, reason = release.lts or release.security, release.source, f"Debian {name}", ""
-            if release.lts:
-                source += f"; of its security team {release.security}, then LTS"
-            reason = debian.after_support if debian else ""
-            return SupportEnd(path=path, name=label, last=last, source=source, after_support=reason)
+            source = release.source + (f"; of its security team {release.security}, then LTS" if release.lts else "")
+            reason, last = debian.after_support if debian else "", release.lts or release.security
+            return SupportEnd(path=path, name=f"Debian {name}", last=last, source=source, after_support=reason)
         case "python", version:
             python = matrix.python.get(version)
             # A Python that is not in the matrix could only be one of uv's builds.

@@ -40,20 +40,16 @@ def budget_faults(matrix: Matrix, cell: Cell, layers: _Layers, unpacked: _Layers
     if (number := next(matching, None)) is None:
         return []
     budget = matrix.budgets[number]
-    image_where, layer_where = (matrix.where("budgets", number, name) for name in ("image", "layer"))
-    image, layer = parse_size(budget.image), parse_size(budget.layer)
-    limits: list[tuple[str, _Layers, int, str]] = [("image", layers, image, image_where)]
-    limits += [(f"layer {name}", [(name, count)], layer, layer_where) for name, count in layers]
-    if budget.unpacked:
-        where = matrix.where("budgets", number, "unpacked")
-        limits.append(("unpacked image", unpacked, parse_size(budget.unpacked), where))
-    else:
-        limits.append(("unpacked image", unpacked, GROWTH * image, image_where))
+    # The title, the parts and the setting of each limit, and the factor of the setting.
+    limits: list[tuple[str, _Layers, str, int]] = [("image", layers, "image", 1)]
+    limits += [(f"layer {name}", [(name, count)], "layer", 1) for name, count in layers]
+    limits.append(("unpacked image", unpacked, *(("unpacked", 1) if budget.unpacked else ("image", GROWTH))))
     lines = []
-    for title, parts, allowed, where in limits:
-        total = sum(count for _, count in parts)
+    for title, parts, setting, factor in limits:
+        total, allowed = sum(count for _, count in parts), factor * parse_size(getattr(budget, setting))
         if total <= allowed:
             continue
+        where = matrix.where("budgets", number, setting)
         line = (
             f"{cell.id}: the {title} is {size(total)}, {size(total - allowed)} more than the {size(allowed)} allowed "
             f"({where})"
