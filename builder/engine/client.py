@@ -282,7 +282,6 @@ class Engine:
             id=attributes["Id"],
             labels=(attributes.get("Config") or {}).get("Labels") or {},
             tags=tuple(_DEFAULT_HOST.sub("", tag) for tag in attributes.get("RepoTags") or ()),
-            size=attributes["Size"],
             created=attributes.get("Created", ""),
             layers=tuple((attributes.get("RootFS") or {}).get("Layers") or ()),
         )

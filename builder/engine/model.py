@@ -92,12 +92,11 @@ class EngineInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageInfo:
-    """An image in the engine. `created` is RFC 3339, `size` is in bytes, unpacked, `layers` are diff ids."""
+    """An image in the engine. `created` is RFC 3339, `layers` are diff ids."""
 
     id: str
     labels: Mapping[str, str]
     tags: tuple[str, ...]
-    size: int
     created: str
     layers: tuple[str, ...] = ()
 

@@ -100,7 +100,7 @@ class FakeEngine(Engine):
         """Adds an image; returns its id, a digest of its labels or else of its name."""
         seed = labels or reference
         tags = () if reference.startswith("sha256:") else (reference,)
-        image = ImageInfo(id=digest_of_data(seed), labels=dict(labels or {}), tags=tags, size=1, created="2026")
+        image = ImageInfo(id=digest_of_data(seed), labels=dict(labels or {}), tags=tags, created="2026")
         self.known[reference] = image
         return image.id
 
@@ -145,7 +145,7 @@ class FakeEngine(Engine):
                 self.blobs.add(blob)
         image_id = manifest_digest if self.settings.store == "containerd" else image_id
         labels = config["config"].get("Labels") or {}
-        image = ImageInfo(id=image_id, labels=labels, tags=(), size=1, created="2026", layers=chain)
+        image = ImageInfo(id=image_id, labels=labels, tags=(), created="2026", layers=chain)
         self.known |= {image_id: image, reference: image}
         self.diff_ids[image_id] = chain
 
@@ -198,7 +198,7 @@ class FakeEngine(Engine):
         image_id = manifest if self.settings.store == "containerd" else digest_of_bytes(contents[docker["Config"]])
         self.calls.append(f"load {image_id}")
         labels = config["config"].get("Labels") or {}
-        self.known[image_id] = ImageInfo(id=image_id, labels=labels, tags=(), size=1, created="2026", layers=chain)
+        self.known[image_id] = ImageInfo(id=image_id, labels=labels, tags=(), created="2026", layers=chain)
         self.diff_ids[image_id] = chain
 
     def _has(self, chain: tuple[str, ...], number: int, blob: str) -> bool:
