@@ -202,20 +202,16 @@ class Repository:
 
         return self._http.retry(read)
 
-    def blob_matches(self, digest: str, size: int, read: Callable[[int], None]) -> bool:
-        """Downloads a blob; returns True if it matches digest and size. Calls `read` as `download` does."""
-        return self._download(digest, size, None, read)
-
     def download(self, digest: str, size: int, out: BinaryIO, read: Callable[[int], None]) -> None:
         """Writes a blob to `out`. Calls `read` with the number of bytes gained, negative for bytes lost.
 
         Raises RegistryError for a missing blob, and for one that does not match digest and size: discard `out` then.
         """
-        if not self._download(digest, size, out, read):
+        if not self.blob_matches(digest, size, read, out):
             raise self._damaged(self._blob_action("reading", digest))
 
-    def _download(self, digest: str, size: int, out: BinaryIO | None, read: Callable[[int], None]) -> bool:
-        """Downloads a blob, to `out` unless it is None; returns True if its bytes match digest and size."""
+    def blob_matches(self, digest: str, size: int, read: Callable[[int], None], out: BinaryIO | None = None) -> bool:
+        """Downloads a blob, to `out` if given; returns True if it matches digest and size. `read` is as in `download`."""
         part = Download(out, read)
 
         def download() -> None:

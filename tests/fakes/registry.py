@@ -96,7 +96,7 @@ class MemoryRegistry(Repository):
         out.write(content)
         read(size)
 
-    def blob_matches(self, digest: str, size: int, read: Callable[[int], None]) -> bool:
+    def blob_matches(self, digest: str, size: int, read: Callable[[int], None], out: BinaryIO | None = None) -> bool:
         content = self.contents.get(digest, b"")
         read(len(content))
         return digest_of_bytes(content) == digest and len(content) == size
