@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -80,13 +81,16 @@ def find_cosign() -> Cosign | None:
 def _output(*command: str) -> str:
     """The output of a program; empty if it fails or does not exist."""
     with suppress(OSError, subprocess.TimeoutExpired):
-        result = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="utf-8", errors="replace",
-            timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
+        result = _run(command)
         return "" if result.returncode else result.stdout
     return ""
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="utf-8",
+        errors="replace", timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
 
 
 @cache
@@ -109,11 +113,7 @@ def run_cosign(*arguments: str) -> str:
     warn_of_vulnerabilities(path)
     environment = {"COSIGN_PASSWORD": "", **os.environ}  # without it, cosign would prompt for the password of a key
     try:
-        result = subprocess.run(
-            ["cosign", *arguments],
-            env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="utf-8",
-            errors="replace", timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
+        result = _run(["cosign", *arguments], environment)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SigningError(f"cosign {arguments[0]}: {type(error).__name__}") from error
     if result.returncode < 0:
