@@ -63,14 +63,7 @@ class LocalIndex:
                 return self._answer_of_source(kind, name, unquote(file))
             if kind == "simple" and (files := self._index.files(name)):
                 listed = [
-                    {
-                        "filename": file.filename,
-                        "url": f"../../files/{name}/{quote(file.filename)}",
-                        "hashes": file.digests,
-                        "requires-python": file.requires_python,
-                        "yanked": (file.yanked_reason or True) if file.is_yanked else False,
-                        "core-metadata": file.filename.endswith(".whl"),
-                    }
+                    _listed(name, file.filename, file.digests, file)
                     | ({"size": file.size} if file.size else {})
                     | ({"upload-time": file.upload_time.isoformat()} if file.upload_time else {})
                     for file in files
@@ -95,7 +88,8 @@ class LocalIndex:
         """As `answer`. An sdist is listed as a wheel; uv requests the metadata of those that it may take."""
         sdists: dict[str, DistributionPackage | None] = {"": None}
         if self._sources.has_sdists[name]:
-            sdists = {each.filename: each for each in self._index.files(name) if _is_sdist(each)}
+            listed = (file for file in self._index.files(name) if file.package_type == "sdist")
+            sdists = {file.filename: file for file in listed if file.filename.endswith(".tar.gz")}
         entries = {}
         for file, sdist in sdists.items():
             if built := self._sources.built.get((name, file)):
@@ -110,26 +104,23 @@ class LocalIndex:
             self.unbuilt[name, entry[0]] = sdists[entry[0]]
         if kind != "simple" or not entries:
             return None
-        listed = [
-            {
-                "filename": wheel,
-                "url": f"../../files/{name}/{quote(wheel)}",
-                "hashes": hashes,
-                "requires-python": (sdist := sdists[file]) and sdist.requires_python,
-                "yanked": (sdist.yanked_reason or True) if sdist and sdist.is_yanked else False,
-                "core-metadata": True,
-            }
-            for wheel, (file, hashes) in entries.items()
-        ]
-        return _page(name, listed)
+        return _page(name, [_listed(name, wheel, hashes, sdists[file]) for wheel, (file, hashes) in entries.items()])
+
+
+def _listed(name: str, file: str, hashes: Mapping[str, str], source: DistributionPackage | None) -> dict[str, object]:
+    """A file as the page of its package lists it. Source: PEP 691."""
+    return {
+        "filename": file,
+        "url": f"../../files/{name}/{quote(file)}",
+        "hashes": hashes,
+        "requires-python": source and source.requires_python,
+        "yanked": (source.yanked_reason or True) if source and source.is_yanked else False,
+        "core-metadata": file.endswith(".whl"),
+    }
 
 
 def _page(name: str, files: Sequence[Mapping[str, object]]) -> tuple[str, bytes]:
     return JSON, json.dumps({"meta": {"api-version": "1.0"}, "name": name, "files": files}).encode()
-
-
-def _is_sdist(file: DistributionPackage) -> bool:
-    return file.package_type == "sdist" and file.filename.endswith(".tar.gz")
 
 
 class _IndexServer(ThreadingHTTPServer):
