@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from builder.build.context import RunContext
-from builder.build.operating_systems import Mmdebstrap, newest_release
+from builder.build.operating_systems import Mmdebstrap
 from builder.common.console import View
 from builder.engine.client import Engine
 from builder.host import Host, Run
@@ -29,7 +29,7 @@ def open_apt(
     of packages stay in the container. Raises EngineError if there is no engine, or no image of Debian.
     """
     context = RunContext(engine=engine or Engine.connect(), project=project, host=host, view=view)
-    image = (mmdebstrap or Mmdebstrap(context)).base_image(newest_release(project.matrix))
+    image = (mmdebstrap or Mmdebstrap(context)).base_image(project.matrix.newest_debian)
     copied: set[Path] = set()
     with context.engine.running(image, checkout=str(project.root), network_mode=host.network or None) as container:
 

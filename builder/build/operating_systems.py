@@ -50,7 +50,7 @@ from builder.layers.store import BLOBS, PACKAGES, Store
 from builder.lock.python_builds import PythonBuilds, PythonFetcher, uv_program
 from builder.lock.python_lock import LockedPython
 from builder.matrix.project import Project
-from builder.matrix.schema import AMD64, Matrix
+from builder.matrix.schema import AMD64
 from builder.plan import layer_order
 from builder.plan.plan import BOOTSTRAP_INPUTS, STEPS, PlannedImage
 
@@ -453,7 +453,7 @@ class Mmdebstrap:
             if self._container is None:
                 container = ""
                 if obstacle := self._obstacle():
-                    newest = newest_release(self._run.project.matrix)
+                    newest = self._run.project.matrix.newest_debian
                     message = f"mmdebstrap cannot run here ({obstacle}): running it in a container of Debian {newest}"
                     self._run.view.say_once(message)
                     container = self.base_image(newest)
@@ -473,7 +473,7 @@ class Mmdebstrap:
         mmdebstrap is installed from today's archives: the container's image may be newer than a snapshot.
         """
         project, host = self._run.project, self._run.host
-        newest = newest_release(project.matrix)
+        newest = project.matrix.newest_debian
         host = host.for_release(project.matrix.debian[newest])
         files = {f"{CONTAINER_FOLDER}/{path}": content for path, content in inputs.items()}
         files |= {
@@ -511,8 +511,3 @@ class Mmdebstrap:
 def _read_steps(project: Project) -> dict[str, bytes]:
     """The scripts that mmdebstrap.sh runs: path in its working directory -> content."""
     return {f"steps/{path.name}": path.read_bytes() for path in sorted(project.path(STEPS).iterdir()) if path.is_file()}
-
-
-def newest_release(matrix: Matrix) -> str:
-    """The newest Debian release, which has the newest mmdebstrap: it supports older releases."""
-    return max(matrix.debian, key=lambda release: [int(part) for part in matrix.debian[release].glibc.split(".")])

@@ -243,9 +243,8 @@ class Explainer:
 
     def _debian(self, python: str) -> str:
         """The Debian release of a Python; the newest for a Python that is not in the matrix."""
-        if entry := self.matrix.python.get(python):
-            return entry.debian
-        return max(self.matrix.debian, key=lambda name: Version(self.matrix.debian[name].glibc))
+        entry = self.matrix.python.get(python)
+        return entry.debian if entry else self.matrix.newest_debian
 
     def _refused(self, cell: Cell, reasons: Iterable[str], others: Iterable[Cell]) -> Explanation:
         """A refusal, with the nearest cells that work. Cells of the matrix work; resolves at most TRIED others.

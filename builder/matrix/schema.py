@@ -459,6 +459,11 @@ class Matrix(StrictModel):
         names = [name for framework in frameworks for name in (framework.image, framework.cpu_image) if name]
         return list(dict.fromkeys(names))
 
+    @property
+    def newest_debian(self) -> str:
+        """The newest Debian release, which has the newest mmdebstrap: it supports older releases."""
+        return max(self.debian, key=lambda release: [int(part) for part in self.debian[release].glibc.split(".")])
+
     @cached_property
     def with_needs(self) -> dict[str, tuple[str, ...]]:
         """By name of a component: everything that it needs, then itself. The needs must not be circular."""

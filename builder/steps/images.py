@@ -65,15 +65,14 @@ def make_images(run: RunContext, store: Store, planned: Plan, options: ImageOpti
         tester = new_tester(
             with_test_files(run), planned.images, jobs=options.jobs, gpu_mode=options.gpu_mode, junit=options.junit
         )
+    lookup = LayerLookup.of(project, run.host, view, store)
     if options.method == DOCKERFILE:
         # These images do not have the layers of the plan, so that a smaller one may have other contents.
         planned = with_all_tests(planned)
-        lookup = LayerLookup.of(project, run.host, view, store)
         return build_test_tag(run, DockerfileBuilder(run, lookup=lookup), tester, planned, options.jobs)
 
     # Debian's archives delete a package when it has a newer version. For a person, that is no failure: today's packages
     # are locked, and the run goes on with them.
-    lookup = LayerLookup.of(project, run.host, view, store)
     archives = Archives(project.matrix, run.host, view.say_once)
     has_new_locks = lock_stale_systems(
         run, store, planned, lookup, archives, is_locked=options.locked, again=options.again
