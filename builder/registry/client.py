@@ -211,7 +211,7 @@ class Repository:
             raise self._damaged(self._blob_action("reading", digest))
 
     def blob_matches(self, digest: str, size: int, read: Callable[[int], None], out: BinaryIO | None = None) -> bool:
-        """Downloads a blob, to `out` if given; returns True if it matches digest and size. `read` is as in `download`."""
+        """Downloads a blob, to `out` if given; returns True if it matches digest and size. `read`: see `download`."""
         part = Download(out, read)
 
         def download() -> None:
