@@ -54,12 +54,9 @@ class SupportEnd:
         return f"support of {self.name} ends on {self.last}{days}"
 
 
-def end_of(matrix: Matrix, path: tuple[str, ...], known: facts.Support | None = None) -> SupportEnd | None:
-    """The end of support of an entry of matrix.yaml; None if none is known. The entry need not exist.
-
-    `known` is facts.yaml by default.
-    """
-    known = known or facts.load_facts().support
+def end_of(matrix: Matrix, path: tuple[str, ...]) -> SupportEnd | None:
+    """The end of support of an entry of matrix.yaml; None if none is known. The entry need not exist."""
+    known = facts.load_facts().support
     match path:
         case "debian", name:
             release, debian = known.debian.get(name), matrix.debian.get(name)
@@ -89,7 +86,7 @@ def end_of(matrix: Matrix, path: tuple[str, ...], known: facts.Support | None = 
     return SupportEnd(path=path, name=label, last=support.last, source=support.source, after_support=reason)
 
 
-def ends_of_cell(matrix: Matrix, cell: Cell, known: facts.Support | None = None) -> tuple[SupportEnd, ...]:
+def ends_of_cell(matrix: Matrix, cell: Cell) -> tuple[SupportEnd, ...]:
     """The known ends of support of a cell, in the matrix or not, the earliest first: it counts for the image."""
     python = matrix.python.get(cell.python)
     paths = [
@@ -98,33 +95,29 @@ def ends_of_cell(matrix: Matrix, cell: Cell, known: facts.Support | None = None)
         ("cuda", cell.cuda),
         ("frameworks", cell.framework, "versions", cell.line),
     ]
-    ends = [end for path in paths if (end := end_of(matrix, path, known))]
+    ends = [end for path in paths if (end := end_of(matrix, path))]
     return tuple(sorted(ends, key=lambda end: end.last))
 
 
-def near_ends(
-    matrix: Matrix, cells: Iterable[Cell], today: date, known: facts.Support | None = None
-) -> dict[SupportEnd, list[Cell]]:
+def near_ends(matrix: Matrix, cells: Iterable[Cell], today: date) -> dict[SupportEnd, list[Cell]]:
     """The ends of support of cells that are over or at most 60 days away, with their cells; the earliest first."""
     cells_by_end: dict[SupportEnd, list[Cell]] = {}
     for cell in cells:
-        for end in ends_of_cell(matrix, cell, known):
+        for end in ends_of_cell(matrix, cell):
             if end.is_near(today):
                 cells_by_end.setdefault(end, []).append(cell)
     return dict(sorted(cells_by_end.items(), key=lambda item: item[0].last))
 
 
-def warnings(matrix: Matrix, cells: Iterable[Cell], today: date, known: facts.Support | None = None) -> list[str]:
+def warnings(matrix: Matrix, cells: Iterable[Cell], today: date) -> list[str]:
     """A line for each end of support that is over or near, with its cells, and the reason of matrix.yaml."""
     return [
         f"{end.sentence(today)} ({_named(members)})" + (f": {end.after_support}" if end.after_support else "")
-        for end, members in near_ends(matrix, cells, today, known).items()
+        for end, members in near_ends(matrix, cells, today).items()
     ]
 
 
-def refusals(
-    matrix: Matrix, cells: Iterable[Cell], today: date, known: facts.Support | None = None
-) -> list[RefusedError]:
+def refusals(matrix: Matrix, cells: Iterable[Cell], today: date) -> list[RefusedError]:
     """An error for each end of support that is over, without a reason in matrix.yaml to release images after it."""
     return [
         RefusedError(
@@ -132,7 +125,7 @@ def refusals(
             hint="Move them to a supported version, or remove them from matrix.yaml. To release them anyway, add "
             f'to {end.entry} ({matrix.where(*end.path)}): after_support: "why" (this changes no image)',
         )
-        for end, members in near_ends(matrix, cells, today, known).items()
+        for end, members in near_ends(matrix, cells, today).items()
         if end.is_over(today) and not end.after_support
     ]
 

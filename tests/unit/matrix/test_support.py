@@ -34,11 +34,25 @@ KNOWN = Support(
 )
 
 
+@pytest.fixture
+def know(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Replaces the ends of support in facts.yaml with KNOWN and changes to it."""
+    present = facts.load_facts()
+
+    def know(**changes: object) -> None:
+        changed = present.model_copy(update={"support": KNOWN.model_copy(update=changes)})
+        monkeypatch.setattr(facts, "load_facts", lambda: changed)
+
+    know()
+    return know
+
+
 def ends(project: Project, cell: str) -> dict[str, str]:
     [selected] = project.select([cell])
-    return {end.entry: str(end.last) for end in support.ends_of_cell(project.matrix, selected, KNOWN)}
+    return {end.entry: str(end.last) for end in support.ends_of_cell(project.matrix, selected)}
 
 
+@pytest.mark.usefixtures("know")
 def test_a_python_of_debian_has_the_support_of_debian(tiny: Project) -> None:
     """The earliest end is first. LTS counts, if there is any."""
     assert list(ends(tiny, NEW).items()) == [
@@ -49,19 +63,20 @@ def test_a_python_of_debian_has_the_support_of_debian(tiny: Project) -> None:
     assert ends(tiny, OLD) == {"debian.oldbird": "2024-01-01", "cuda.12.9": "2029-01-01"}
 
 
+@pytest.mark.usefixtures("know")
 def test_a_python_of_uv_has_the_support_of_python(edit: Edit) -> None:
     project = edit('"3.11": {debian: newbird}', '"3.11": {debian: newbird, uv: 3.11.9}')
     assert next(iter(ends(project, NEW).items())) == ("python.3.11", "2027-10-31")
 
 
-def test_a_cell_outside_the_matrix(tiny: Project) -> None:
+def test_a_cell_outside_the_matrix(tiny: Project, know: Callable[..., None]) -> None:
     """As in `builder explain`: a Python that is not there could only be one of uv's builds."""
     [cell] = tiny.select([NEW])
     other = replace(cell, python="3.9", cuda="13.0", line="9.9")
-    assert [end.entry for end in support.ends_of_cell(tiny.matrix, other, KNOWN)] == ["debian.oldbird"]
+    assert [end.entry for end in support.ends_of_cell(tiny.matrix, other)] == ["debian.oldbird"]
     newer = replace(other, python="3.14")
-    known = KNOWN.model_copy(update={"python": {"3.14": days("2030-10-31")}})
-    assert [end.entry for end in support.ends_of_cell(tiny.matrix, newer, known)] == ["python.3.14"]
+    know(python={"3.14": days("2030-10-31")})
+    assert [end.entry for end in support.ends_of_cell(tiny.matrix, newer)] == ["python.3.14"]
 
 
 @pytest.mark.parametrize(
@@ -73,21 +88,24 @@ def test_a_cell_outside_the_matrix(tiny: Project) -> None:
         (LTS + timedelta(1), True, True),
     ],
 )
-def test_days_around_an_end(tiny: Project, today: date, is_near: bool, is_over: bool) -> None:
-    end = support.end_of(tiny.matrix, ("debian", "newbird"), KNOWN)
+def test_days_around_an_end(
+    tiny: Project, today: date, is_near: bool, is_over: bool, know: Callable[..., None]
+) -> None:
+    end = support.end_of(tiny.matrix, ("debian", "newbird"))
     assert end is not None
     assert (end.is_near(today), end.is_over(today)) == (is_near, is_over)
     cells = tiny.select(["qz-0.5-cu129-*"])
-    known = KNOWN.model_copy(update={"frameworks": {}})
-    warnings = support.warnings(tiny.matrix, cells, today, known)
+    know(frameworks={})
+    warnings = support.warnings(tiny.matrix, cells, today)
     assert len(warnings) == is_near
     assert all("(3 images of qz-0.5-cu129-py311)" in line for line in warnings)
-    assert len(support.refusals(tiny.matrix, cells, today, known)) == is_over
+    assert len(support.refusals(tiny.matrix, cells, today)) == is_over
 
 
+@pytest.mark.usefixtures("know")
 def test_each_entry_that_is_over_is_refused_by_itself(tiny: Project) -> None:
     cells = tiny.select([OLD, NEW])
-    first, *others = support.refusals(tiny.matrix, cells, date(2029, 1, 2), KNOWN)
+    first, *others = support.refusals(tiny.matrix, cells, date(2029, 1, 2))
     assert isinstance(first, RefusedError)
     assert str(first).startswith("support of Debian oldbird ended on 2024-01-01")
     assert [str(error).partition(" ended")[0] for error in others] == [
