@@ -17,27 +17,23 @@ MOST_JOBS = 32
 
 def processors() -> int:
     """The number of processors that this process may use. Source: cgroup v2, cpu.max; sched_getaffinity(2)."""
-    count = len(os.sched_getaffinity(0))
-    try:
-        quota, period = (CGROUP / "cpu.max").read_text(encoding="ascii").split()
-    except OSError:  # the root group, which has no limit, or version 1
-        return count
-    return count if quota == "max" else max(1, min(count, math.ceil(int(quota) / int(period))))
+    count, (quota, *period) = len(os.sched_getaffinity(0)), _limit("cpu.max").split()
+    return count if quota == "max" else max(1, min(count, math.ceil(int(quota) / int(period[0]))))
 
 
 def memory() -> int:
     """Bytes of memory that this process may use. Source: proc(5), MemTotal; cgroup v2, memory.max."""
-    total, limit = _meminfo("MemTotal"), _limit()
-    return min(total, limit) if limit else total
+    total, limit = _meminfo("MemTotal"), _limit("memory.max")
+    return total if limit == "max" else min(total, int(limit))
 
 
 def free_memory() -> int:
     """Bytes that programs can use without swapping. Source: proc(5), MemAvailable; cgroup v2, memory.max."""
-    free, limit = _meminfo("MemAvailable"), _limit()
-    if not limit:
+    free, limit = _meminfo("MemAvailable"), _limit("memory.max")
+    if limit == "max":
         return free
     used = int((CGROUP / "memory.current").read_text(encoding="ascii"))
-    return min(free, limit - used)
+    return min(free, int(limit) - used)
 
 
 def default_jobs() -> int:
@@ -63,10 +59,9 @@ def _meminfo(name: str) -> int:
     return int(match[1]) << 10 if match else 0
 
 
-def _limit() -> int:
-    """The limit of the control group in bytes; 0 if it has no limit."""
+def _limit(name: str) -> str:
+    """A limit of the control group; `max` without one."""
     try:
-        limit = (CGROUP / "memory.max").read_text(encoding="ascii").strip()
+        return (CGROUP / name).read_text(encoding="ascii").strip()
     except OSError:  # the root group, which has no limit, or version 1
-        return 0
-    return 0 if limit == "max" else int(limit)
+        return "max"
