@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from builder.build.context import RunContext
@@ -11,7 +12,7 @@ from builder.common.errors import FREE_DISK, DamagedError, DiskError
 from builder.common.text import counted, size
 from builder.layers import stored_images, stored_layers
 from builder.layers.blobs import Descriptor
-from builder.layers.oci import CONTAINERD, Image
+from builder.layers.oci import CONTAINERD
 from builder.layers.store import Store
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.layer_order import PlannedLayer
@@ -37,7 +38,12 @@ def store_bytes(store: Store, images: Iterable[PlannedImage]) -> int:
 
     Counts the Debian packages, which the store keeps, but not the operating systems that are made of them.
     """
-    incomplete = [image for image in images if _stored(store, image) is None]
+    incomplete = []
+    for image in images:  # faster than reading the record of each layer
+        with suppress(DamagedError):
+            if stored_images.find_stored_image(store, image):
+                continue
+        incomplete.append(image)
     missing = [layer for layer in _wheel_layers(incomplete) if not stored_layers.stored_layer(store, layer.inputs)]
     wheels = {wheel.sha256: wheel.size for layer in missing for wheel in layer.wheels}
     systems = [image for image in incomplete if not stored_layers.stored_layer(store, image.os_inputs)]
@@ -48,14 +54,6 @@ def store_bytes(store: Store, images: Iterable[PlannedImage]) -> int:
         if not store.has(f"sha256:{package.sha256}", package.size)
     }
     return int(sum(wheels.values()) * _SPLICED) + sum(packages.values())
-
-
-def _stored(store: Store, image: PlannedImage) -> Image | None:
-    """The image, if the store has all of it. Faster than reading the record of each of its layers."""
-    try:
-        return stored_images.find_stored_image(store, image)
-    except DamagedError:
-        return None
 
 
 def dockerfile_bytes(plan: Plan, kind: str, cached: int = 0) -> int:
@@ -86,7 +84,9 @@ def check_assemble(run: RunContext, store: Store, images: Sequence[PlannedImage]
         return
     # Other images have none of these layers, and the containerd store adds up the size of each image that it lists.
     diff_ids = {diff_id for image in run.engine.images(PLAN_LABEL) for diff_id in image.layers}
-    needed = engine_bytes(_unloaded(store, images, diff_ids))
+    built = {layer.inputs: stored_layers.stored_layer(store, layer.inputs) for layer in _wheel_layers(images)}
+    loaded = {inputs for inputs, layer in built.items() if layer and layer.diff_id in diff_ids}
+    needed = engine_bytes(sum(layer.bytes for layer in _wheel_layers(images) if layer.inputs not in loaded))
     if Path(info.root).stat().st_dev == store.root.stat().st_dev:
         needed += store_bytes(store, images)
     _check_free(info.root, needed, f"building {counted(len(images), 'image')}")
@@ -117,13 +117,3 @@ def _check_free(folder: str, needed: int, action: str) -> None:
 
 def _wheel_layers(images: Iterable[PlannedImage]) -> Collection[PlannedLayer]:
     return {layer.inputs: layer for image in images for layer in image.layers if layer.wheels}.values()
-
-
-def _unloaded(store: Store, images: Iterable[PlannedImage], diff_ids: Collection[str]) -> int:
-    """Bytes of wheels in layers that an engine with the layers `diff_ids` lacks."""
-    needed = 0
-    for layer in _wheel_layers(images):
-        built = stored_layers.stored_layer(store, layer.inputs)
-        if built is None or built.diff_id not in diff_ids:
-            needed += layer.bytes
-    return needed
