@@ -48,7 +48,6 @@ from builder.layers import known_layers, os_layer
 from builder.layers.oci import Layer
 from builder.layers.store import BLOBS, PACKAGES, Store
 from builder.lock.python_builds import PythonBuilds, PythonFetcher, uv_program
-from builder.lock.python_lock import LockedPython
 from builder.matrix.project import Project
 from builder.matrix.schema import AMD64
 from builder.plan import layer_order
@@ -110,22 +109,18 @@ def row(image: PlannedImage) -> str:
 def read_inputs(project: Project, image: PlannedImage) -> dict[str, bytes]:
     """The files that mmdebstrap.sh reads for an image's operating system: path in its directory -> content."""
     files = {**_read_steps(project), "packages.json": (project.root / image.os_request.path).read_bytes()}
-    if image.locked_python:  # `SystemLayers` adds the archive itself
+    if python := image.locked_python:  # `SystemLayers` adds the archive itself
+        # A list of builds for uv with one entry: the archive, in the folder of the steps. uv checks the SHA-256.
+        major, minor, patch = map(int, python.release.split("."))
+        entry = {
+            "name": "cpython", "major": major, "minor": minor, "patch": patch, "prerelease": "", "variant": None,
+            "os": "linux", "arch": {"family": "x86_64", "variant": None}, "libc": "gnu",
+            "url": f"file:///mnt/steps/{quote(python.file)}", "sha256": python.sha256,
+        }  # fmt: skip
         files["uv"] = _INSTALL_PYTHON.format(interpreter=image.interpreter).encode()
         files["steps/uv"] = Path(uv_program()).read_bytes()
-        files["steps/python.json"] = _uv_list(image.locked_python)
+        files["steps/python.json"] = json.dumps({python.key: entry}).encode()
     return files
-
-
-def _uv_list(python: LockedPython) -> bytes:
-    """A list of builds for uv with one entry: the archive, in the folder of the steps. uv checks the SHA-256."""
-    major, minor, patch = map(int, python.release.split("."))
-    entry = {
-        "name": "cpython", "major": major, "minor": minor, "patch": patch, "prerelease": "", "variant": None,
-        "os": "linux", "arch": {"family": "x86_64", "variant": None}, "libc": "gnu",
-        "url": f"file:///mnt/steps/{quote(python.file)}", "sha256": python.sha256,
-    }  # fmt: skip
-    return json.dumps({python.key: entry}).encode()
 
 
 @dataclass(frozen=True)

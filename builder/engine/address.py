@@ -56,20 +56,14 @@ def engine_address(environ: Mapping[str, str]) -> EngineAddress:
         host = str(endpoint["Host"]) or SOCKET
     except (OSError, ValueError, LookupError, TypeError) as error:
         fault = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {path}"
-        raise EngineError(
-            f"the Docker context {name!r} {fault}",
-            hint="`docker context ls` lists the contexts. "
-            + (
-                "Set DOCKER_CONTEXT to one of them."
-                if environ.get("DOCKER_CONTEXT")
-                else "Select one: docker context use"
-            ),
-        ) from error
+        is_set = environ.get("DOCKER_CONTEXT")
+        select = "Set DOCKER_CONTEXT to one of them." if is_set else "Select one: docker context use"
+        hint = f"`docker context ls` lists the contexts. {select}"
+        raise EngineError(f"the Docker context {name!r} {fault}", hint=hint) from error
     certificates = folder / "contexts" / "tls" / key / "docker"
     has_tls = certificates.is_dir()
-    if has_tls and (
-        missing := [file for file in ("ca.pem", "cert.pem", "key.pem") if not (certificates / file).exists()]
-    ):
+    missing = [file for file in ("ca.pem", "cert.pem", "key.pem") if not (certificates / file).exists()]
+    if has_tls and missing:
         raise EngineError(
             f"the Docker context {name!r} has no {', '.join(missing)}",
             hint="Create the context again with ca, cert and key: docker context create --help",

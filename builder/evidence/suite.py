@@ -51,7 +51,11 @@ class Suite:
             path = next((root / name for root in roots if (root / name).is_file()), None)
             if path and name not in contents:
                 contents[name] = path.read_bytes()
-                waiting += _paths(_imports(contents[name])) if name.endswith(".py") else ()
+                # A name may also be that of a function, which has no file.
+                for module in _imports(contents[name]) if name.endswith(".py") else ():
+                    if module.startswith("tests."):
+                        below = module.replace(".", "/")
+                        waiting += [f"{below}.py", f"{below}/__init__.py"]
         return cls(
             files={
                 RUNNER: digest_of_bytes((package / RUNNER.removeprefix("builder/")).read_bytes()),
@@ -87,14 +91,6 @@ class Suite:
 def gpu_test(framework: str) -> str:
     """The path of the GPU tests that images of a framework need."""
     return f"{GPU_TESTS}/test_{framework}.py"
-
-
-def _paths(modules: Iterable[str]) -> Iterator[str]:
-    """The paths that modules of the tests can have. A name may also be that of a function, which has no file."""
-    for module in modules:
-        if module.startswith("tests."):
-            yield f"{module.replace('.', '/')}.py"
-            yield f"{module.replace('.', '/')}/__init__.py"
 
 
 @cache
