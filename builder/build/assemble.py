@@ -12,7 +12,7 @@ import tarfile
 import threading
 import zipfile
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import suppress
 from itertools import chain
@@ -26,7 +26,7 @@ from builder.build.operating_systems import Mmdebstrap, SystemLayers
 from builder.common import errors
 from builder.common.console import Meter
 from builder.common.errors import BuilderError, BuildError, DamagedError, VerifyError
-from builder.debian.archives import Archives, DebianFetcher
+from builder.debian.archives import Archives
 from builder.engine.load import Loader
 from builder.index.download import CONNECTIONS, Fetcher
 from builder.layers import estargz, splice, stored_images, stored_layers, wheel_zip
@@ -60,19 +60,15 @@ class Assembler:
         *,
         jobs: int = 2,
         lookup: LayerLookup | None = None,
-        mmdebstrap: Mmdebstrap | None = None,
         archives: Archives | None = None,
-        new_fetcher: Callable[..., Fetcher] = Fetcher,
-        new_debian_fetcher: Callable[..., DebianFetcher] = DebianFetcher,
     ) -> None:
         self._run = run
         self._store = store
         self._loader = Loader(run.engine, store, str(run.project.root), run.view.say)
         self._lookup = lookup or LayerLookup.of(run.project, run.host, run.view, store)
-        self._mmdebstrap = mmdebstrap or Mmdebstrap(run)
+        self._mmdebstrap = Mmdebstrap(run)
         archives = archives or Archives(run.project.matrix, run.host, run.view.say_once)
-        self._systems = SystemLayers(run, store, self._lookup, self._mmdebstrap, archives, new_debian_fetcher)
-        self._new_fetcher = new_fetcher
+        self._systems = SystemLayers(run, store, self._lookup, self._mmdebstrap, archives)
         self._fetcher: Fetcher | None = None
 
         # Files that `start` reads from the checkout.
@@ -149,7 +145,7 @@ class Assembler:
             wheels = {wheel.sha256: wheel for layer in missing for wheel in layer.wheels}.values()
             meter = Meter(run.view, "wheels", "fetched", sum(wheel.size for wheel in wheels))
             downloads, warn = self._store.downloads, run.view.say_once
-            fetcher = self._fetcher = self._new_fetcher(
+            fetcher = self._fetcher = Fetcher(
                 run.host.index, downloads, progress=meter.add, warn=warn, built=lookup.built_wheel
             )
             for wheel in sorted(wheels, key=lambda wheel: -wheel.size):

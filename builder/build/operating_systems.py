@@ -21,7 +21,7 @@ import tarfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,8 +132,6 @@ class SystemLayers:
     lookup: LayerLookup
     mmdebstrap: Mmdebstrap
     archives: Archives
-    new_fetcher: Callable[..., DebianFetcher] = DebianFetcher
-    new_python_fetcher: Callable[..., PythonFetcher] = PythonFetcher
 
     def provide(self, image: PlannedImage, files: Mapping[str, bytes]) -> Layer:
         """Downloads the operating system that a registry has; otherwise, or if that fails, makes it from `files`.
@@ -178,7 +176,7 @@ class SystemLayers:
         arguments = [image.debian, str(layer_order.MTIME), image.interpreter, *([image.uv] if image.uv else [])]
 
         run.view.begin(name, "downloading packages")
-        fetcher = self.new_fetcher(
+        fetcher = DebianFetcher(
             self.archives,
             image.os_lock,
             image.id,
@@ -190,7 +188,7 @@ class SystemLayers:
         debs = fetcher.fetch_all()
         if python := image.locked_python:
             run.view.begin(name, f"downloading Python {python.release}")
-            python_fetcher = self.new_python_fetcher(
+            python_fetcher = PythonFetcher(
                 PythonBuilds(run.host),
                 self.store.root / BLOBS,
                 self.store.downloads,

@@ -36,7 +36,7 @@ from builder.plan.plan import PlannedImage
 from builder.registry.client import Repository
 from tests.fakes import locks
 from tests.fakes.engine import FakeEngine, MemoryConsole
-from tests.fakes.mmdebstrap import DAY, FakeDebianFetcher, FakeMmdebstrap, file_system
+from tests.fakes.mmdebstrap import DAY, file_system
 
 EMBER, JUPYTER, QUARTZ, BOARD = locks.LOCKED
 NOTEBOOK = "notebook"
@@ -237,9 +237,6 @@ class AssemblyBench:
             context,
             self.store,
             lookup=LayerLookup(self.project, context.host, context.view, self.store, known, new_registry=new_registry),
-            mmdebstrap=FakeMmdebstrap(context, self.world.make_system),
-            new_fetcher=partial(WorldFetcher, self.world),
-            new_debian_fetcher=FakeDebianFetcher,
         )
         self.assemblers.append(assembler)
         assembler.start(images)

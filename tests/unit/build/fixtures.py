@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from builder.build import assemble, operating_systems
+from builder.build.context import RunContext
 from builder.layers import oci, stored_layers
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan.layer_order import PlannedLayer
-from tests.unit.build.assembling import AssemblyBench
+from tests.fakes.mmdebstrap import FakeDebianFetcher, FakeMmdebstrap
+from tests.unit.build.assembling import AssemblyBench, WorldFetcher
 
 
 @pytest.fixture
@@ -31,7 +34,16 @@ def benches(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
         machines.append(AssemblyBench(tiny, tmp_path / f"store{len(machines)}"))
         return machines[-1]
 
+    def new_fetcher(*arguments: Any, **options: Any) -> WorldFetcher:
+        return WorldFetcher(machines[-1].world, *arguments, **options)
+
+    def new_mmdebstrap(run: RunContext) -> FakeMmdebstrap:
+        return FakeMmdebstrap(run, machines[-1].world.make_system)
+
     monkeypatch.setattr(stored_layers, "store_wheels", splice)
+    monkeypatch.setattr(assemble, "Fetcher", new_fetcher)
+    monkeypatch.setattr(assemble, "Mmdebstrap", new_mmdebstrap)
+    monkeypatch.setattr(operating_systems, "DebianFetcher", FakeDebianFetcher)
     yield bench
     for machine in machines:
         for assembler in machine.assemblers:

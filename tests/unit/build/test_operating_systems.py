@@ -59,7 +59,6 @@ class OneSystem:
         self.known = KnownLayers(project.root)
         self.error: BuildError | None = None
         self.runs: list[tuple[Sequence[str], Mapping[str, bytes]]] = []
-        self.new_fetcher: type[DebianFetcher] = FakeDebianFetcher
 
     def mmdebstrap(self, name: str, arguments: Sequence[str], files: Mapping[str, bytes]) -> bytes:
         assert name == operating_systems.row(self.image)
@@ -73,7 +72,7 @@ class OneSystem:
         self.fake = FakeMmdebstrap(self.run, self.mmdebstrap)
         files = operating_systems.read_inputs(self.run.project, self.image)
         archives = Archives(self.run.project.matrix, self.run.host)
-        systems = SystemLayers(self.run, self.store, lookup, self.fake, archives, self.new_fetcher, FakePythonFetcher)
+        systems = SystemLayers(self.run, self.store, lookup, self.fake, archives)
         return systems.provide(self.image, files)
 
     @property
@@ -82,7 +81,9 @@ class OneSystem:
 
 
 @pytest.fixture
-def system(tiny: Project, tmp_path: Path) -> OneSystem:
+def system(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OneSystem:
+    monkeypatch.setattr(operating_systems, "DebianFetcher", FakeDebianFetcher)
+    monkeypatch.setattr(operating_systems, "PythonFetcher", FakePythonFetcher)
     return OneSystem(tiny, tmp_path / "store")
 
 
@@ -179,7 +180,7 @@ def test_without_a_package_that_no_archive_has_nothing_is_made(
         AptSource(kind="security", uri="http://s.example.test"),
     )
     system.run = replace(system.run, host=Host(read_apt=lambda: Apt(sources=sources)))
-    system.new_fetcher = DebianFetcher
+    monkeypatch.setattr(operating_systems, "DebianFetcher", DebianFetcher)
     with pytest.raises(
         FetchError, match=r"deb of Debian newbird was not found\n  this machine's archives: .* 404"
     ) as caught:
