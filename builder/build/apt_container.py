@@ -20,16 +20,14 @@ TIMEOUT_S = 300
 
 
 @contextmanager
-def open_apt(
-    project: Project, host: Host, view: View, engine: Engine | None = None, mmdebstrap: Mmdebstrap | None = None
-) -> Iterator[Run]:
+def open_apt(project: Project, host: Host, view: View) -> Iterator[Run]:
     """Starts a container; yields a function that runs programs in it, with the parameters of subprocess.run.
 
     The folder of `$APT_CONFIG`, with the files that apt reads, is copied to the same path at the first use. apt's lists
     of packages stay in the container. Raises EngineError if there is no engine, or no image of Debian.
     """
-    context = RunContext(engine=engine or Engine.connect(), project=project, host=host, view=view)
-    image = (mmdebstrap or Mmdebstrap(context)).base_image(project.matrix.newest_debian)
+    context = RunContext(engine=Engine.connect(), project=project, host=host, view=view)
+    image = Mmdebstrap(context).base_image(project.matrix.newest_debian)
     copied: set[Path] = set()
     with context.engine.running(image, checkout=str(project.root), network_mode=host.network or None) as container:
 

@@ -31,18 +31,11 @@ _FAILED = re.compile(r"^#(\d+) ERROR", re.MULTILINE)
 class DockerfileBuilder:
     """Builds each image from its whole Dockerfile. BuildKit's cache decides what must be built."""
 
-    def __init__(
-        self,
-        run: RunContext,
-        programs: Programs | None = None,
-        mmdebstrap: Mmdebstrap | None = None,
-        lookup: LayerLookup | None = None,
-    ) -> None:
+    def __init__(self, run: RunContext, lookup: LayerLookup | None = None) -> None:
         """`lookup` finds wheels that were built from source; without it, the images have none."""
         self._run = run
         self._lookup = lookup
-        self._programs = programs or Programs()
-        self._mmdebstrap = mmdebstrap or Mmdebstrap(run)
+        self._programs, self._mmdebstrap = Programs(), Mmdebstrap(run)
 
     def find(self, image: PlannedImage) -> LoadedImage | None:
         """None: only BuildKit can find out, when it builds the image."""

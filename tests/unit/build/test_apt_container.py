@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+import pytest
+
 from builder.build import apt_container
-from builder.build.context import RunContext
 from builder.common.console import View
-from builder.engine.client import RunningContainer
+from builder.engine.client import Engine, RunningContainer
 from builder.host import Apt, AptSource, Host
 from builder.matrix.project import Project
 from tests.fakes.engine import FakeEngine, MemoryConsole
@@ -51,11 +52,14 @@ class OneContainer(FakeEngine):
         yield cast("RunningContainer", self.container)
 
 
-def test_apt_reads_the_same_files_in_the_container(tiny: Project, tmp_path: Path) -> None:
+def test_apt_reads_the_same_files_in_the_container(
+    tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are copied once: apt's lists of packages stay in the container."""
     engine, view = OneContainer(), View(MemoryConsole())
     host = Host(read_apt=lambda: Apt(sources=(AptSource(kind="main", uri="http://127.0.0.1:80/debian"),)))
-    context = RunContext(engine=engine, project=tiny, host=host, view=view)
+    monkeypatch.setattr(Engine, "connect", lambda: engine)
+    monkeypatch.setattr(apt_container, "Mmdebstrap", FakeMmdebstrap)
     configuration = tmp_path / "apt/apt.conf"
     configuration.parent.mkdir()
     configuration.write_text("settings")
@@ -64,7 +68,7 @@ def test_apt_reads_the_same_files_in_the_container(tiny: Project, tmp_path: Path
         "PATH": "/this/machine",
         "HTTP_PROXY": "http://p.example.test",
     }
-    with apt_container.open_apt(tiny, host, view, engine, FakeMmdebstrap(context)) as run:
+    with apt_container.open_apt(tiny, host, view) as run:
         for _ in range(2):
             done = run(["apt-get", "update"], capture_output=True, text=True, env=environment, timeout=5, check=False)
         run(["apt-config", "dump"])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from builder.build import dockerfile
 from builder.build.context import LoadedImage, RunContext, built_ids
 from builder.build.dockerfile import BUILT, DockerfileBuilder, context_files
 from builder.build.layer_lookup import LayerLookup
@@ -82,7 +83,7 @@ class TinyProject:
 
     @property
     def builder(self) -> DockerfileBuilder:
-        return DockerfileBuilder(self.run, self.buildx, FakeMmdebstrap(self.run))
+        return DockerfileBuilder(self.run)
 
     def build(self, image: PlannedImage | None = None) -> LoadedImage:
         """Builds an image in a run of its own."""
@@ -94,7 +95,10 @@ class TinyProject:
 @pytest.fixture
 def checkout(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> TinyProject:
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
-    return TinyProject(tiny)
+    checkout = TinyProject(tiny)
+    monkeypatch.setattr(dockerfile, "Programs", lambda: checkout.buildx)
+    monkeypatch.setattr(dockerfile, "Mmdebstrap", FakeMmdebstrap)
+    return checkout
 
 
 def test_the_image_has_the_digest_of_the_plan(checkout: TinyProject) -> None:
@@ -130,7 +134,7 @@ def test_wheels_that_were_built_from_source_are_copied_while_gc_waits(checkout: 
     first, *others = checkout.image.wheels
     image = replace(checkout.image, wheels=(replace(first, source=f"./src#sha256={'0' * 64}"), *others))
     lookup = WheelLookup(project, run.host, run.view, Store(tmp_path / "store"), KnownLayers(project.root))
-    builder = DockerfileBuilder(run, checkout.buildx, FakeMmdebstrap(run), lookup)
+    builder = DockerfileBuilder(run, lookup)
     builder.start([image])
     copied: dict[str, bytes] = {}
 
