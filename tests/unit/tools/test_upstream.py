@@ -55,10 +55,10 @@ class More(Stored):
 
     def __init__(self, *versions: str, yanked: str = "", packages: tuple[ListedPackage, ...] = ()) -> None:
         self._versions, self._yanked = versions, yanked
-        self._packages = {package.name: package for package in packages}
+        self._listed = {package.name: package for package in packages}
 
     def package(self, name: str) -> ListedPackage:
-        package = self._packages.get(name) or super().package(name)
+        package = self._listed.get(name) or super().package(name)
         if name != "torch":
             return package
         like = package.release(Version("2.9.1"))
