@@ -7,7 +7,7 @@ wheels are never downloaded: they have as many bytes as their wheels, and take l
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -45,7 +45,6 @@ class LayerLookup:
     view: View
     store: Store
     known: KnownLayers
-    new_registry: Callable[..., Repository] = Repository
     _failed: threading.Event = field(default_factory=threading.Event, init=False)
 
     @classmethod
@@ -119,7 +118,7 @@ class LayerLookup:
 
     @cached_property
     def _repositories(self) -> list[Repository]:
-        return [self.new_registry(each, host=self.host, write=False, policy=POLICY) for each in self.references()]
+        return [Repository(each, host=self.host, write=False, policy=POLICY) for each in self.references()]
 
     def references(self) -> Iterator[ImageRef]:
         """The repositories to search for layers, staging first."""

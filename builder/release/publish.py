@@ -229,16 +229,14 @@ def passed_images(
 # ---- tags and stamps
 
 
-def group_by_tags(
-    images: Iterable[PublishableImage], host: Host, new_registry: Callable[..., Repository]
-) -> list[TagGroup]:
+def group_by_tags(images: Iterable[PublishableImage], host: Host) -> list[TagGroup]:
     """The images that share their tags, together, and the digests that these tags name now. Raises RegistryError."""
     by_references: dict[tuple[ImageRef, ...], list[PublishableImage]] = {}
     for image in images:
         by_references.setdefault(image.references, []).append(image)
     groups = []
     for names, sharing in by_references.items():
-        repository = new_registry(names[0], host=host, write=True)
+        repository = Repository(names[0], host=host, write=True)
         before = tagging.read_tags(repository, [name.tag for name in names])
         manifest = tagged_manifest(sharing)
         groups.append(TagGroup(images=sharing, repository=repository, manifest=manifest, before=before))

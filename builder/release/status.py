@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -67,7 +67,6 @@ class StatusReader:
     area: StagingArea | None = None
     registry: str = ""
     here: bool = False
-    new_registry: Callable[..., Repository] = Repository
 
     def __post_init__(self) -> None:
         self._trust = Trust.of(self.project)
@@ -146,7 +145,7 @@ class StatusReader:
         full, *others = publish.references(planned, self.registry)
         if self.here or not full.registry:
             return NONE, NONE
-        repository = self.new_registry(full, host=self.host, write=False)
+        repository = Repository(full, host=self.host, write=False)
         tagged = repository.digest_of(full.tag)
         try:
             manifest = repository.image_manifest(tagged, planned.cell.arch) if tagged else None
@@ -188,9 +187,7 @@ class StatusReader:
         return YES
 
 
-def unreleased(
-    images: Sequence[PlannedImage], host: Host, new_registry: Callable[..., Repository] = Repository
-) -> list[PlannedImage]:
+def unreleased(images: Sequence[PlannedImage], host: Host) -> list[PlannedImage]:
     """The images that are not released, with those for other architectures of the same tags.
 
     A release needs all of them. An image is released if its full tag names an image of its plan. Raises RegistryError.
@@ -198,7 +195,7 @@ def unreleased(
 
     def is_released(planned: PlannedImage) -> bool:
         full = publish.references(planned)[0]
-        return _is_of_plan(new_registry(full, host=host, write=False), full.tag, planned)
+        return _is_of_plan(Repository(full, host=host, write=False), full.tag, planned)
 
     tags = {image.references for image, is_done in look_up(is_released, images) if not is_done}
     return [image for image in images if image.references in tags]

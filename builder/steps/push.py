@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import date
 
 from builder.common import errors
@@ -30,7 +29,6 @@ def push(
     roll_back: bool = False,
     allow_missing_arch: bool = False,
     instead: str = "builder stage && builder release",
-    new_registry: Callable[..., Repository] = Repository,
 ) -> Released:
     """Publishes the images of a plan, and sets their tags; the error that ended it is in the result.
 
@@ -50,11 +48,11 @@ def push(
     result = Released(images=images)
     if not images:
         return result
-    first = tagging.first_stamp(new_registry(images[0].references[0], host=host, write=True), today)
+    first = tagging.first_stamp(Repository(images[0].references[0], host=host, write=True), today)
 
     with result.until_error(view):
         # Read all tags first. So if the registry does not respond, or a tag would move back, nothing is changed.
-        groups = publish.group_by_tags(images, host, new_registry)
+        groups = publish.group_by_tags(images, host)
         publish.check_tags(groups, view, roll_back=roll_back, allow_missing_arch=allow_missing_arch)
         stamp = publish.free_stamp(groups, tags.stamps(first))
 

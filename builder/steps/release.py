@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
@@ -87,7 +87,6 @@ def release(
     staged: StagedRelease,
     planned: Mapping[str, PlannedImage],
     options: ReleaseOptions,
-    new_registry: Callable[..., Repository] = Repository,
 ) -> Released:
     """Publishes the images of a staged release, and sets their tags; the error that ended it is in the result.
 
@@ -114,7 +113,7 @@ def release(
 
     with store.used(), result.until_error(view):
         # Read all tags first. So if the registry does not respond, or a tag would move back, nothing is changed.
-        groups = publish.group_by_tags(images, host, new_registry)
+        groups = publish.group_by_tags(images, host)
         publish.check_tags(groups, view, roll_back=options.roll_back, allow_missing_arch="missing-arch" in allowed)
         stamp = publish.free_stamp(groups, tags.stamps(staged.stamp))  # a later one if another release has its tags
         group_of = {image.cell: group for group in groups for image in group.images}

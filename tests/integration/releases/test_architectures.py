@@ -23,7 +23,6 @@ from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.matrix.tags import CELL_LABEL
 from builder.plan import plan
-from builder.registry.client import Repository
 from builder.release import publish
 from builder.release.publish import PublishableImage
 from builder.release.tagging import TagChange
@@ -57,7 +56,7 @@ def images_of_both(checkout: Checkout, registry: str) -> list[PublishableImage]:
 def publish_signed(checkout: Checkout, both: list[PublishableImage], signer: Signer) -> list[TagChange]:
     """Publishes images as a release does, signed but without documents; returns the tags that changed."""
     store, view = Store(checkout.store), View(Console(quiet=True))
-    [group] = publish.group_by_tags(both, Host(), Repository)
+    [group] = publish.group_by_tags(both, Host())
     publish.check_tags([group], view, roll_back=False, allow_missing_arch=False)
     stamp = publish.free_stamp([group], tags.stamps(today()))
     annotations = {"image": "ty-cuda", "tag": both[0].references[0].tag, "release": group.stamped(stamp)}

@@ -9,7 +9,6 @@ import threading
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -232,11 +231,11 @@ class AssemblyBench:
 
     def begin(self, images: Sequence[PlannedImage]) -> Assembler:
         context = self.context
-        known, new_registry = KnownLayers(self.project.root), partial(FakeRepository, self.world)
+        known = KnownLayers(self.project.root)
         assembler = Assembler(
             context,
             self.store,
-            lookup=LayerLookup(self.project, context.host, context.view, self.store, known, new_registry=new_registry),
+            lookup=LayerLookup(self.project, context.host, context.view, self.store, known),
         )
         self.assemblers.append(assembler)
         assembler.start(images)

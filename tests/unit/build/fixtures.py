@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from builder.build import assemble, operating_systems
+from builder.build import assemble, layer_lookup, operating_systems
 from builder.build.context import RunContext
 from builder.layers import oci, stored_layers
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan.layer_order import PlannedLayer
 from tests.fakes.mmdebstrap import FakeDebianFetcher, FakeMmdebstrap
-from tests.unit.build.assembling import AssemblyBench, WorldFetcher
+from tests.unit.build.assembling import AssemblyBench, FakeRepository, WorldFetcher
 
 
 @pytest.fixture
@@ -40,7 +40,11 @@ def benches(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     def new_mmdebstrap(run: RunContext) -> FakeMmdebstrap:
         return FakeMmdebstrap(run, machines[-1].world.make_system)
 
+    def new_repository(*arguments: Any, **options: Any) -> FakeRepository:
+        return FakeRepository(machines[-1].world, *arguments, **options)
+
     monkeypatch.setattr(stored_layers, "store_wheels", splice)
+    monkeypatch.setattr(layer_lookup, "Repository", new_repository)
     monkeypatch.setattr(assemble, "Fetcher", new_fetcher)
     monkeypatch.setattr(assemble, "Mmdebstrap", new_mmdebstrap)
     monkeypatch.setattr(operating_systems, "DebianFetcher", FakeDebianFetcher)

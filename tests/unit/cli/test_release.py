@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from datetime import UTC, date, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ from builder.evidence.signing import Signer
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.registry import transfer
-from builder.release import staging
-from builder.steps.release import release
+from builder.release import publish, staging
 from tests.fakes.registry import MemoryRegistry
 from tests.unit.cli.conftest import CELL, Result, Run
 from tests.unit.steps import test_release, test_stage
@@ -43,8 +41,7 @@ def rendered(locked: Project, run: Run) -> Project:
 def desk(rendered: Project, store: Store, monkeypatch: pytest.MonkeyPatch) -> ReleaseDesk:
     desk = ReleaseDesk(rendered, store)
     monkeypatch.setattr(staging, "Repository", lambda *_, **__: desk.registry)
-    published = partial(release, new_registry=lambda *_, **__: desk.public)
-    monkeypatch.setattr("builder.cli.release.release", published)
+    monkeypatch.setattr(publish, "Repository", lambda *_, **__: desk.public)
     [image] = desk.staged().images
     desk.area.write(desk.project, STAMP, "abc", [image])
     return desk

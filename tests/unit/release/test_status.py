@@ -36,16 +36,17 @@ def tags_of(image: PlannedImage) -> list[str]:
 
 def test_images_whose_tag_is_of_another_plan(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = MemoryRegistry()
+    monkeypatch.setattr(status, "Repository", lambda *_, **__: registry)
     images = list(plan.make_locked_plan(tiny, tiny.select([EMBER, BOARD])).images)
-    assert status.unreleased(images, Host(), lambda *_, **__: registry) == images
+    assert status.unreleased(images, Host()) == images
     by_cell = {image.id: image for image in images}
     tags = {cell: image.references[0].rpartition(":")[2] for cell, image in by_cell.items()}
     for cell, digest in ((EMBER, by_cell[EMBER].plan), (BOARD, "sha256:other")):
         labels = {"config": {"Labels": {"gpu-images.plan": digest}}, "rootfs": {"diff_ids": []}}
         registry.tags[tags[cell]] = registry.add_image(labels)
-    assert status.unreleased(images, Host(), lambda *_, **__: registry) == [by_cell[BOARD]]
+    assert status.unreleased(images, Host()) == [by_cell[BOARD]]
     registry.put_manifest(tags[EMBER], b"[]", MANIFEST_TYPE)
-    assert status.unreleased(images, Host(), lambda *_, **__: registry) == images
+    assert status.unreleased(images, Host()) == images
 
 
 def test_staged_images_of_this_plan_and_of_another(
@@ -70,8 +71,11 @@ def test_staged_images_of_this_plan_and_of_another(
     assert rows == {EMBER: ("20261123", "the manifest is missing"), BOARD: ("20261123, another plan", NONE)}
 
 
-def test_a_tag_of_several_architectures_is_released_if_all_of_its_images_are(tiny: Project, tmp_path: Path) -> None:
+def test_a_tag_of_several_architectures_is_released_if_all_of_its_images_are(
+    tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     registry = MemoryRegistry()
+    monkeypatch.setattr(status, "Repository", lambda *_, **__: registry)
     [amd64] = plan.make_locked_plan(tiny, tiny.select([EMBER])).images
     arm64 = replace(amd64, cell=replace(amd64.cell, arch="arm64"), plan="sha256:" + "a" * 64)
     digests = {
@@ -82,12 +86,12 @@ def test_a_tag_of_several_architectures_is_released_if_all_of_its_images_are(tin
     registry.tags = dict.fromkeys([full, *others], registry.add_index(**digests))
 
     def unreleased(*images: PlannedImage) -> list[str]:
-        return [image.id for image in status.unreleased(images, Host(), lambda *_, **__: registry)]
+        return [image.id for image in status.unreleased(images, Host())]
 
     assert unreleased(amd64, arm64) == []
     store = Store(tmp_path / "store")
     store.prepare()
-    reader = StatusReader(project=tiny, store=store, host=Host(), new_registry=lambda *_, **__: registry)
+    reader = StatusReader(project=tiny, store=store, host=Host())
     assert [row.released for row in reader.read(Plan(images=(amd64, arm64)))] == ["yes", "yes"]
     registry.tags[others[0]] = digests["amd64"]
     assert [row.released for row in reader.read(Plan(images=(arm64,)))] == [f"yes, {others[0]} names another image"]
@@ -109,13 +113,14 @@ def test_a_released_image_that_is_neither_staged_nor_stored(
 ) -> None:
     """After a roll-back, a checkout of that commit showed "another image": staging had a newer release."""
     registry = MemoryRegistry()
+    monkeypatch.setattr(status, "Repository", lambda *_, **__: registry)
     planned = plan.make_locked_plan(tiny, tiny.select([EMBER]))
     [image] = planned.images
     labels = {"config": {"Labels": {"gpu-images.plan": image.plan if is_planned else "sha256:other"}}}
     registry.tags = dict.fromkeys(tags_of(image), registry.add_image(labels | {"rootfs": {"diff_ids": []}}))
     store = Store(tmp_path / "store")
     store.prepare()
-    reader = StatusReader(project=tiny, store=store, host=Host(), new_registry=lambda *_, **__: registry)
+    reader = StatusReader(project=tiny, store=store, host=Host())
     [row] = reader.read(planned)
     assert row.released == released
 
@@ -138,11 +143,9 @@ class ReleasedImage:
         self.project.__dict__["matrix"] = self.project.matrix.model_copy(update={"evidence": signers})
 
     def row(self) -> Status:
-        registry = self.registry
-        reader = StatusReader(
-            project=self.project, store=self.store, host=Host(), new_registry=lambda *_, **__: registry
-        )
-        [row] = reader.read(self.plan)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(status, "Repository", lambda *_, **__: self.registry)
+            [row] = StatusReader(project=self.project, store=self.store, host=Host()).read(self.plan)
         return row
 
 

@@ -93,10 +93,13 @@ class PublishBench:
 
     def publish(self, registry: str = "", **options: Any) -> Released:
         """Raises the error that ended it."""
-        self.result = push(
-            self.project, Host(), self.store, View(self.console), self.plan,
-            today=self.today, registry=registry, new_registry=self._registry, **options,
-        )  # fmt: skip
+        with pytest.MonkeyPatch.context() as patch:
+            for module in ("builder.steps.push", "builder.release.publish"):
+                patch.setattr(f"{module}.Repository", self._registry)
+            self.result = push(
+                self.project, Host(), self.store, View(self.console), self.plan,
+                today=self.today, registry=registry, **options,
+            )  # fmt: skip
         if self.result.error:
             raise self.result.error
         return self.result

@@ -156,17 +156,18 @@ class ReleaseDesk:
         """Raises the error that ended it."""
         new_registry = options.pop("new_registry", lambda *_, **__: self.public)
         self.calls.clear()
-        self.result = release(
-            self.project,
-            Host(),
-            self.store,
-            View(self.console),
-            self.area,
-            staged or self.staged(),
-            planned or {CELL: self.planned},
-            ReleaseOptions(today=TODAY, **options),
-            new_registry,
-        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(publish, "Repository", new_registry)
+            self.result = release(
+                self.project,
+                Host(),
+                self.store,
+                View(self.console),
+                self.area,
+                staged or self.staged(),
+                planned or {CELL: self.planned},
+                ReleaseOptions(today=TODAY, **options),
+            )
         if self.result.error:
             raise self.result.error
         return self.result
