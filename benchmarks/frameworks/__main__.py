@@ -37,7 +37,7 @@ Examples:
   python -m benchmarks.frameworks 'pt-*-cu128-py3{{11,13}}'
   python -m benchmarks.frameworks --gpu require --size 16384
 
-docs/benchmarks.md describes each measurement. Exit code {ImageTestError.exit_code}: a measurement failed, or the
+docs/benchmarks.md says how to read the figures. Exit code {ImageTestError.exit_code}: a measurement failed, or the
 losses (training errors) of the frameworks differ.
 """
 _FILE = click.Path(dir_okay=False, path_type=Path)
