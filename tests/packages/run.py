@@ -18,6 +18,8 @@ import subprocess
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
@@ -268,12 +270,12 @@ def surprise(package: Package, fault: Fault | None) -> str:
 
 def page(results: Iterable[Result], listed: PackageList) -> str:
     """docs/packages.md."""
-    text, cell = HEAD, ""
-    for result in sorted(results, key=lambda result: result.cell):
-        if result.cell != cell:
-            cell = result.cell
-            text += f"\n## {cell}\n\n| command | version | result | tested |\n|---|---|---|---|\n"
-        text += _row(result, listed.packages[result.package])
+    text = HEAD
+    for cell, group in groupby(sorted(results, key=attrgetter("cell")), key=attrgetter("cell")):
+        of_cell = list(group)
+        days = sorted({f"{result.tested} (image of {result.image})" for result in of_cell})
+        text += f"\n## {cell}\n\nTested on {', '.join(days)}.\n\n| command | version | result |\n|---|---|---|\n"
+        text += "".join(_row(result, listed.packages[result.package]) for result in of_cell)
     return text
 
 
@@ -289,20 +291,18 @@ def _row(result: Result, package: Package) -> str:
     notes = [package.note if package.note and is_expected else result.fault]
     notes += [f"Replaces {name} {change}." for name, change in result.replaced.items()]
     text = one_line(" ".join([f"{verdict}.", *filter(None, notes)])).replace("|", "\\|")
-    return f"| {command} | {version} | {text} | {result.tested}, image of {result.image} |\n"
+    return f"| {command} | {version} | {text} |\n"
 
 
 HEAD = """\
 # Packages that people add
 
-The results of `pip install` in the images, as their user and without a GPU. `make packages` installs each package
-of [tests/packages/packages.yaml](../tests/packages/packages.yaml) from the package index into a new container, and
-writes this page.
+The results of `pip install` in the images, as their user and without a GPU. A package works if its
+check loads its CUDA libraries, nothing that the image pins changes, `pip check` names no new
+conflict, and the framework still loads its own libraries. Nothing computes on a GPU.
 
-A package works if its check loads its CUDA libraries, nothing that the image pins has another version, `pip check`
-names no new conflict, and the framework still loads its own CUDA libraries. Nothing computes on a GPU. Each row is the
-last result; packages of images that were not tested yet are missing. TensorRT is not in the list: PyPI has no wheels
-of it.
+`make packages` installs the packages of
+[tests/packages/packages.yaml](../tests/packages/packages.yaml) and writes this page.
 """
 
 

@@ -185,9 +185,10 @@ def test_a_row_names_the_version_and_why() -> None:
     note = {"cells": [CELL], "fails": "x", "note": "It needs a|b."}
     listed = PackageList(frameworks={}, packages={"x[y]<2": Package.model_validate(note)})
     broken = result("x[y]<2").model_copy(update={"fault": "OSError", "replaced": {"numpy": "2 -> 1"}})
-    row = run.page([broken], listed).splitlines()[-1]
+    page = run.page([broken, broken.model_copy(update={"tested": "2026-11-26"})], listed)
     text = r"**does not work**. It needs a\|b. Replaces numpy 2 -> 1."
-    assert row == f"| `pip install 'x[y]<2'` | 1 | {text} | 2026-11-27, image of 2026-11-20 |"
+    assert page.splitlines()[-1] == f"| `pip install 'x[y]<2'` | 1 | {text} |"
+    assert "\nTested on 2026-11-26 (image of 2026-11-20), 2026-11-27 (image of 2026-11-20).\n" in page
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,7 @@ def test_a_note_is_only_for_the_expected_result(fails: str, fault: str, text: st
     package = Package.model_validate({"cells": [CELL], "fails": fails, "note": "Why."})
     listed = PackageList(frameworks={}, packages={"x": package})
     row = run.page([result("x").model_copy(update={"fault": fault})], listed).splitlines()[-1]
-    assert f" | {text} | " in row
+    assert row.endswith(f" | {text} |")
 
 
 def test_a_container_has_the_index_and_certificates_of_this_machine() -> None:
