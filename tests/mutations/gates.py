@@ -72,7 +72,7 @@ GATES = (
     Gate("files of the image outside its system", "build/added_layers.py", "if parent.files[path][0].digest not in parent.systems:", "if False:"),
     Gate("the Debian packages of an image", "debian/apt.py", "if replaced := _REPLACE.findall(output):", "if replaced := []:"),
     Gate("tags with a date", "steps/add.py", "if is_dated and present not in", "if False and present not in"),
-    Gate("services that end", "steps/add.py", "if service.returncode != ENDED_BY_TIMEOUT:", "if False:"),
+    Gate("services that end", "steps/add.py", "                raise ImageTestError(\n                    f\"{addition.target}: service {name} ended", "                ImageTestError(\n                    f\"{addition.target}: service {name} ended"),
     Gate("variables in a label", "release/additions.py", "if reserved := sorted(FIXED & request.env.keys()):", "if reserved := []:"),
     Gate("the configuration of an unsigned addition", "release/added_images.py", "        elif is_signed:", "        elif True:"),
     Gate("the signature of a parent", "steps/add.py", 'if finding.state != "signed":', "if False:"),
