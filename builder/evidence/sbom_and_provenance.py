@@ -43,7 +43,7 @@ def sbom(planned: PlannedImage, name: str, image: Image) -> bytes:
     """The wheels and Debian packages of an image, each with its SHA-256. `name` is that of its repository."""
     debian, wheels = _debian_packages(planned.os_lock), _wheels(planned.wheels)
     release = _release_number(planned.os_lock.versions)
-    return _sbom(name, image, planned.id, [*_debian(release), *_interpreter(planned), *wheels, *debian])
+    return _sbom(name, image, planned.id, [*_debian(release), *_archives(planned), *wheels, *debian])
 
 
 def sbom_of_additions(
@@ -99,11 +99,14 @@ def _release_number(versions: Mapping[str, str]) -> str:
     return versions.get("base-files", "").partition(".")[0]
 
 
-def _interpreter(planned: PlannedImage) -> Iterator[Component]:
-    """uv's own build of Python, if the image has one instead of Debian's."""
+def _archives(planned: PlannedImage) -> Iterator[Component]:
+    """uv's own build of Python, if the image has one instead of Debian's, and NVIDIA's archives."""
     if planned.locked_python:
         purl = PackageURL("generic", None, "python", planned.uv, {"distribution": "python-build-standalone"})
         yield _component(purl, planned.locked_python.sha256)
+    for archive in planned.archives:
+        version = archive.folder.split("-")[3]
+        yield _component(PackageURL("generic", "nvidia", archive.name, version), archive.sha256)
 
 
 def _wheels(wheels: Iterable[LockedWheel], *, has_index: bool = True) -> Iterator[Component]:
@@ -186,7 +189,7 @@ def provenance(planned: PlannedImage, *, source: str, revision: str) -> bytes:
     if revision and "+" not in revision:
         uri = f"git+{source}" if source else "git"
         dependencies.append({"uri": uri, "digest": {"gitCommit": revision}})
-    components = (*_interpreter(planned), *_wheels(planned.wheels), *_debian_packages(planned.os_lock))
+    components = (*_archives(planned), *_wheels(planned.wheels), *_debian_packages(planned.os_lock))
     return _provenance(
         BUILD_TYPE,
         {"cell": planned.id, "revision": revision},

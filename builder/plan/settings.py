@@ -20,6 +20,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/b
 # -s: reap orphans also where tini is not process 1 (`--init`, `--pid=host`), instead of a warning that it cannot.
 ENTRYPOINT = ("/usr/bin/tini", "-s", "-g", "--", "/usr/local/bin/start")
 CONSTRAINTS = "/etc/pip/constraints.txt"
+CUDA_HOME = "/opt/venv/lib/python/site-packages/nvidia/toolkit"  # of NVIDIA's archives, beside the libraries of wheels
 _ENV = {
     "PATH": PATH,
     "LANG": "C.UTF-8",
@@ -93,6 +94,8 @@ def of_image(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) ->
             label = ".".join([*path, "env", reserved[0]])
             raise MatrixError(f"{where}: {label}: every image sets {reserved[0]}", hint="Use another variable.")
         env |= variables
+    if any(component.redist_on(cell.cuda) for component in components.values()):
+        env["CUDA_HOME"] = CUDA_HOME
     ends = support.ends_of_cell(matrix, cell)
     build = None if cell.is_cpu else known.build_of_cell(matrix, cell)
     labels = {

@@ -220,6 +220,7 @@ def _lock_wheels(
         or lockfile.stale_reason(project.matrix, present[group], project.groups[group], project.groups[group])
     ]
     locks = [lock for group, lock in present.items() if lock and group not in stale]
+    resolver.locks = [lock for lock in present.values() if lock]
     resolver.sizes.update(diff.sizes(diff.contents_of_lock(lock) for lock in present.values() if lock))
     new: list[Lock] = []
     failures: dict[str, BuilderError] = {}
