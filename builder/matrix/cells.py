@@ -13,6 +13,7 @@ from typing import TypeVar
 from packaging.version import Version
 
 from builder.common.errors import MatrixError, UsageError, did_you_mean
+from builder.common.strict_yaml import Key
 from builder.matrix.schema import AMD64, ARM64, CPU, Arch, Matrix, cuda_major
 
 NOT_BUILT = "not-built"
@@ -256,19 +257,30 @@ def _is_in(matrix: Matrix, cell: Cell, name: str) -> bool:
     """True if a cell is in a built-in set: `unsupported`, `all` others, or those of a Debian release or framework.
 
     `arm64` has all cells for arm64, and the other sets none: a machine builds images for its own architecture. Cells
-    whose Python has `not_built` in matrix.yaml are in the set `not-built` alone. `unsupported` are the cells with an
+    that were not built yet, according to matrix.yaml, are in the set `not-built` alone. `unsupported` are those with an
     entry that has `after_support`, on any day: the cells that a run builds do not depend on the clock.
     """
     if ARM64 in (name, cell.arch):
         return name == cell.arch
-    python = matrix.python[cell.python]
-    if python.not_built or name == NOT_BUILT:
-        return bool(python.not_built) == (name == NOT_BUILT)
+    python, was_built = matrix.python[cell.python], not reason_not_built(matrix, cell)
+    if not was_built or name == NOT_BUILT:
+        return was_built == (name != NOT_BUILT)
     if name in BUILT_IN_SETS:
         line = matrix.frameworks[cell.framework].versions[cell.line]
         entries = (matrix.debian[python.debian], python, matrix.cuda[cell.cuda], line)
         return any(entry.after_support for entry in entries) == (name == "unsupported")
     return name in (python.debian, cell.framework)
+
+
+def reason_not_built(matrix: Matrix, cell: Cell) -> tuple[Key, str] | None:
+    """The place of the reason that the image of a cell was not built yet, and the reason; None for other cells."""
+    if reason := matrix.python[cell.python].not_built:
+        return ("python", cell.python, "not_built"), reason
+    for name in components(matrix, cell):
+        for major, reason in matrix.components[name].not_built_on.items():
+            if major == cuda_major(cell.cuda):
+                return ("components", name, "not_built_on", major), reason
+    return None
 
 
 def cell_of_id(matrix: Matrix, cell_id: str, where: str) -> Cell:

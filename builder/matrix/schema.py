@@ -338,6 +338,7 @@ class Component(StrictModel):
 
     `index` is the index of its `packages`, in every image, also if another package requires them. `redist` are what it
     consists of on a CUDA major instead of its packages: NVIDIA's archives of the release `toolkit`, in CUDA_HOME.
+    `not_built_on` has the reasons, by CUDA major, that images with it were not built and tested yet.
     """
 
     needs: list[Name] = []
@@ -345,6 +346,7 @@ class Component(StrictModel):
     apt: list[AptPackage] = []
     packages: list[PackageName] = []
     redist: dict[CudaMajor, list[RedistName]] = {}
+    not_built_on: dict[CudaMajor, Reason] = {}
     index: IndexName | None = None
     env: dict[EnvName, EnvValue] = {}
     port: Annotated[int, Field(ge=1, le=65535)] | None = None

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from datetime import date
 
 from builder.common.errors import RefusedError
+from builder.common.strict_yaml import Key
 from builder.common.text import counted, listed
 from builder.matrix import facts
-from builder.matrix.cells import Cell
+from builder.matrix.cells import Cell, reason_not_built
 from builder.matrix.schema import Matrix
 
 WARN_DAYS = 60
@@ -131,17 +132,17 @@ def refusals(matrix: Matrix, cells: Iterable[Cell], today: date) -> list[Refused
 
 
 def not_built(matrix: Matrix, cells: Iterable[Cell], *, are_built: bool = False) -> list[str]:
-    """A line for each Python of cells that has `not_built` in matrix.yaml; `are_built`: its images exist by now."""
-    cells_by_python: dict[str, list[Cell]] = {}
+    """A line for each reason in matrix.yaml that cells were not built; `are_built`: their images exist by now."""
+    by_reason: dict[tuple[Key, str], list[Cell]] = {}
     for cell in cells:
-        if matrix.python[cell.python].not_built:
-            cells_by_python.setdefault(cell.python, []).append(cell)
+        if reason := reason_not_built(matrix, cell):
+            by_reason.setdefault(reason, []).append(cell)
     return [
-        f"{_named(members)}: built and tested: delete `not_built` of python.{python} "
-        f"({matrix.where('python', python, 'not_built')}), to add them to the set `all`"
+        f"{_named(members)}: built and tested: delete `{'.'.join(map(str, path[2:]))}` of {path[0]}.{path[1]} "
+        f"({matrix.where(*path)}), to add them to the set `all`"
         if are_built
-        else f"{_named(members)}: not built yet: {matrix.python[python].not_built}"
-        for python, members in cells_by_python.items()
+        else f"{_named(members)}: not built yet: {reason}"
+        for (path, reason), members in by_reason.items()
     ]
 
 

@@ -21,6 +21,15 @@ RUN --mount=type=bind,source=templates/host,target=/mnt/host --mount=type=bind,s
     --mount=type=bind,source=locks/uv.txt,target=/mnt/uv.txt \
     sh /mnt/steps/uv.sh python3-pip
 
+# ---- redist: NVIDIA's archives of CUDA. From a folder with them: docker build --build-context redist=FOLDER
+FROM scratch AS redist
+ADD --checksum=sha256:9961b3484b6b71314063709a4f9529654f96782ad39e72bf1e00f070db8210d3 https://developer.download.nvidia.com/compute/cuda/redist/cuda_nvcc/linux-x86_64/cuda_nvcc-linux-x86_64-12.8.93-archive.tar.xz /
+ADD --checksum=sha256:8d566b5fe745c46842dc16945cf36686227536decd2302c372be86da37faca68 https://developer.download.nvidia.com/compute/cuda/redist/cuda_cudart/linux-x86_64/cuda_cudart-linux-x86_64-12.8.90-archive.tar.xz /
+ADD --checksum=sha256:0740e9e01e4f15e17c5ab8d68bba4f8ec0eb6b84edccba4ac45112d2d2174e4b https://developer.download.nvidia.com/compute/cuda/redist/cuda_cccl/linux-x86_64/cuda_cccl-linux-x86_64-12.8.90-archive.tar.xz /
+ADD --checksum=sha256:dbf41355a0f7a8aa491c1839a6c6ff8df02cdb6c6eefd66360543616c1b4980f https://developer.download.nvidia.com/compute/cuda/redist/cuda_cuobjdump/linux-x86_64/cuda_cuobjdump-linux-x86_64-12.8.90-archive.tar.xz /
+ADD --checksum=sha256:d68109dcbf59691909c05b01213e5c3d19b4b27f7e7c18e42c6adc0a7f4f6f31 https://developer.download.nvidia.com/compute/cuda/redist/cuda_nvml_dev/linux-x86_64/cuda_nvml_dev-linux-x86_64-12.8.90-archive.tar.xz /
+ADD --checksum=sha256:f97b3779e909caa5edf56606432ec1dd3173a5d3d503ef39f367467dbdb006b7 https://developer.download.nvidia.com/compute/cuda/redist/cuda_profiler_api/linux-x86_64/cuda_profiler_api-linux-x86_64-12.8.90-archive.tar.xz /
+
 # ---- image
 FROM os AS image
 RUN --mount=type=bind,source=templates/host,target=/mnt/host --mount=type=bind,source=templates/steps,target=/mnt/steps \
@@ -36,8 +45,19 @@ RUN --mount=type=bind,source=templates/host,target=/mnt/host --mount=type=bind,s
     --mount=type=bind,source=images/pt-2.9-cu128-py313/wheels-pytorch.txt,target=/mnt/wheels.txt \
     sh /mnt/steps/wheels.sh
 
+RUN --mount=type=bind,source=templates/host,target=/mnt/host --mount=type=bind,source=templates/steps,target=/mnt/steps \
+    --mount=type=bind,from=redist,target=/mnt/redist \
+    /opt/venv/bin/python -B /mnt/steps/redist.py /opt/venv/lib/python/site-packages/nvidia/toolkit \
+    9961b3484b6b71314063709a4f9529654f96782ad39e72bf1e00f070db8210d3:cuda_nvcc-linux-x86_64-12.8.93-archive.tar.xz \
+    8d566b5fe745c46842dc16945cf36686227536decd2302c372be86da37faca68:cuda_cudart-linux-x86_64-12.8.90-archive.tar.xz \
+    0740e9e01e4f15e17c5ab8d68bba4f8ec0eb6b84edccba4ac45112d2d2174e4b:cuda_cccl-linux-x86_64-12.8.90-archive.tar.xz \
+    dbf41355a0f7a8aa491c1839a6c6ff8df02cdb6c6eefd66360543616c1b4980f:cuda_cuobjdump-linux-x86_64-12.8.90-archive.tar.xz \
+    d68109dcbf59691909c05b01213e5c3d19b4b27f7e7c18e42c6adc0a7f4f6f31:cuda_nvml_dev-linux-x86_64-12.8.90-archive.tar.xz \
+    f97b3779e909caa5edf56606432ec1dd3173a5d3d503ef39f367467dbdb006b7:cuda_profiler_api-linux-x86_64-12.8.90-archive.tar.xz
+
 COPY templates/base/files/ /
 COPY templates/pytorch/files/ /
+COPY templates/nvcc/files/ /
 COPY images/pt-2.9-cu128-py313/constraints.txt /etc/pip/constraints.txt
 
 ENV PATH="/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin:/home/user/.local/bin" \
@@ -50,7 +70,8 @@ ENV PATH="/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:
     UV_BUILD_CONSTRAINT="/etc/pip/constraints.txt" \
     NVIDIA_VISIBLE_DEVICES="all" \
     NVIDIA_DRIVER_CAPABILITIES="compute,utility" \
-    NVIDIA_REQUIRE_CUDA="driver>=525.60.13"
+    NVIDIA_REQUIRE_CUDA="driver>=525.60.13" \
+    CUDA_HOME="/opt/venv/lib/python/site-packages/nvidia/toolkit"
 
 USER 1000:0
 WORKDIR /workspace
@@ -69,5 +90,5 @@ LABEL org.opencontainers.image.title="pt-2.9-cu128-py313-devel" \
       gpu-images.support.last="2030-06-30" \
       gpu-images.python="3.13" \
       gpu-images.variant="devel" \
-      gpu-images.components="base python cuda pytorch tools lfs devel" \
+      gpu-images.components="base python cuda pytorch tools lfs devel nvcc" \
       devcontainer.metadata="[{\"remoteUser\":\"user\"}]"
