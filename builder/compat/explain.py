@@ -299,7 +299,7 @@ class Explainer:
                 "arch": entry.arch if cell.arch in entry.arch_on(cell.cuda) else arch,
             }
         )
-        yield f"the project's own index has {package} {line} for {build} ({project.source}); add:"
+        yield f"the project's own index has {package} {line} for {build} ({project.source}); see docs/matrix.md; add:"
         yield f"  under indexes: {index}: <its address for {build}, from the project's installation page>"
         yield from self._cuda_to_add(cell)
         if cell.is_cpu and not framework.cpu_image:

@@ -208,7 +208,7 @@ PAGE = "from the project's installation page>"
 ON_ITS_OWN_INDEX = {
     "pt-2.9-cu130-py311": [
         f"pt-2.9-cu130-py311 is not on the default index: {RUNTIME_12}, not CUDA 13.0",
-        f"the project's own index has torch 2.9 for CUDA 13.0 ({SOURCE}); add:",
+        f"the project's own index has torch 2.9 for CUDA 13.0 ({SOURCE}); see docs/matrix.md; add:",
         f"  under indexes: pytorch-cu130: <its address for CUDA 13.0, {PAGE}",
         '  under cuda: "13.0": {toolkit: 13.0.3.0}',
         '  under frameworks.pytorch.versions, instead of that line: "2.9": {release: 2.9.1, cuda: ["12.8", "13.0"], '
@@ -218,7 +218,7 @@ ON_ITS_OWN_INDEX = {
     "pt-2.8-cpu-py313-jupyter": [
         "pt-2.8-cpu-py313-jupyter is not on the default index: torch 2.8.0 has no CPU wheel on the index: torch 2.8.0 "
         "requires nvidia-cuda-runtime-cu12==12.8.90 (CUDA 12.8)",
-        f"the project's own index has torch 2.8 for the CPU ({SOURCE}); add:",
+        f"the project's own index has torch 2.8 for the CPU ({SOURCE}); see docs/matrix.md; add:",
         f"  under indexes: pytorch-cpu: <its address for the CPU, {PAGE}",
         "  under frameworks.pytorch: cpu_image: pt-cpu",
         '  under frameworks.pytorch.versions: "2.8": {release: 2.8.0, cuda: [cpu], python: ["3.13"], '
