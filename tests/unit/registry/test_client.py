@@ -549,6 +549,8 @@ def test_a_list_without_an_end(lay: Lay) -> None:
             Reply(status=302, headers={"Location": url})
             for url in ("https://pages.example.test/", "http://[x/", "https://other.example.test:port/")
         ),
+        # ghcr.io: a page of GitHub, which soon answers 429: https://github.com/artifacthub/hub/issues/4785
+        Reply(status=303, headers={"Location": "https://pages.example.test/-/v2/packages/container/package/a%2Fb"}),
         Reply(body=b"<html>", headers={"Content-Type": "text/html; charset=utf-8"}),
     ],
     ids=lambda reply: str(reply.status),
@@ -575,13 +577,20 @@ def test_a_failure_of_the_referrers_api_is_no_reason_for_another_list(lay: Lay, 
         connect().referrers(digest_of_bytes(b"image"))
 
 
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [({}, "answered 429 Too Many Requests: tried 3 times"), ({"Retry-After": "3600"}, "asks to retry after 3600 s")],
+    ids=["retries", "a long wait"],
+)
 @pytest.mark.parametrize("has_list", [True, False])
-def test_a_limit_of_requests_for_the_referrers_api(lay: Lay, has_list: bool) -> None:
+def test_a_limit_of_requests_for_the_referrers_api(
+    lay: Lay, has_list: bool, headers: dict[str, str], reason: str
+) -> None:
     """The list under the fallback tag is used if there is one; else an image would look as if nothing were attached."""
 
     def answer(sent: Sent) -> Reply:
         if "/referrers/" in sent.path:
-            return Reply(status=429)
+            return Reply(status=429, headers=headers)
         assert sent.path.endswith(DIGEST.replace(":", "-"))
         return Reply(headers={"Docker-Content-Digest": digest_of_bytes(b"list")}) if has_list else Reply(status=404)
 
@@ -589,7 +598,7 @@ def test_a_limit_of_requests_for_the_referrers_api(lay: Lay, has_list: bool) -> 
     if has_list:
         assert connect().referrers(DIGEST) is None
     else:
-        with pytest.raises(RegistryError, match="429 Too Many Requests"):
+        with pytest.raises(RegistryError, match=f"listing what refers to {DIGEST[7:19]}: .*{reason}"):
             connect().referrers(DIGEST)
 
 
