@@ -174,7 +174,7 @@ def test_the_gpu_tests_are_in_parts_on_a_runner_of_our_own() -> None:
     gpu = dict(jobs())["ci: gpu"]
     assert "self-hosted" in gpu["runs-on"]
     assert gpu["strategy"]["matrix"] == "${{ fromJSON(needs.stage.outputs.parts) }}"
-    assert "concurrency" not in gpu, "jobs wait for the runner; a group would cancel those that wait"
+    assert "concurrency" not in gpu, "jobs wait for the runner; by default, a group cancels those that wait"
     assert "needs.plan.outputs.gpu == 'true'" in gpu["if"]
     assert dict(jobs())["ci: plan"]["outputs"]["gpu"] == "${{ vars.GPU != 'off' && !inputs.allow-untested-gpu }}"
 
@@ -304,7 +304,9 @@ def test_every_report_that_is_uploaded_is_written() -> None:
 def test_a_release_has_its_own_job_and_environment() -> None:
     release = dict(jobs())["ci: release"]
     assert (release["environment"], release["needs"]) == ("release", ["plan", "stage", "gpu-results"])
-    assert release["concurrency"] == {"group": "release", "cancel-in-progress": False}
+    # By default, GitHub cancels a run that waits if another one waits too, and the required check of its commit fails.
+    concurrency = {"group": "release", "cancel-in-progress": False, "queue": "max"}
+    assert release["concurrency"] == dict(jobs())["images: release"]["concurrency"] == concurrency
     assert release["permissions"]["attestations"] == "write"
     [script] = [step for step in release["steps"] if "builder release" in step.get("run", "")]
     for gpu, options in (
