@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
-from builder.matrix import tags
+from builder.compat import gpu_support
+from builder.compat.gpu_support import Device
+from builder.matrix import cells, facts, support, tags
 from builder.matrix.project import Project
-from builder.matrix.schema import CPU
+from builder.matrix.schema import AMD64, ARM64, CPU, Arch
 from builder.plan import plan
 from tests.integration import clones, programs
 from tests.integration.clones import run
@@ -196,6 +199,80 @@ def test_the_readme_lists_the_images() -> None:
         for framework in PROJECT.matrix.frameworks.values()
         for line, version in framework.versions.items()
     }
+
+
+def test_the_guide_has_the_newest_images_for_every_gpu() -> None:
+    """And older ones that run with older drivers, as `builder explain --gpu` says."""
+    known, text = facts.load_facts(), (ROOT / "docs/which-image.md").read_text(encoding="utf-8")
+    header, *rows = [
+        [value.strip() for value in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")
+    ]
+    listed, drivers = [], set()
+    for gpu, last, *columns in rows:
+        names, numbers = gpu.removesuffix(")").split(" (")
+        named = [gpu_support.find_gpu(name, known) for name in names.split(", ")]
+        arch = ARM64 if "ARM" in last else AMD64
+        assert {device.capability for device in named} == {*numbers.split(", ")}
+        for capability in numbers.split(", "):
+            group = known.gpus[capability]
+            devices = [device for device in named if device.capability == capability]
+            assert [arch == ARM64] * len(devices) == [device.name in group.arm for device in devices]
+            assert last.startswith(group.last or "any")
+            for column, image in zip(columns, header[2:], strict=True):
+                found, oldest = images_for(image.strip("`"), devices[0], arch)
+                assert column == found, f"{gpu}: {image}"
+                drivers |= oldest
+        listed += [(capability, arch) for capability in numbers.split(", ")]
+    assert len({*listed}) == len(listed)
+    assert {number for number, arch in listed if arch == AMD64} == {
+        number for number, group in known.gpus.items() if group.names
+    }
+    [exact] = re.findall(r"^Exactly: ([\d., ]+)\.$", text, re.MULTILINE)
+    assert exact.split(", ") == sorted(drivers, key=Version)
+
+
+def images_for(image: str, device: Device, arch: Arch) -> tuple[str, set[str]]:
+    """The cell of the table for an image and a GPU, and the drivers in it.
+
+    Of cells that were built and run without a known flaw, in the default CUDA version of their line if possible. Lines
+    without support only if there is no other.
+    """
+    known, matrix = facts.load_facts(), PROJECT.matrix
+    names = tags.compute(matrix, PROJECT.cells)
+    chosen = [
+        cell
+        for cell in PROJECT.select(["*"])
+        if (matrix.frameworks[cell.framework].image, cell.variant, cell.arch) == (image, "plain", arch)
+        and not cell.is_cpu
+        and not cells.reason_not_built(matrix, cell)
+        and cell.python == matrix.frameworks[cell.framework].versions[cell.line].python[0]
+    ]
+    unsupported = {*PROJECT.select(["unsupported"])}
+    found: dict[str, str] = {}  # by driver
+    for cell in sorted(chosen, key=lambda cell: (cell not in unsupported, Version(cell.line)), reverse=True):
+        verdict = gpu_support.judge(device, "", gpu_support.needs_of_cell(matrix, cell, known), known)
+        if not verdict.runs or known.caveats_of(cell.framework, cell.cuda, device.capability):
+            continue
+        if cell in unsupported and found:
+            continue
+        [driver] = re.findall(r"needs driver (\S+) or newer", "\n".join(verdict.reasons))
+        if all(Version(driver) < Version(other) for other in found):
+            tag = min((name.tag for name in names[cell.id]), key=len)
+            ptx = " (PTX)" if any(reason.startswith("PTX") for reason in verdict.reasons) else ""
+            found[driver] = f"`{tag}` from {driver.partition('.')[0]}{ptx}"
+    return ", ".join(found.values()) or "none", {*found}
+
+
+def test_the_guide_has_the_end_of_support_of_every_python() -> None:
+    """No part has an earlier one."""
+    rows = re.findall(r"^\| ([\d.]+) \| (\S[^|]+) \| (\S+) \|$", (ROOT / "docs/support.md").read_text(), re.MULTILINE)
+    pythons = PROJECT.matrix.python.items()
+    assert [row[:2] for row in rows] == [
+        (version, "uv" if python.uv else f"Debian {python.debian}") for version, python in pythons
+    ]
+    assert {
+        (cell.python, support.ends_of_cell(PROJECT.matrix, cell)[0].last.isoformat()) for cell in PROJECT.cells
+    } == {(version, last) for version, _, last in rows}
 
 
 def test_the_images_share_as_much_as_the_readme_says() -> None:
