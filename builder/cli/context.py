@@ -68,13 +68,13 @@ class Context:
             settings = host.read_host()
         else:
             settings = host.host_for_matrix(matrix)
-            settings = replace(settings, open_apt=lambda: self._open_apt(settings))
+            settings = replace(settings, open_apt=lambda: self._open_apt(self.project, settings))
         return replace(settings, say=self.say)
 
-    def _open_apt(self, settings: Host) -> AbstractContextManager[Run]:
+    def _open_apt(self, project: Project, settings: Host) -> AbstractContextManager[Run]:
         from builder.build import apt_container  # noqa: PLC0415  slow to import
 
-        return apt_container.open_apt(self.project, settings, View(self.err))
+        return apt_container.open_apt(project, settings, View(self.err))
 
     def connect(self, project: Project, *, start: bool = False) -> RunContext:
         """The context of a run, with a running engine. With `start`, installs and starts an engine if necessary."""
@@ -83,7 +83,9 @@ class Context:
         from builder.engine.client import Engine  # noqa: PLC0415
 
         engine = setup.ensure(self.say) if start else Engine.connect()
-        return RunContext(engine=engine, project=project, host=self.host, view=View(self.err))
+        host = self.host  # of no checkout, if packages are put on an image
+        host = replace(host, open_apt=host.open_apt or (lambda: self._open_apt(project, self.host)))
+        return RunContext(engine=engine, project=project, host=host, view=View(self.err))
 
     def say(self, text: str) -> None:
         self.err.print(Text(text), soft_wrap=True)
