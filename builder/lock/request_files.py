@@ -34,7 +34,7 @@ _Source = dict[str, Any]
 _Table = TypeVar("_Table", bound=BaseModel)
 
 
-class _Project(BaseModel, frozen=True):
+class _Pyproject(BaseModel, frozen=True):
     name: str = Field(validation_alias=AliasPath("project", "name"))
     python: str = Field("", validation_alias=AliasPath("project", "requires-python"))
     dependencies: list[str] = Field([], validation_alias=AliasPath("project", "dependencies"))
@@ -59,7 +59,7 @@ def read_request(path: Path) -> tuple[list[Requested], list[Requested]]:
 
 
 def _read_project(path: Path) -> tuple[list[Requested], list[Requested]]:
-    project, place = _read_toml(path, _Project), f"{path}: project.dependencies"
+    project, place = _read_toml(path, _Pyproject), f"{path}: project.dependencies"
     if "dependencies" in project.dynamic:
         raise UsageError(f"{place} is dynamic", hint="Only a build knows it: write it into a file of requirements.")
     requested = [parse_requirement(text, place) for text in project.dependencies]

@@ -218,7 +218,7 @@ def read_team_file(path: Path) -> list[Addition]:
     return additions
 
 
-class _Request(BaseModel, frozen=True):
+class _RecordedRequest(BaseModel, frozen=True):
     requirements: tuple[str, ...]
     constraints: tuple[str, ...] = ()
     apt: tuple[str, ...] = ()
@@ -227,7 +227,7 @@ class _Request(BaseModel, frozen=True):
 
 
 class _Record(BaseModel, frozen=True):
-    request: _Request
+    request: _RecordedRequest
 
 
 def repeat_addition(target: ImageRef, earlier: Sequence[Parent]) -> Addition:
