@@ -113,10 +113,10 @@ def make_layer(run: RunContext, store: Store, parent: Parent, lock: OsLock, name
             if entry.type != "chunk" and not {path := entry.name.rstrip("/"), path.partition("/")[0]} & _LEFT_OUT
         }
         try:
-            made = os_layer.write_system(root, blob.file, below=below)
+            written = os_layer.write_system(root, blob.file, below=below)
         except (BuildError, tarfile.TarError) as error:
             raise BuildError(f"{name}: {error}") from error
-        blob.digest = made.digest
-    store.put_record(inputs, made.as_record())
+        blob.digest = written.digest
+    store.put_record(inputs, written.as_record())
     run.view.end(row, "done", "")
-    return planned, made
+    return planned, written

@@ -182,7 +182,7 @@ class Container:
 
 @dataclass
 class ParentTests:
-    """In place of pytest: what it is told about the image, and its results."""
+    """A fake of `pytest_run.run_tests`: records its arguments, and returns `failed` as the failed tests."""
 
     subject: Mapping[str, Any] = field(default_factory=dict)
     files: Sequence[str] = ()
@@ -597,10 +597,10 @@ def test_debian_packages_replace_files_of_the_system_alone(bench: Bench) -> None
 
     def layer_of_packages(path: str) -> AddedLayer:
         out = io.BytesIO()
-        made = splice.write_layer([Entry(path=path, mode=0o644, content=b"new")], out)
+        written = splice.write_layer([Entry(path=path, mode=0o644, content=b"new")], out)
         out.seek(0)
         planned = PlannedLayer(kind="apt", name="tini", component="apt", inputs="")
-        return AddedLayer(planned=planned, layer=made, toc=estargz.read_toc(out, made.toc))
+        return AddedLayer(planned=planned, layer=written, toc=estargz.read_toc(out, written.toc))
 
     assert check_paths("vision:1", parent, [layer_of_packages("var/lib/dpkg/status")]) == []
     assert check_paths("vision:1", parent, [layer_of_packages("usr/bin/tini")]) == []
