@@ -418,6 +418,11 @@ def import_packages(
     names = [each.name for each in addition.requested if each.name in installed]
     with engine.running(image_id, checkout=str(store.root)) as container:
         done = container.run([f"/{wheel.ENVIRONMENT}/bin/python", "-c", IMPORTS, *names], {}, IMPORT_S)
+        if done.returncode:
+            reason = "\n".join(done.stderr.strip().splitlines()[-SHOWN:])
+            raise ImageTestError(
+                f"{addition.target}: a package cannot be imported\n{reason}", hint="Nothing was pushed."
+            )
         for name in addition.services:
             with suppress(subprocess.TimeoutExpired):
                 service = container.run([f"/{added_layers.SERVICES}/{name}/run"], {}, SERVICE_S)
@@ -426,9 +431,6 @@ def import_packages(
                     f"{addition.target}: service {name} ended with status {service.returncode}\n" + "\n".join(lines),
                     hint="Nothing was pushed.",
                 )
-    if done.returncode:
-        reason = "\n".join(done.stderr.strip().splitlines()[-SHOWN:])
-        raise ImageTestError(f"{addition.target}: a package cannot be imported\n{reason}", hint="Nothing was pushed.")
     return [each for each in done.stdout.split() if all(map(str.isidentifier, each.split(".")))]
 
 
