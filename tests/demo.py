@@ -1,6 +1,6 @@
 """Runs two tiny images through the whole pipeline, to a release and a roll-back, and shows every command: `make demo`.
 
-`python -m tests.demo picture FILE` also draws the picture of the README, of each command and its last line.
+`python -m tests.demo picture FILE` also draws the picture of docs/publish.md, of each command and its last line.
 
 It uses this machine's Docker Engine, Debian's archives, a package index with tiny wheels and a registry, both on the
 loopback and in a temporary folder. Only the programs cosign and docker-registry, from Debian's packages, stay.
@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import io
 import os
-import re
 import secrets
 import shlex
 import shutil
@@ -24,16 +22,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rich.console import Console
 from rich.text import Text
 
+from tests import pictures
 from tests.integration import checkout as checkouts
 from tests.integration import fetched, leftovers, programs, wheels
 from tests.integration import registry as registries
 from tests.integration.checkout import OURS, PLAIN, ROOT, SHORT, Checkout
 from tests.integration.index import Index
-
-WIDTH = 100  # columns of the picture
 
 
 class Demo:
@@ -41,7 +37,7 @@ class Demo:
 
     def __init__(self, builder: Checkout, folder: Path, address: str) -> None:
         self.builder, self.folder, self.address = builder, folder, address
-        self.picture: dict[str, str] = {}  # command -> the last line that it printed the first time
+        self.picture: dict[str, tuple[str, str]] = {}  # the first run of a command that succeeded, and its last line
         self.names = {
             f"{folder}/checkout/": "",
             f"{folder}/": "",
@@ -55,12 +51,11 @@ class Demo:
 
     def draw(self, path: Path) -> None:
         """Writes a picture of the commands, each with its last line."""
-        console = Console(record=True, width=WIDTH, file=io.StringIO(), highlight=False)
-        for command, summary in self.picture.items():
-            console.print(Text(f"$ builder {self.shown(command)}", style="bold"))
-            console.print(Text(f"  {self.shown(summary)}", style="dim"), overflow="ellipsis", no_wrap=True)
-        drawing = console.export_svg(title="make demo, with two tiny images")
-        path.write_text(re.sub(r"@font-face \{.*?\}", "", drawing, flags=re.DOTALL), encoding="utf-8")
+        lines = []
+        for command, summary in self.picture.values():
+            lines.append(Text(f"$ builder {self.shown(command)}", style="bold green"))
+            lines.append(Text(self.shown(summary)))
+        pictures.draw(lines, "make demo, with two tiny images", path)
 
     def shown(self, text: str) -> str:
         """A text without what differs from run to run."""
@@ -75,8 +70,8 @@ class Demo:
         for line in lines:
             self.say(f"  {line}")
         summaries = [line for line in lines if line.strip() and not line.startswith(("  ", "total time"))]
-        if not {"render", "status", "ls", "gc"} & set(arguments):
-            self.picture.setdefault(shlex.join(arguments), summaries[-1])
+        if code == 0 and arguments[0] not in ("render", "status", "registry", "gc"):
+            self.picture.setdefault(arguments[0], (shlex.join(arguments), summaries[-1]))
 
     def elsewhere(self) -> Checkout:
         """Another machine: the same checkout, an empty store, no results of tests."""

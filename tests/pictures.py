@@ -1,0 +1,57 @@
+"""Draws the README's picture of a terminal, from what the commands print: `python -m tests.pictures`.
+
+It needs the default images in Docker. tests/integration/test_readme.py compares the picture with the commands.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from tests.paths import ROOT
+
+TERMINAL = ROOT / "docs/pictures/terminal.svg"
+WIDTH = 104  # columns
+COMMANDS = (
+    "builder plan",
+    'docker run --rm org/pt-cuda:2.9 python -c "import torch; print(torch.__version__)"',
+    "builder explain pt-2.15-cu128-py313",
+)
+
+
+def draw(lines: Iterable[Text], title: str, path: Path) -> None:
+    """Writes the lines, each cut or wrapped as it says, as a terminal. The fonts are those of the reader's machine."""
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), highlight=False)
+    for line in lines:
+        console.print(line)
+    drawing = console.export_svg(title=title, unique_id="terminal")
+    path.write_text(re.sub(r"@font-face \{.*?\}", "", drawing, flags=re.DOTALL), encoding="utf-8")
+
+
+def printed(command: str) -> list[str]:
+    """What a command prints to standard output. `builder explain` ends with 16 if a combination does not work."""
+    environ = {**os.environ, "PATH": f"{ROOT}/.venv/bin:{os.environ['PATH']}", "COLUMNS": str(WIDTH), "NO_COLOR": "1"}
+    run = subprocess.run(
+        shlex.split(command), cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True, check=False, timeout=300
+    )
+    assert run.returncode in ((16,) if " explain " in command else (0,)), f"{command}: exit code {run.returncode}"
+    return run.stdout.splitlines()
+
+
+def main() -> None:
+    lines: list[Text] = []
+    for command in COMMANDS:
+        lines += [Text(f"$ {command}", style="bold green"), *map(Text, printed(command)), Text()]
+    draw(lines[:-1], "GPU images", TERMINAL)
+
+
+if __name__ == "__main__":
+    main()
