@@ -148,6 +148,7 @@ def test_a_notebook_trains_and_tensorboard_shows_its_curve(
     wait(lambda: visible(browser, "scalar-card"), "a card of TensorBoard")
     wait(lambda: width(browser, "scalar-card line-chart path, scalar-card line-chart canvas") > 0, "the curve")
     wait(lambda: "loss" in text(browser, "scalar-card"), "its name")
+    wait(lambda: clicked(browser, "button[aria-label='Close side pane']"), "the pane of settings, a third of the page")
     picture(browser, "tensorboard.png", tmp_path)
 
 
