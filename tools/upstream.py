@@ -32,9 +32,9 @@ _RELEASE = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", re.ASCII)  # what matrix
 def upstream(context: Context, frameworks: Sequence[str]) -> None:
     """Propose newer releases of the frameworks for matrix.yaml. Default: of all frameworks.
 
-    Queries the package index for the newest stable release of each line of matrix.yaml, and for newer lines. For a new
-    line, proposes the CUDA and Python versions of matrix.yaml that work with it: the first variant of each is resolved
-    to wheels. The output can be pasted into matrix.yaml. Nothing is written.
+    Queries the package index for the newest stable release of each version in matrix.yaml, and for newer versions. For
+    a newer one, proposes the CUDA and Python versions of matrix.yaml that work with it: the first variant of each is
+    resolved to wheels. The output can be pasted into matrix.yaml. Nothing is written.
     """
     project, settings = context.project, context.host
     present = project.matrix.frameworks
@@ -82,7 +82,7 @@ class Proposal:
     def lines(self) -> Iterator[str]:
         """Text that can be pasted into matrix.yaml."""
         place = f"frameworks.{self.framework}.versions"
-        what = f'newer than {self.replaces} in {place}."{self.line}"' if self.replaces else f"a new line of {place}"
+        what = f'newer than {self.replaces} in {place}."{self.line}"' if self.replaces else f"new in {place}"
         but = "" if self.entry else ", but no CUDA and Python version of matrix.yaml work with it"
         yield f"      # {self.package} {self.release} is {what}{but}."
         yield from (f"      #   {note}" for note in self.notes)
@@ -152,7 +152,7 @@ def _addition(explainer: Explainer, name: str, package: str, line: str, release:
     entry_that_works, reasons = _working_entry(
         explainer, name, line, FrameworkVersion(release=release, cuda=list(cudas), python=pythons)
     )
-    notes = [f"packages of the newest line, not included: {', '.join(newest.packages)}"] if newest.packages else []
+    notes = [f"packages of the newest version, not included: {', '.join(newest.packages)}"] if newest.packages else []
     return Proposal(
         framework=name, package=package, line=line, release=release, replaces="", entry=entry_that_works,
         notes=(*notes, *reasons),

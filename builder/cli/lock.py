@@ -56,8 +56,7 @@ def lock_command(
     """Choose the exact wheels and Debian packages of CELLS.
 
     Writes them to locks/. Queries the package index for wheels, and Debian's archives for packages, with apt. Run
-    `builder render` afterwards, to update images/. If some Debian releases or groups of cells fail, the others are
-    locked, and the exit code is 18.
+    `builder render` afterwards, to update images/. If some locks fail, the others are written, and the exit code is 18.
 
     \b
     builder lock                  lock what is new or out of date; keep all other versions

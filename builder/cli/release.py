@@ -280,7 +280,7 @@ def release_command(
     matrix.yaml, or produced on this machine. Images for GPUs need GPU tests: run `builder test --staged` on a machine
     with a GPU. Images for several architectures with the same tags are released together; each must have run on a
     machine of its architecture. If matrix.yaml has `scan`, the scanner must accept each image. Warns from 60 days
-    before the end of support of a Debian release, Python, CUDA or framework line; afterwards, refuses its images,
+    before the end of support of a Debian release, Python, CUDA or framework version; afterwards, refuses its images,
     unless its entry in matrix.yaml has `after_support` with a reason.
 
     Run it again to finish a release that was interrupted.

@@ -304,7 +304,7 @@ class Explainer:
         yield from self._cuda_to_add(cell)
         if cell.is_cpu and not framework.cpu_image:
             yield f"  under frameworks.{cell.framework}: cpu_image: {cell.short}-cpu"
-        instead = ", instead of that line" if cell.line in framework.versions else ""
+        instead = ", instead of that entry" if cell.line in framework.versions else ""
         yield f"  under frameworks.{cell.framework}.versions{instead}: {matrix_line(_line_of(cell), changed)}"
         yield f"  to its `packages`: all other packages that are compiled for {build}, such as torchvision"
         moved = [each for each in self.known if each.line == cell.line and each.framework == cell.framework]

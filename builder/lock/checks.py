@@ -88,7 +88,7 @@ def check_wheels(cell: Cell, wheels: Sequence[LockedWheel], shared: Collection[s
             LockError(
                 f"{cell.id}: {cell.framework} {cell.release} on this index is not a CPU build: "
                 f"it requires CUDA wheels ({cuda[0].name}{others})",
-                hint=f"Name a CPU package in frameworks.{cell.framework}.package_on, or remove `cpu` from this line.",
+                hint=f"Name a CPU package in frameworks.{cell.framework}.package_on, or remove `cpu` from its `cuda`.",
             )
         )
     faults += [

@@ -53,8 +53,8 @@ def cell_to_build_in(matrix: Matrix, name: str, group: str, images: Sequence[Cel
     if not fitting:
         having = f"has the components {', '.join(needs)}, and" if needs else "has"
         raise MatrixError(
-            f"{matrix.where('sources', name, key=True)}: {name} cannot be built for {group}: no cell of this "
-            f"group {having} no package that is built from source",
+            f"{matrix.where('sources', name, key=True)}: {name} cannot be built for {group}: no cell with "
+            f"this lock {having} no package that is built from source",
             hint=f"Add a variant with these components to matrix.yaml, and list {name} in `packages` of a component "
             "that only other variants have.",
         )

@@ -300,7 +300,7 @@ def _hint(output: str, index: IndexSettings, target: Target) -> str:
         return "Only wheels are supported: pin a version that has one for this Python."
     if "but pre-releases weren't enabled" in output:
         return (
-            "Add the pre-release to the `packages` of the framework's line in matrix.yaml, such as triton==3.6.0rc1. "
+            "Add the pre-release to the `packages` of the framework version in matrix.yaml, such as triton==3.6.0rc1. "
             "Other pre-releases are never selected."
         )
     if re.search(r"(?i)hash mismatch", output):

@@ -1,8 +1,8 @@
 """A team's matrix.yaml that extends the shipped one: `extends: gpu-images`. See docs/own-repository.md.
 
 What the team does not write about debian, python, cuda, frameworks, components, variants and exclude is as shipped.
-Mappings merge key by key, and any other value replaces the shipped one. Where the team names frameworks, lines of one
-(`versions`) or variants, there are no others: a list of names is enough. All other keys are the team's alone.
+Mappings merge key by key, and any other value replaces the shipped one. Where the team names frameworks, `versions`
+of one or variants, there are no others: a list of names is enough. All other keys are the team's alone.
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ ON_ITS_OWN_INDEX = {
         f"the project's own index has torch 2.9 for CUDA 13.0 ({SOURCE}); see docs/matrix.md; add:",
         f"  under indexes: pytorch-cu130: <its address for CUDA 13.0, {PAGE}",
         '  under cuda: "13.0": {toolkit: 13.0.3.0}',
-        '  under frameworks.pytorch.versions, instead of that line: "2.9": {release: 2.9.1, cuda: ["12.8", "13.0"], '
+        '  under frameworks.pytorch.versions, instead of that entry: "2.9": {release: 2.9.1, cuda: ["12.8", "13.0"], '
         'python: ["3.11", "3.13"], index_on: {"13.0": pytorch-cu130}}',
         "  to its `packages`: all other packages that are compiled for CUDA 13.0, such as torchvision",
     ],
@@ -238,7 +238,7 @@ def test_a_build_on_the_index_of_its_project(text: str) -> None:
     for line in explanation.add[1:-1]:
         place, _, setting = line.removeprefix("  under ").partition(": ")
         part = edited
-        for key in place.removesuffix(", instead of that line").split("."):
+        for key in place.removesuffix(", instead of that entry").split("."):
             part = part.setdefault(key, {})
         part |= yaml.safe_load("{" + re.sub("<.*>", "https://wheels.example.test/x", setting) + "}")
     read = reader.check_matrix(strict_yaml.parse_yaml(yaml.safe_dump(edited).encode(), "matrix.yaml"))

@@ -120,7 +120,7 @@ def test_a_cpu_package_with_cuda_wheels() -> None:
         "pt-2.9-cpu-py311: pytorch 2.9.1 on this index is not a CPU build: "
         "it requires CUDA wheels (nvidia-cuda-runtime-cu12 and 1 more)"
     )
-    assert error.hint == "Name a CPU package in frameworks.pytorch.package_on, or remove `cpu` from this line."
+    assert error.hint == "Name a CPU package in frameworks.pytorch.package_on, or remove `cpu` from its `cuda`."
 
 
 TRAPS = {

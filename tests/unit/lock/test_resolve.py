@@ -164,7 +164,7 @@ OUTPUTS = {
     "error: error sending request\n  cause: invalid peer certificate: UnknownIssuer": "Set SSL_CERT_FILE, or pip's",
     "error: error sending request\n  cause: invalid peer certificate: Expired": "did not respond correctly",
     "hint: `x` was requested with a pre-release marker (e.g., x==1rc1), but pre-releases weren't enabled (try: "
-    "`--prerelease=allow`)": "to the `packages` of the framework's line",
+    "`--prerelease=allow`)": "to the `packages` of the framework version",
     "error: Failed to download `x==1`\n  cause: Hash mismatch for `x==1`": "do not match its hashes",
     "  cause: Because x==1 has an invalid package format and\n\nhint: The structure of `x` (v1) was invalid": (
         "Upload the wheel to the index again"

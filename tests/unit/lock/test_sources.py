@@ -195,14 +195,16 @@ def test_a_package_that_is_no_longer_from_source_is_resolved_again(project: Proj
 def test_a_package_that_all_images_have_cannot_be_built(edit: Edit, uv: SourceUv) -> None:
     project = edit("variants:\n", f"sources:\n  pip: {{{RECIPE}}}\nvariants:\n")
     with pytest.raises(
-        MatrixError, match=rf"^matrix.yaml:\d+:\d+: pip cannot be built for {GROUP}: no cell of this group"
+        MatrixError, match=rf"^matrix.yaml:\d+:\d+: pip cannot be built for {GROUP}: no cell with this lock"
     ):
         resolve(project, uv, FakeBuilder())
 
 
 def test_no_image_has_what_a_package_needs(project: Project, edit: Edit, uv: SourceUv) -> None:
     edit("needs: [board], requires", "needs: [jupyter], requires")
-    with pytest.raises(MatrixError, match="no cell of this group has the components jupyter, and no package") as caught:
+    with pytest.raises(
+        MatrixError, match="no cell with this lock has the components jupyter, and no package"
+    ) as caught:
         resolve(edit("  board: [board]", "  board: [board, extra]"), uv, FakeBuilder())
     assert "Add a variant" in caught.value.hint
 

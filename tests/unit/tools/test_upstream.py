@@ -28,7 +28,7 @@ from tests.unit.compat.test_explain import CELLS, FACTS, MATRIX, Stored, resolve
 from tools.upstream import Proposal, propose, upstream
 
 NEW_TENSORFLOW = """\
-      # tensorflow 2.21.0 is a new line of frameworks.tensorflow.versions.
+      # tensorflow 2.21.0 is new in frameworks.tensorflow.versions.
       #   left out CUDA 11.8: tensorflow 2.21.0 has no extra for CUDA 11.8
       #   left out CUDA 13.2: tensorflow 2.21.0 has no extra for CUDA 13.2
       #   left out Python 3.9: no wheel on the index
