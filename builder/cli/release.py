@@ -330,10 +330,10 @@ def status_command(
 ) -> None:
     """Show how far each cell is on its way to a release.
 
-    TESTED, TIME and GPU are the tests of the staged image, or of the one built here if none is staged. RELEASED shows
-    whether the full tag names that image, and which of its other tags name another image or are missing. SIGNATURE
-    shows whether a signer that `evidence` in matrix.yaml lists signed it for its cell and tag: `untrusted` if only
-    others did, `listed` if matrix.yaml has no signers to check it with. PACKAGES is the age of the locked Debian
+    TESTED, TIME and GPU are the tests of the staged image; if none is staged, of the one built here or released.
+    RELEASED shows whether the full tag names that image, and which of its other tags name another image or are missing.
+    SIGNATURE shows whether a signer that `evidence` in matrix.yaml lists signed it for its cell and tag: `untrusted` if
+    only others did, `listed` if matrix.yaml has no signers to check it with. PACKAGES is the age of the locked Debian
     packages; `builder doctor` shows which of them the archives no longer have. Below the table are the ends of support
     that are over or at most 60 days away, and the cells that were not built yet.
     """

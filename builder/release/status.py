@@ -15,6 +15,7 @@ from builder.evidence.signing import Trust
 from builder.evidence.suite import Suite
 from builder.host import Host
 from builder.layers import oci, stored_images
+from builder.layers.oci import Image
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
@@ -28,7 +29,6 @@ from builder.release.staging import StagedImage, StagedRelease, StagingArea, nam
 NO, YES, NONE = "no", "yes", "-"
 LISTED, UNTRUSTED = "listed", "untrusted"  # signatures: not checked without trusted signers, or not of any of them
 OF_REGISTRY = ("staged", "released", "signature")  # fields of a status
-_Tests = tuple[str, float | None, str]  # the fields `tested`, `seconds` and `gpu` of a status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +36,13 @@ class Status:
     """The state of one cell; `-` for fields that do not apply, or were not looked up.
 
     `tested` is the number of tests that passed, or the reason that the image does not count as tested: of the staged
-    image, else of the one built here. `seconds` is the duration of these tests. `gpu` is the state of its GPU tests.
-    `staged` is a stamp. `released` is `yes` if the full tag names that image, with the checks that its release left
-    out, a note if it relies on unsigned results of one machine, and the other tags that name another image or are
-    missing. `signature` is `yes` if a trusted signer signed it for this cell and tag; UNTRUSTED if only others did,
-    LISTED if matrix.yaml lists no signers to check its signature with. `packages` is the age of the lock of its Debian
-    packages in days, None if it is not locked. `support` is the last day of support of all its parts, if known.
+    image, else of the same image as built here and as released. `seconds` is the duration of these tests. `gpu` is the
+    state of its GPU tests. `staged` is a stamp. `released` is `yes` if the full tag names that image, with the checks
+    that its release left out, a note if it relies on unsigned results of one machine, and the other tags that name
+    another image or are missing. `signature` is `yes` if a trusted signer signed it for this cell and tag; UNTRUSTED if
+    only others did, LISTED if matrix.yaml lists no signers to check its signature with. `packages` is the age of the
+    lock of its Debian packages in days, None if it is not locked. `support` is the last day of support of all its
+    parts, if known.
     """
 
     cell: str
@@ -57,9 +58,42 @@ class Status:
     support: str = NONE
 
 
+@dataclass(frozen=True, kw_only=True)
+class TaggedImage:
+    """The image that a full tag names: fields `released` and `signature` of a status.
+
+    `digest` is that of its manifest, and `repository` has it; both are unset without an image. `is_expected` is True if
+    it is the image of the plan. `signer` is the trusted signer, empty if no signature was accepted.
+    """
+
+    released: str = NONE
+    signature: str = NONE
+    signer: str = ""
+    digest: str = ""
+    is_expected: bool = False
+    repository: Repository | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageState:
+    """The status of an image, and what it is made from. `coverage` is None if no results could be read.
+
+    `tested` is the digest of the image that the results are about: it may be built or staged, but not released.
+    """
+
+    planned: PlannedImage
+    status: Status
+    tagged: TaggedImage
+    coverage: Coverage | None = None
+    tested: str = ""
+
+
 @dataclass(kw_only=True)
 class StatusReader:
-    """Looks up the status of images. With `here`, or without `area` and a registry, only on this machine."""
+    """Looks up the status of images. With `here`, or without `area` and a registry, only on this machine.
+
+    `releases` are the stamps and digests of the releases of each cell, the oldest first, as far as `area` records them.
+    """
 
     project: Project
     store: Store
@@ -74,6 +108,7 @@ class StatusReader:
         self._release: StagedRelease | None = None  # the newest that is staged
         self._notes: dict[str, str] = {}  # on releases, by digest
         self._unreadable = ""
+        self.releases: dict[str, list[tuple[str, str]]] = {}
         if self.area is not None:
             self._release = self.area.read(stamps[0]) if (stamps := self.area.stamps()) else None
             for stamp in reversed(self.area.released_stamps()):
@@ -84,75 +119,102 @@ class StatusReader:
                             image.digest: allowed + (f", {OWN}" if OWN in image.signer and self._trust.signers else "")
                             for image in released.images
                         }
+                        for image in released.images:
+                            self.releases.setdefault(image.cell, []).append((stamp, image.digest))
                 except (VerifyError, RejectedError):
                     self._unreadable += f", record of {stamp} cannot be read"
 
     def read(self, plan: Plan) -> Iterator[Status]:
         """The status of each image, and of each cell that is not locked. Raises RegistryError, SigningError."""
-        for _, status in look_up(self._status, plan.images, CHECKS):
-            yield status
+        for state in self.states(plan.images):
+            yield state.status
         for cell in plan.unlocked:
             yield Status(cell=cell)
 
-    def _status(self, planned: PlannedImage) -> Status:
+    def states(self, images: Sequence[PlannedImage]) -> list[ImageState]:
+        """The state of each image. Raises RegistryError, SigningError."""
+        return [state for _, state in look_up(self._state, images, CHECKS)]
+
+    def _state(self, planned: PlannedImage) -> ImageState:
         images = self._release.images if self._release else ()
         staged = next((image for image in images if image.cell == planned.id), None)
         is_current = staged is not None and staged.plan == planned.plan
         stored = stored_images.find_stored_image(self.store, planned)
-        if staged and is_current:
-            tested, seconds, gpu = self._tests_in_registry(planned, staged)
-        elif stored:
-            coverage = results.local_coverage(
-                self.project.state, Requirement.of(planned, stored.manifest.digest, self._suite)
-            )
-            tested, seconds, gpu = (coverage.failure, None, NONE) if coverage.failure else _passed(coverage)
-        else:
-            tested, seconds, gpu = NONE, None, NONE
         expected = staged.digest if staged and is_current else stored.manifest.digest if stored else ""
-        released, signature = self._released(planned, expected)
+        tagged = self._tagged(planned, expected)
+        tests, seconds, gpu, coverage = NONE, None, NONE, None
+        try:
+            coverage = self._coverage(planned, staged if is_current else None, stored, tagged)
+            if coverage and is_current:
+                coverage.require_pass(planned.id)
+            if coverage and coverage.failure:
+                tests = coverage.failure
+            elif coverage:
+                tests, gpu = coverage.tests_status, coverage.gpu
+                seconds = round(sum(coverage.seconds.values()), 1) or None
+        except (ImageTestError, VerifyError, RegistryError, SigningError) as error:
+            tests = str(error).splitlines()[0].removeprefix(f"{planned.id}: ")
         stamp = self._release.stamp if self._release else ""
-        return Status(
+        status = Status(
             cell=planned.id,
             locked=YES,
             built=YES if stored else NO,
-            tested=tested,
+            tested=tests,
             seconds=seconds,
             gpu="cpu" if planned.cell.is_cpu else gpu,
             staged=(stamp if is_current else f"{stamp}, another plan") if staged else NONE,
-            released=released,
-            signature=signature,
+            released=tagged.released,
+            signature=tagged.signature,
             packages=planned.os_lock.age(datetime.now(UTC)),
             support=planned.support[0].last.isoformat() if planned.support else NONE,
         )
+        tested = expected or (tagged.digest if tagged.is_expected else "")
+        return ImageState(planned=planned, status=status, tagged=tagged, coverage=coverage, tested=tested)
 
-    def _tests_in_registry(self, planned: PlannedImage, staged: StagedImage) -> _Tests:
-        assert self.area is not None
-        try:
-            image = staging.image_of(self.area, staged)
-            requirement = Requirement.of(planned, image.manifest.digest, self._suite)
-            repository = self.area.open(staged.repository)
-            coverage = reports.registry_coverage(repository, requirement, self._trust, state=self.project.state)
-            coverage.require_pass(planned.id)
-            return _passed(coverage)
-        except (ImageTestError, VerifyError, RegistryError, SigningError) as error:
-            return str(error).splitlines()[0].removeprefix(f"{planned.id}: "), None, NONE
+    def _coverage(
+        self, planned: PlannedImage, staged: StagedImage | None, stored: Image | None, tagged: TaggedImage
+    ) -> Coverage | None:
+        """The coverage of the staged image, else of the same image here and in its public repository; None without one.
 
-    def _released(self, planned: PlannedImage, expected: str) -> tuple[str, str]:
-        """The fields `released` and `signature` of a status, compared with the image `expected`.
+        A release attaches the reports that counted to the image that it publishes. Raises VerifyError, RegistryError,
+        SigningError.
+        """
+
+        def attached(repository: Repository, digest: str) -> Coverage:
+            requirement = Requirement.of(planned, digest, self._suite)
+            return reports.registry_coverage(repository, requirement, self._trust, state=self.project.state)
+
+        if staged and self.area:
+            digest = staging.image_of(self.area, staged).manifest.digest
+            return attached(self.area.open(staged.repository), digest)
+        found = []
+        if stored:
+            requirement = Requirement.of(planned, stored.manifest.digest, self._suite)
+            found.append(results.local_coverage(self.project.state, requirement))
+        if tagged.is_expected and tagged.repository:
+            try:
+                found.append(attached(tagged.repository, tagged.digest))
+            except (VerifyError, RegistryError, SigningError) as error:  # own results count without cosign
+                found.append(Coverage(refused=(str(error).splitlines()[0],)))
+        every, refused = (sum((getattr(each, name) for each in found), ()) for name in ("reports", "refused"))
+        return results.coverage_of(every, refused) if found else None
+
+    def _tagged(self, planned: PlannedImage, expected: str) -> TaggedImage:
+        """The image that the full tag names, compared with the image `expected`.
 
         If `expected` is empty, because neither staging nor the store has the image, compares the plan in its labels.
         """
         full, *others = publish.references(planned, self.registry)
         if self.here or not full.registry:
-            return NONE, NONE
+            return TaggedImage()
         repository = Repository(full, host=self.host, write=False)
         tagged = repository.digest_of(full.tag)
         try:
             manifest = repository.image_manifest(tagged, planned.cell.arch) if tagged else None
         except VerifyError:
-            return "invalid index", NONE
+            return TaggedImage(released="invalid index")
         if tagged is None or manifest is None:
-            return NO, NONE
+            return TaggedImage(released=NO)
         digest = manifest.digest
         notes = self._notes.get(digest, "") + self._unreadable
         for tag, current in tagging.read_tags(repository, [other.tag for other in others]).items():
@@ -163,28 +225,38 @@ class StatusReader:
         if not is_expected:
             with suppress(VerifyError, RejectedError):
                 if oci.read_labels(manifest.content, repository.read_blob)[0] != cell.arch:
-                    return f"another image{notes}", NONE  # signed for the cell of its own architecture, if at all
+                    return TaggedImage(
+                        released=f"another image{notes}"
+                    )  # signed for the cell of its own architecture, if at all
         # As a release signs them: the image as its cell, an index as the cell without an architecture.
-        signature = self._signature(repository, full, {tagged: f"{cell.axes}{cell.suffix}", digest: cell.id})
-        return (YES if is_expected else "another image") + notes, signature
+        signature, signer = self._signature(repository, full, {tagged: f"{cell.axes}{cell.suffix}", digest: cell.id})
+        return TaggedImage(
+            released=(YES if is_expected else "another image") + notes,
+            signature=signature,
+            signer=signer,
+            digest=digest,
+            is_expected=is_expected,
+            repository=repository,
+        )
 
-    def _signature(self, repository: Repository, full: ImageRef, cells: Mapping[str, str]) -> str:
-        """The field `signature`: YES if a trusted signer signed each digest, as its cell, for the full tag."""
+    def _signature(self, repository: Repository, full: ImageRef, cells: Mapping[str, str]) -> tuple[str, str]:
+        """The field `signature`, and the signer: YES if a trusted one signed each digest, as its cell, for the tag."""
+        signer = ""
         try:
             if not all(signing.has_signature(repository, digest) for digest in cells):
-                return NO
+                return NO, ""
             if not self._trust.signers:
-                return LISTED
+                return LISTED, ""
             for digest, cell in cells.items():
                 annotations = {"cell": cell, "image": name_of(full), "tag": full.tag}
                 signer, _ = signing.signer_of_manifest(repository, digest, annotations, self._trust)
                 if not signer:
-                    return UNTRUSTED
+                    return UNTRUSTED, ""
         except (VerifyError, RejectedError):
-            return "invalid list"
+            return "invalid list", ""
         except SigningError as error:
-            return f"not checked: {error}"
-        return YES
+            return f"not checked: {error}", ""
+        return YES, signer
 
 
 def unreleased(images: Sequence[PlannedImage], host: Host) -> list[PlannedImage]:
@@ -208,7 +280,3 @@ def _is_of_plan(repository: Repository, reference: str, planned: PlannedImage) -
             arch, labels = oci.read_labels(manifest.content, repository.read_blob)
             return arch == planned.cell.arch and labels.get(PLAN_LABEL) == planned.plan
     return False
-
-
-def _passed(coverage: Coverage) -> _Tests:
-    return coverage.tests_status, round(sum(coverage.seconds.values()), 1) or None, coverage.gpu

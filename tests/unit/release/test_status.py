@@ -12,18 +12,23 @@ import pytest
 
 from builder.common.errors import VerifyError
 from builder.common.reference import ImageRef
+from builder.evidence import reports, results
+from builder.evidence.results import Evidence
+from builder.evidence.suite import Suite
 from builder.host import Host
 from builder.layers import oci
-from builder.layers.blobs import MANIFEST_TYPE
+from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.matrix.schema import Trusted
 from builder.plan import plan
 from builder.plan.plan import Plan, PlannedImage
+from builder.registry import artifacts
 from builder.registry.transport import Transport
 from builder.release import staging, status
 from builder.release.status import NONE, Status, StatusReader
 from tests.fakes.registry import MemoryRegistry
+from tests.fakes.suites import write_tests
 from tests.unit.evidence.test_signing import Cosign
 
 EMBER, BOARD = "em-1.10-cu1210-py311", "qz-0.5-cu129-py311-board"
@@ -152,6 +157,28 @@ class ReleasedImage:
 @pytest.fixture
 def released(tiny: Project, tmp_path: Path) -> ReleasedImage:
     return ReleasedImage(tiny, tmp_path / "store")
+
+
+def test_results_that_a_release_attached_count_if_the_image_is_neither_staged_nor_built_here(
+    released: ReleasedImage,
+) -> None:
+    """A release has only what changed; the other images showed no tests."""
+    assert released.row().tested == "not tested"
+    root = released.project.root
+    passed = write_tests(root, released.image.components)
+    evidence = Evidence(
+        image=released.digest, cell=EMBER, plan=released.image.plan, suite=Suite.of(root).files, kind="image",
+        passed=passed, failed=(), finished="2026-11-22T10:00:00Z",
+    )  # fmt: skip
+    image = Descriptor(media_type=MANIFEST_TYPE, digest=released.digest, size=1)
+    with artifacts.attaching(released.registry, image) as attachments:
+        report = attachments.add(reports.TYPE, {reports.TYPE: evidence.model_dump_json().encode()})
+    assert "it is unsigned" in released.row().tested
+    results.write_evidence(released.project.state, evidence)
+    assert released.row().tested == f"{len(passed)} passed"
+    released.trust(Trusted(key="keys/none.pub"))
+    released.registry.tags[f"{report.digest.replace(':', '-')}.sig"] = report.digest
+    assert released.row().tested == "keys/none.pub is missing"
 
 
 def test_a_tag_that_was_moved_to_another_image_is_shown(released: ReleasedImage) -> None:
