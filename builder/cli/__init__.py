@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "add": ("add", "Put packages on an image, without building it."),
     "build": ("images", "Build images, without testing or tagging them."),
+    "catalog": ("catalog", "List the images for their users: contents, tests, support."),
     "clean": ("machine", "Remove test containers, untagged images and logs."),
     "diff": ("diff", "Show what changed from A to B, by package and bytes."),
     "doctor": ("machine", "Check whether this machine can build images."),

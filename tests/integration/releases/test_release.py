@@ -81,6 +81,30 @@ def test_what_was_tested_on_one_machine_is_released_by_another(
     assert document["allowed"] == ["untested-gpu"]
     assert {image["signer"] for image in document["images"]} == {"keys/ours.pub"}
     assert all(image["gpu"].startswith("not run") for image in document["images"])
+    check_catalog(other, proxy, ours)
+
+
+def check_catalog(machine: Checkout, proxy: Proxy, builder: Checkout) -> None:
+    """A machine without test results lists those of the registry, with commands that work as printed."""
+    path = machine.root / "catalog.json"
+    machine.builder("catalog", "--to", proxy.address, "--format", "json", "--output", str(path))
+    images = {image["cell"]: image for image in json.loads(path.read_text(encoding="utf-8"))["images"]}
+    plain, full = images[PLAIN], builder.references()[0]
+    day = f"{today()[:4]}-{today()[4:6]}-{today()[6:]}"
+    assert plain["digest"] == builder.stored()[full]
+    assert plain["pull_digest"] == f"docker pull {proxy.address}/{full.partition(':')[0]}@{plain['digest']}"
+    tag = full.rpartition(":")[2]
+    assert plain["released"] == f"released on {day} as {tag}-{today()}, untested-gpu allowed"
+    assert plain["signature"] == "signed by keys/ours.pub"
+    assert plain["tests"]["state"].endswith(" passed")
+    assert [run["day"] for run in plain["tests"]["runs"]] == [day]
+    assert plain["tests"]["gpu"].startswith("not run (")
+    assert not plain["is_estimate"]
+    assert images[EXTRA]["shared_bytes"] < images[EXTRA]["bytes"]
+    assert plain["changes"]["text"] == "no earlier release is recorded"
+    verify, cosign = (shlex.split(line.replace("keys/", f"{machine.root}/keys/")) for line in plain["verify"])
+    assert "verified: " in machine.builder(*verify[1:], "--fast")
+    subprocess.run([*cosign, "--allow-http-registry"], cwd=machine.root, capture_output=True, timeout=60, check=True)
 
 
 def documented(pattern: str, image: str, cell: str, keys: Path) -> str:
