@@ -33,6 +33,7 @@ OTHERS = (
     "sh .github/pull-request.sh ",
     "git diff --quiet ",
     "set -f",
+    "tar --create --file artifact.tar --directory site .",
     "mkdir -p .builder",
     "mv received/evidence .builder/evidence",
     "exit 1",
@@ -95,7 +96,7 @@ def test_rights(name: str, job: dict[str, Any]) -> None:
         assert "GPU_IMAGES_SIGN" not in str(job)
     if "write" in rights.values():
         assert name.startswith("updates: ") or name in (
-            "ci: push", "ci: stage", "ci: gpu-results", "ci: release", "images: push", "images: release",
+            "ci: push", "ci: stage", "ci: gpu-results", "ci: release", "ci: catalog", "images: push", "images: release",
             "images: team",
         )  # fmt: skip
     if rights.get("id-token") == "write":
@@ -272,7 +273,9 @@ def test_every_action_is_pinned_to_a_commit_and_a_version() -> None:
     assert all(pins)
     versions = {pin[1]: (pin[2], int(pin[3])) for pin in pins if pin}
     assert len({pin[0].strip("- ") for pin in pins if pin}) == len(versions)
-    oldest = {"actions/checkout": 5, "actions/upload-artifact": 6, "actions/download-artifact": 7}
+    oldest = {
+        "actions/checkout": 5, "actions/upload-artifact": 6, "actions/download-artifact": 7, "actions/deploy-pages": 5,
+    }  # fmt: skip
     assert all(versions[action][1] >= major for action, major in oldest.items())
 
 
@@ -299,6 +302,18 @@ def test_every_report_that_is_uploaded_is_written() -> None:
     assert uploading
     for job in uploading:
         assert any("--junit .builder/junit" in step.get("run", "") for step in job["steps"])
+
+
+@pytest.mark.parametrize(
+    ("value", "result", "runs"),
+    [("true", "success", True), ("true", "failure", True), ("true", "skipped", False), ("", "success", False)],
+)
+def test_the_page_of_all_images_is_published_if_a_variable_says_so(value: str, result: str, runs: bool) -> None:
+    """Anyone can read it. The job can publish the page, and neither packages nor commits."""
+    job = dict(jobs())["ci: catalog"]
+    context = {"vars": {"CATALOG": value} if value else {}, "needs": {"release": {"result": result}}}
+    assert applies(job, context, is_failed=result != "success") == runs
+    assert job["permissions"] == {"contents": "read", "packages": "read", "pages": "write", "id-token": "write"}
 
 
 def test_a_release_has_its_own_job_and_environment() -> None:
