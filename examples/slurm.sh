@@ -7,7 +7,7 @@
 # First:  let dist-check show whether the nodes can compute together: without it, training hangs with no message.
 #         command=(--no-python dist-check)
 #
-# The nodes need a driver for the CUDA of the image: its label gpu-images.driver names the oldest one.
+# The nodes need a driver for the CUDA of the image: its label io.github.gpu-images.driver names the oldest one.
 #SBATCH --job-name=train
 #SBATCH --output=%x-%j.out
 #SBATCH --nodes=2

@@ -33,8 +33,8 @@ from builder.common.reference import ImageRef
 from builder.common.text import printable
 from builder.engine.address import EngineAddress, engine_address
 from builder.engine.model import CDI_KIND, EngineInfo, ImageInfo, is_forbidden, reported, translated
+from builder.matrix.tags import LABEL
 
-LABEL = "gpu-images"
 RUN_LABEL = f"{LABEL}.run"  # on temporary containers and images; its value is the checkout
 SILENCE_S = 3600  # a step may download gigabytes without output
 CALL_S = 120

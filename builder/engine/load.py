@@ -22,12 +22,13 @@ from typing import Any
 from builder.common.errors import BuildError, DamagedError, EngineError
 from builder.common.files import digest_of_bytes
 from builder.common.lock_text import KNOWN_LAYERS
-from builder.engine.client import LABEL, RUN_LABEL, Engine
+from builder.engine.client import RUN_LABEL, Engine
 from builder.engine.endpoint import Content, Endpoint
 from builder.layers import oci, stored_images
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, REPAIR, Descriptor
 from builder.layers.oci import CONTAINERD, Image, Layer
 from builder.layers.store import Store
+from builder.matrix.tags import LABEL
 
 Progress = Callable[[int], None]
 

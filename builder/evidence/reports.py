@@ -20,6 +20,7 @@ from builder.evidence.results import NOT_RUN, OWN, Coverage, Evidence, Report, R
 from builder.evidence.signing import Signer, Trust
 from builder.layers import oci
 from builder.layers.blobs import Descriptor
+from builder.matrix.tags import CELL_LABEL, LABEL
 from builder.registry import artifacts
 from builder.registry.client import Repository
 from builder.registry.failures import RejectedError
@@ -37,9 +38,9 @@ def attach_evidence(
             state = "failed" if not evidence.is_pass else NOT_RUN if evidence.is_emulated else "passed"
             # Registries and oras show them, so that users see the state before they pull the image.
             notes = {
-                "gpu-images.cell": evidence.cell,
-                "gpu-images.tests": state,
-                "gpu-images.gpu": evidence.gpu_state,
+                CELL_LABEL: evidence.cell,
+                f"{LABEL}.tests": state,
+                f"{LABEL}.gpu": evidence.gpu_state,
                 artifacts.CREATED: evidence.finished,
             }
             report = attachments.add(TYPE, {TYPE: evidence.model_dump_json().encode()}, notes)

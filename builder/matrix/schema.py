@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
+from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
@@ -134,6 +135,13 @@ def _canonical(value: str) -> str:
     return value
 
 
+def _license(value: str) -> str:
+    try:
+        return canonicalize_license_expression(value)
+    except InvalidLicenseExpression as error:
+        raise ValueError("expected an SPDX license expression such as Apache-2.0") from error
+
+
 def _index(value: object) -> object:
     """An index that is only an address."""
     return {"url": value} if isinstance(value, str) else value
@@ -173,6 +181,7 @@ File = Annotated[str, matches(PATH_OF_CHECKOUT, "a file of the checkout such as 
 Address = Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9@:/._~+-]{3,299}", "an address such as https://example.com")]
 PackageName = Annotated[str, AfterValidator(_requirement)]
 Constraint = Annotated[str, AfterValidator(_constraint)]
+License = Annotated[str, AfterValidator(_license)]
 Word = Annotated[
     str,
     matches(r"[A-Za-z0-9_./:=+-]{1,200}", "one word of plain characters"),
@@ -314,7 +323,8 @@ class FrameworkVersion(StrictModel):
 class Framework(StrictModel):
     """A framework. `package_on` overrides `package` by CUDA major; `cpu_image` overrides `image` on the cpu.
 
-    `pinned` are the packages that the framework requires in exactly one version, besides those of CUDA.
+    `pinned` are the packages that the framework requires in exactly one version, besides those of CUDA. `license` is
+    its own licence, an SPDX expression; empty if unknown.
     """
 
     short: Short
@@ -323,6 +333,7 @@ class Framework(StrictModel):
     package: Distribution
     package_on: dict[CudaMajor, Distribution] = {}
     pinned: list[Distribution] = []
+    license: License = ""
     versions: dict[Line, FrameworkVersion] = Field(min_length=1)
 
     def package_for(self, cuda: str) -> str:

@@ -21,7 +21,7 @@ from builder.matrix.cells import Cell
 from builder.matrix.schema import Matrix
 
 OCI = "org.opencontainers.image"  # prefix of the image specification's "Pre-Defined Annotation Keys"
-LABEL = "gpu-images"
+LABEL = "io.github.gpu-images"  # reverse DNS, as the image specification's "Rules" for annotations ask
 PLAN_LABEL = f"{LABEL}.plan"
 CELL_LABEL = f"{LABEL}.cell"
 PARENT_CELL_LABEL = f"{LABEL}.parent.cell"  # of the image that packages were added to

@@ -96,12 +96,18 @@ def of_image(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) ->
         env |= variables
     if any(component.redist_on(cell.cuda) for component in components.values()):
         env["CUDA_HOME"] = CUDA_HOME
+    license_ = matrix.frameworks[cell.framework].license
+    licenses = [f"({license_})" if " " in license_ else license_]
+    licenses += ["" if cell.is_cpu else "LicenseRef-NVIDIA-CUDA", "LicenseRef-Packages"]  # NOTICE explains both
     ends = support.ends_of_cell(matrix, cell)
     build = None if cell.is_cpu else known.build_of_cell(matrix, cell)
     labels = {
         f"{tags.OCI}.title": cell.id,
         f"{tags.OCI}.version": cell.release,
         f"{tags.OCI}.source": matrix.source,
+        f"{tags.OCI}.url": matrix.source,
+        f"{tags.OCI}.documentation": f"{matrix.source}#readme" if matrix.source else "",
+        f"{tags.OCI}.licenses": " AND ".join(filter(None, licenses)),
         tags.CELL_LABEL: cell.id,
         f"{tags.LABEL}.framework": cell.framework,
         f"{tags.LABEL}.framework.version": cell.release,

@@ -29,7 +29,11 @@ PLACES = ("/workspace", "/home/user", "/opt/team", "/srv")  # where --copy may w
 LARGEST_COPY = 1_000_000_000  # bytes of all files, which are read into memory
 BASE_NAME = f"{OCI}.base.name"
 # They describe the image of the parent alone. GPU checks need the other ones.
-OF_PARENT = (CELL_LABEL, PLAN_LABEL, f"{OCI}.title", f"{OCI}.version", f"{OCI}.source")
+OF_PARENT = (
+    CELL_LABEL,
+    PLAN_LABEL,
+    *(f"{OCI}.{name}" for name in ("title", "version", "source", "url", "documentation")),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,12 +52,13 @@ CMD ["bash"]
 
 LABEL org.opencontainers.image.title="jax-0.10-cpu-py311" \
       org.opencontainers.image.version="0.10.2" \
-      gpu-images.cell="jax-0.10-cpu-py311" \
-      gpu-images.framework="jax" \
-      gpu-images.framework.version="0.10.2" \
-      gpu-images.cuda="cpu" \
-      gpu-images.support.last="2028-06-30" \
-      gpu-images.python="3.11" \
-      gpu-images.variant="plain" \
-      gpu-images.components="base python jax" \
+      org.opencontainers.image.licenses="Apache-2.0 AND LicenseRef-Packages" \
+      io.github.gpu-images.cell="jax-0.10-cpu-py311" \
+      io.github.gpu-images.framework="jax" \
+      io.github.gpu-images.framework.version="0.10.2" \
+      io.github.gpu-images.cuda="cpu" \
+      io.github.gpu-images.support.last="2028-06-30" \
+      io.github.gpu-images.python="3.11" \
+      io.github.gpu-images.variant="plain" \
+      io.github.gpu-images.components="base python jax" \
       devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

@@ -56,12 +56,13 @@ CMD ["services"]
 
 LABEL org.opencontainers.image.title="jax-0.10-cpu-py311-ssh" \
       org.opencontainers.image.version="0.10.2" \
-      gpu-images.cell="jax-0.10-cpu-py311-ssh" \
-      gpu-images.framework="jax" \
-      gpu-images.framework.version="0.10.2" \
-      gpu-images.cuda="cpu" \
-      gpu-images.support.last="2028-06-30" \
-      gpu-images.python="3.11" \
-      gpu-images.variant="ssh" \
-      gpu-images.components="base python jax tools lfs ssh" \
+      org.opencontainers.image.licenses="Apache-2.0 AND LicenseRef-Packages" \
+      io.github.gpu-images.cell="jax-0.10-cpu-py311-ssh" \
+      io.github.gpu-images.framework="jax" \
+      io.github.gpu-images.framework.version="0.10.2" \
+      io.github.gpu-images.cuda="cpu" \
+      io.github.gpu-images.support.last="2028-06-30" \
+      io.github.gpu-images.python="3.11" \
+      io.github.gpu-images.variant="ssh" \
+      io.github.gpu-images.components="base python jax tools lfs ssh" \
       devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

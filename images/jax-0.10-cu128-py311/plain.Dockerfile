@@ -59,15 +59,16 @@ CMD ["bash"]
 
 LABEL org.opencontainers.image.title="jax-0.10-cu128-py311" \
       org.opencontainers.image.version="0.10.2" \
-      gpu-images.cell="jax-0.10-cu128-py311" \
-      gpu-images.framework="jax" \
-      gpu-images.framework.version="0.10.2" \
-      gpu-images.cuda="12.8" \
-      gpu-images.driver="525.60.13" \
-      gpu-images.framework.cuda="12.9" \
-      gpu-images.gpu.architectures="sm_50 sm_60 sm_70 sm_80 sm_90 sm_100 sm_101 sm_120 compute_120" \
-      gpu-images.support.last="2028-06-30" \
-      gpu-images.python="3.11" \
-      gpu-images.variant="plain" \
-      gpu-images.components="base python cuda jax" \
+      org.opencontainers.image.licenses="Apache-2.0 AND LicenseRef-NVIDIA-CUDA AND LicenseRef-Packages" \
+      io.github.gpu-images.cell="jax-0.10-cu128-py311" \
+      io.github.gpu-images.framework="jax" \
+      io.github.gpu-images.framework.version="0.10.2" \
+      io.github.gpu-images.cuda="12.8" \
+      io.github.gpu-images.driver="525.60.13" \
+      io.github.gpu-images.framework.cuda="12.9" \
+      io.github.gpu-images.gpu.architectures="sm_50 sm_60 sm_70 sm_80 sm_90 sm_100 sm_101 sm_120 compute_120" \
+      io.github.gpu-images.support.last="2028-06-30" \
+      io.github.gpu-images.python="3.11" \
+      io.github.gpu-images.variant="plain" \
+      io.github.gpu-images.components="base python cuda jax" \
       devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

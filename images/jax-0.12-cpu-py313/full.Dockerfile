@@ -72,12 +72,13 @@ CMD ["services"]
 
 LABEL org.opencontainers.image.title="jax-0.12-cpu-py313-full" \
       org.opencontainers.image.version="0.12.0.1" \
-      gpu-images.cell="jax-0.12-cpu-py313-full" \
-      gpu-images.framework="jax" \
-      gpu-images.framework.version="0.12.0.1" \
-      gpu-images.cuda="cpu" \
-      gpu-images.support.last="2030-06-30" \
-      gpu-images.python="3.13" \
-      gpu-images.variant="full" \
-      gpu-images.components="base python jax tools lfs tensorboard science jupyter ssh" \
+      org.opencontainers.image.licenses="Apache-2.0 AND LicenseRef-Packages" \
+      io.github.gpu-images.cell="jax-0.12-cpu-py313-full" \
+      io.github.gpu-images.framework="jax" \
+      io.github.gpu-images.framework.version="0.12.0.1" \
+      io.github.gpu-images.cuda="cpu" \
+      io.github.gpu-images.support.last="2030-06-30" \
+      io.github.gpu-images.python="3.13" \
+      io.github.gpu-images.variant="full" \
+      io.github.gpu-images.components="base python jax tools lfs tensorboard science jupyter ssh" \
       devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

@@ -80,15 +80,16 @@ CMD ["services"]
 
 LABEL org.opencontainers.image.title="jax-0.12-cu132-py313-full" \
       org.opencontainers.image.version="0.12.0.1" \
-      gpu-images.cell="jax-0.12-cu132-py313-full" \
-      gpu-images.framework="jax" \
-      gpu-images.framework.version="0.12.0.1" \
-      gpu-images.cuda="13.2" \
-      gpu-images.driver="580.65.06" \
-      gpu-images.framework.cuda="13.0" \
-      gpu-images.gpu.architectures="sm_75 sm_80 sm_90 sm_100 sm_110 sm_120 compute_120" \
-      gpu-images.support.last="2030-06-30" \
-      gpu-images.python="3.13" \
-      gpu-images.variant="full" \
-      gpu-images.components="base python cuda jax tools lfs tensorboard science jupyter ssh" \
+      org.opencontainers.image.licenses="Apache-2.0 AND LicenseRef-NVIDIA-CUDA AND LicenseRef-Packages" \
+      io.github.gpu-images.cell="jax-0.12-cu132-py313-full" \
+      io.github.gpu-images.framework="jax" \
+      io.github.gpu-images.framework.version="0.12.0.1" \
+      io.github.gpu-images.cuda="13.2" \
+      io.github.gpu-images.driver="580.65.06" \
+      io.github.gpu-images.framework.cuda="13.0" \
+      io.github.gpu-images.gpu.architectures="sm_75 sm_80 sm_90 sm_100 sm_110 sm_120 compute_120" \
+      io.github.gpu-images.support.last="2030-06-30" \
+      io.github.gpu-images.python="3.13" \
+      io.github.gpu-images.variant="full" \
+      io.github.gpu-images.components="base python cuda jax tools lfs tensorboard science jupyter ssh" \
       devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

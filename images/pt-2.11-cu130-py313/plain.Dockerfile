@@ -59,15 +59,16 @@ CMD ["bash"]
 
 LABEL org.opencontainers.image.title="pt-2.11-cu130-py313" \
       org.opencontainers.image.version="2.11.0" \
-      gpu-images.cell="pt-2.11-cu130-py313" \
-      gpu-images.framework="pytorch" \
-      gpu-images.framework.version="2.11.0" \
-      gpu-images.cuda="13.0" \
-      gpu-images.driver="580.65.06" \
-      gpu-images.framework.cuda="13.0" \
-      gpu-images.gpu.architectures="sm_75 sm_80 sm_86 sm_90 sm_100 sm_120" \
-      gpu-images.support.last="2030-06-30" \
-      gpu-images.python="3.13" \
-      gpu-images.variant="plain" \
-      gpu-images.components="base python cuda pytorch" \
+      org.opencontainers.image.licenses="BSD-3-Clause AND LicenseRef-NVIDIA-CUDA AND LicenseRef-Packages" \
+      io.github.gpu-images.cell="pt-2.11-cu130-py313" \
+      io.github.gpu-images.framework="pytorch" \
+      io.github.gpu-images.framework.version="2.11.0" \
+      io.github.gpu-images.cuda="13.0" \
+      io.github.gpu-images.driver="580.65.06" \
+      io.github.gpu-images.framework.cuda="13.0" \
+      io.github.gpu-images.gpu.architectures="sm_75 sm_80 sm_86 sm_90 sm_100 sm_120" \
+      io.github.gpu-images.support.last="2030-06-30" \
+      io.github.gpu-images.python="3.13" \
+      io.github.gpu-images.variant="plain" \
+      io.github.gpu-images.components="base python cuda pytorch" \
       devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

@@ -70,15 +70,16 @@ CMD ["bash"]
 
 LABEL org.opencontainers.image.title="pt-2.15-cu132-py313-devel" \
       org.opencontainers.image.version="2.15.0" \
-      gpu-images.cell="pt-2.15-cu132-py313-devel" \
-      gpu-images.framework="pytorch" \
-      gpu-images.framework.version="2.15.0" \
-      gpu-images.cuda="13.2" \
-      gpu-images.driver="580.65.06" \
-      gpu-images.framework.cuda="13.2" \
-      gpu-images.gpu.architectures="sm_75 sm_80 sm_86 sm_90 sm_100 sm_120" \
-      gpu-images.support.last="2030-06-30" \
-      gpu-images.python="3.13" \
-      gpu-images.variant="devel" \
-      gpu-images.components="base python cuda pytorch tools lfs devel nvcc" \
+      org.opencontainers.image.licenses="BSD-3-Clause AND LicenseRef-NVIDIA-CUDA AND LicenseRef-Packages" \
+      io.github.gpu-images.cell="pt-2.15-cu132-py313-devel" \
+      io.github.gpu-images.framework="pytorch" \
+      io.github.gpu-images.framework.version="2.15.0" \
+      io.github.gpu-images.cuda="13.2" \
+      io.github.gpu-images.driver="580.65.06" \
+      io.github.gpu-images.framework.cuda="13.2" \
+      io.github.gpu-images.gpu.architectures="sm_75 sm_80 sm_86 sm_90 sm_100 sm_120" \
+      io.github.gpu-images.support.last="2030-06-30" \
+      io.github.gpu-images.python="3.13" \
+      io.github.gpu-images.variant="devel" \
+      io.github.gpu-images.components="base python cuda pytorch tools lfs devel nvcc" \
       devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

@@ -72,12 +72,13 @@ CMD ["services"]
 
 LABEL org.opencontainers.image.title="pt-2.9-cpu-py311-full-arm64" \
       org.opencontainers.image.version="2.9.1" \
-      gpu-images.cell="pt-2.9-cpu-py311-full-arm64" \
-      gpu-images.framework="pytorch" \
-      gpu-images.framework.version="2.9.1" \
-      gpu-images.cuda="cpu" \
-      gpu-images.support.last="2028-06-30" \
-      gpu-images.python="3.11" \
-      gpu-images.variant="full" \
-      gpu-images.components="base python pytorch tools lfs tensorboard science jupyter ssh" \
+      org.opencontainers.image.licenses="BSD-3-Clause AND LicenseRef-Packages" \
+      io.github.gpu-images.cell="pt-2.9-cpu-py311-full-arm64" \
+      io.github.gpu-images.framework="pytorch" \
+      io.github.gpu-images.framework.version="2.9.1" \
+      io.github.gpu-images.cuda="cpu" \
+      io.github.gpu-images.support.last="2028-06-30" \
+      io.github.gpu-images.python="3.11" \
+      io.github.gpu-images.variant="full" \
+      io.github.gpu-images.components="base python pytorch tools lfs tensorboard science jupyter ssh" \
       devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

@@ -88,15 +88,16 @@ CMD ["services"]
 
 LABEL org.opencontainers.image.title="pt-2.9-cu128-py312-jupyter" \
       org.opencontainers.image.version="2.9.1" \
-      gpu-images.cell="pt-2.9-cu128-py312-jupyter" \
-      gpu-images.framework="pytorch" \
-      gpu-images.framework.version="2.9.1" \
-      gpu-images.cuda="12.8" \
-      gpu-images.driver="525.60.13" \
-      gpu-images.framework.cuda="12.8" \
-      gpu-images.gpu.architectures="sm_70 sm_75 sm_80 sm_86 sm_90 sm_100 sm_120" \
-      gpu-images.support.last="2028-10-31" \
-      gpu-images.python="3.12" \
-      gpu-images.variant="jupyter" \
-      gpu-images.components="base python cuda pytorch tools lfs tensorboard science jupyter" \
+      org.opencontainers.image.licenses="BSD-3-Clause AND LicenseRef-NVIDIA-CUDA AND LicenseRef-Packages" \
+      io.github.gpu-images.cell="pt-2.9-cu128-py312-jupyter" \
+      io.github.gpu-images.framework="pytorch" \
+      io.github.gpu-images.framework.version="2.9.1" \
+      io.github.gpu-images.cuda="12.8" \
+      io.github.gpu-images.driver="525.60.13" \
+      io.github.gpu-images.framework.cuda="12.8" \
+      io.github.gpu-images.gpu.architectures="sm_70 sm_75 sm_80 sm_86 sm_90 sm_100 sm_120" \
+      io.github.gpu-images.support.last="2028-10-31" \
+      io.github.gpu-images.python="3.12" \
+      io.github.gpu-images.variant="jupyter" \
+      io.github.gpu-images.components="base python cuda pytorch tools lfs tensorboard science jupyter" \
       devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

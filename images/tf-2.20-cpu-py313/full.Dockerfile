@@ -73,12 +73,13 @@ CMD ["services"]
 
 LABEL org.opencontainers.image.title="tf-2.20-cpu-py313-full" \
       org.opencontainers.image.version="2.20.0" \
-      gpu-images.cell="tf-2.20-cpu-py313-full" \
-      gpu-images.framework="tensorflow" \
-      gpu-images.framework.version="2.20.0" \
-      gpu-images.cuda="cpu" \
-      gpu-images.support.last="2030-06-30" \
-      gpu-images.python="3.13" \
-      gpu-images.variant="full" \
-      gpu-images.components="base python tensorflow tools lfs tensorboard science jupyter ssh" \
+      org.opencontainers.image.licenses="Apache-2.0 AND LicenseRef-Packages" \
+      io.github.gpu-images.cell="tf-2.20-cpu-py313-full" \
+      io.github.gpu-images.framework="tensorflow" \
+      io.github.gpu-images.framework.version="2.20.0" \
+      io.github.gpu-images.cuda="cpu" \
+      io.github.gpu-images.support.last="2030-06-30" \
+      io.github.gpu-images.python="3.13" \
+      io.github.gpu-images.variant="full" \
+      io.github.gpu-images.components="base python tensorflow tools lfs tensorboard science jupyter ssh" \
       devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

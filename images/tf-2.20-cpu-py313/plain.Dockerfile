@@ -53,12 +53,13 @@ CMD ["bash"]
 
 LABEL org.opencontainers.image.title="tf-2.20-cpu-py313" \
       org.opencontainers.image.version="2.20.0" \
-      gpu-images.cell="tf-2.20-cpu-py313" \
-      gpu-images.framework="tensorflow" \
-      gpu-images.framework.version="2.20.0" \
-      gpu-images.cuda="cpu" \
-      gpu-images.support.last="2030-06-30" \
-      gpu-images.python="3.13" \
-      gpu-images.variant="plain" \
-      gpu-images.components="base python tensorflow" \
+      org.opencontainers.image.licenses="Apache-2.0 AND LicenseRef-Packages" \
+      io.github.gpu-images.cell="tf-2.20-cpu-py313" \
+      io.github.gpu-images.framework="tensorflow" \
+      io.github.gpu-images.framework.version="2.20.0" \
+      io.github.gpu-images.cuda="cpu" \
+      io.github.gpu-images.support.last="2030-06-30" \
+      io.github.gpu-images.python="3.13" \
+      io.github.gpu-images.variant="plain" \
+      io.github.gpu-images.components="base python tensorflow" \
       devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

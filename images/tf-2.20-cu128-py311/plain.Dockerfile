@@ -60,15 +60,16 @@ CMD ["bash"]
 
 LABEL org.opencontainers.image.title="tf-2.20-cu128-py311" \
       org.opencontainers.image.version="2.20.0" \
-      gpu-images.cell="tf-2.20-cu128-py311" \
-      gpu-images.framework="tensorflow" \
-      gpu-images.framework.version="2.20.0" \
-      gpu-images.cuda="12.8" \
-      gpu-images.driver="525.60.13" \
-      gpu-images.framework.cuda="12.5.1" \
-      gpu-images.gpu.architectures="sm_60 sm_70 sm_80 sm_89 compute_90" \
-      gpu-images.support.last="2028-06-30" \
-      gpu-images.python="3.11" \
-      gpu-images.variant="plain" \
-      gpu-images.components="base python cuda tensorflow" \
+      org.opencontainers.image.licenses="Apache-2.0 AND LicenseRef-NVIDIA-CUDA AND LicenseRef-Packages" \
+      io.github.gpu-images.cell="tf-2.20-cu128-py311" \
+      io.github.gpu-images.framework="tensorflow" \
+      io.github.gpu-images.framework.version="2.20.0" \
+      io.github.gpu-images.cuda="12.8" \
+      io.github.gpu-images.driver="525.60.13" \
+      io.github.gpu-images.framework.cuda="12.5.1" \
+      io.github.gpu-images.gpu.architectures="sm_60 sm_70 sm_80 sm_89 compute_90" \
+      io.github.gpu-images.support.last="2028-06-30" \
+      io.github.gpu-images.python="3.11" \
+      io.github.gpu-images.variant="plain" \
+      io.github.gpu-images.components="base python cuda tensorflow" \
       devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

@@ -78,15 +78,16 @@ CMD ["services"]
 
 LABEL org.opencontainers.image.title="tf-2.9-cu118-py310-ssh" \
       org.opencontainers.image.version="2.9.3" \
-      gpu-images.cell="tf-2.9-cu118-py310-ssh" \
-      gpu-images.framework="tensorflow" \
-      gpu-images.framework.version="2.9.3" \
-      gpu-images.cuda="11.8" \
-      gpu-images.driver="450.80.02" \
-      gpu-images.framework.cuda="11.2" \
-      gpu-images.gpu.architectures="sm_35 sm_50 sm_60 sm_70 sm_75 compute_80" \
-      gpu-images.support.last="2026-10-31" \
-      gpu-images.python="3.10" \
-      gpu-images.variant="ssh" \
-      gpu-images.components="base python cuda tensorflow cuda11 tools ssh" \
+      org.opencontainers.image.licenses="Apache-2.0 AND LicenseRef-NVIDIA-CUDA AND LicenseRef-Packages" \
+      io.github.gpu-images.cell="tf-2.9-cu118-py310-ssh" \
+      io.github.gpu-images.framework="tensorflow" \
+      io.github.gpu-images.framework.version="2.9.3" \
+      io.github.gpu-images.cuda="11.8" \
+      io.github.gpu-images.driver="450.80.02" \
+      io.github.gpu-images.framework.cuda="11.2" \
+      io.github.gpu-images.gpu.architectures="sm_35 sm_50 sm_60 sm_70 sm_75 compute_80" \
+      io.github.gpu-images.support.last="2026-10-31" \
+      io.github.gpu-images.python="3.10" \
+      io.github.gpu-images.variant="ssh" \
+      io.github.gpu-images.components="base python cuda tensorflow cuda11 tools ssh" \
       devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

@@ -63,15 +63,16 @@ CMD ["bash"]
 
 LABEL org.opencontainers.image.title="tf-2.9-cu118-py39" \
       org.opencontainers.image.version="2.9.3" \
-      gpu-images.cell="tf-2.9-cu118-py39" \
-      gpu-images.framework="tensorflow" \
-      gpu-images.framework.version="2.9.3" \
-      gpu-images.cuda="11.8" \
-      gpu-images.driver="450.80.02" \
-      gpu-images.framework.cuda="11.2" \
-      gpu-images.gpu.architectures="sm_35 sm_50 sm_60 sm_70 sm_75 compute_80" \
-      gpu-images.support.last="2026-08-31" \
-      gpu-images.python="3.9" \
-      gpu-images.variant="plain" \
-      gpu-images.components="base python cuda tensorflow cuda11" \
+      org.opencontainers.image.licenses="Apache-2.0 AND LicenseRef-NVIDIA-CUDA AND LicenseRef-Packages" \
+      io.github.gpu-images.cell="tf-2.9-cu118-py39" \
+      io.github.gpu-images.framework="tensorflow" \
+      io.github.gpu-images.framework.version="2.9.3" \
+      io.github.gpu-images.cuda="11.8" \
+      io.github.gpu-images.driver="450.80.02" \
+      io.github.gpu-images.framework.cuda="11.2" \
+      io.github.gpu-images.gpu.architectures="sm_35 sm_50 sm_60 sm_70 sm_75 compute_80" \
+      io.github.gpu-images.support.last="2026-08-31" \
+      io.github.gpu-images.python="3.9" \
+      io.github.gpu-images.variant="plain" \
+      io.github.gpu-images.components="base python cuda tensorflow cuda11" \
       devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

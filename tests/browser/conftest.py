@@ -38,8 +38,10 @@ class Running:
 
 def newest_image() -> str:
     """The id of the newest tagged PyTorch image with Jupyter."""
-    known = Engine.connect().images("gpu-images.framework=pytorch")
-    images = [image for image in known if image.tags and "jupyter" in image.labels["gpu-images.components"].split()]
+    known = Engine.connect().images("io.github.gpu-images.framework=pytorch")
+    images = [
+        image for image in known if image.tags and "jupyter" in image.labels["io.github.gpu-images.components"].split()
+    ]
     assert images, "no Jupyter image of PyTorch is built: make images"
     return images[0].id
 

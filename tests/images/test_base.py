@@ -84,18 +84,21 @@ def test_shells_have_the_path_of_the_image_and_programs_in_the_home(
 def test_labels_describe_the_plan(subject: Any, attributes: dict[str, Any]) -> None:
     labels = attributes["Config"]["Labels"]
     expected = {
-        "gpu-images.cell": subject.data["id"],
-        "gpu-images.plan": subject.data["plan"],
-        "gpu-images.framework": subject.cell["framework"],
-        "gpu-images.framework.version": subject.cell["release"],
-        "gpu-images.cuda": subject.cell["cuda"],
-        "gpu-images.python": subject.cell["python"],
-        "gpu-images.variant": subject.cell["variant"],
-        "gpu-images.components": " ".join(subject.data["components"]),
+        "io.github.gpu-images.cell": subject.data["id"],
+        "io.github.gpu-images.plan": subject.data["plan"],
+        "io.github.gpu-images.framework": subject.cell["framework"],
+        "io.github.gpu-images.framework.version": subject.cell["release"],
+        "io.github.gpu-images.cuda": subject.cell["cuda"],
+        "io.github.gpu-images.python": subject.cell["python"],
+        "io.github.gpu-images.variant": subject.cell["variant"],
+        "io.github.gpu-images.components": " ".join(subject.data["components"]),
         "org.opencontainers.image.title": subject.data["id"],
         "org.opencontainers.image.version": subject.cell["release"],
     }
     assert {name: labels.get(name) for name in expected} == expected
+    licenses = labels["org.opencontainers.image.licenses"].split(" AND ")
+    assert licenses[-1] == "LicenseRef-Packages"
+    assert ("LicenseRef-NVIDIA-CUDA" in licenses) == (subject.cell["cuda"] != "cpu")
 
 
 def test_dev_containers_use_the_user_of_the_image(attributes: dict[str, Any], host: Host) -> None:

@@ -167,7 +167,7 @@ def test_gpu_settings(subject: Any, attributes: dict[str, Any]) -> None:
     assert {"compute", "utility"} <= set(
         settings["NVIDIA_DRIVER_CAPABILITIES"].split(",")
     )  # matrix.yaml may add others
-    assert settings["NVIDIA_REQUIRE_CUDA"] == f"driver>={labels['gpu-images.driver']}"
+    assert settings["NVIDIA_REQUIRE_CUDA"] == f"driver>={labels['io.github.gpu-images.driver']}"
 
 
 # ---- InfiniBand and RoCE: without these libraries NCCL uses TCP, and prints no warning

@@ -54,7 +54,7 @@ print(json.dumps({{name: version(name) for name in names}}))
     built = versions["cuda_runtime_build_version"]
     assert built // 1000 == cuda[0]
     labels = attributes["Config"]["Labels"]
-    assert labels["gpu-images.framework.cuda"] == f"{built // 1000}.{built % 1000 // 10}"
+    assert labels["io.github.gpu-images.framework.cuda"] == f"{built // 1000}.{built % 1000 // 10}"
     cudnn = next(version for name, version in subject.wheels.items() if name.startswith("nvidia-cudnn"))
     numbers = [int(part) for part in cudnn.split(".")[:3]]
     assert versions["cudnn_get_version"] == numbers[0] * 10000 + numbers[1] * 100 + numbers[2]

@@ -85,7 +85,7 @@ def answer(ask: Callable[[Mapping[str, str]], Answer]) -> Answer:
 def test_version_and_cuda_are_those_of_the_cell(subject: Any, answer: Answer, attributes: dict[str, Any]) -> None:
     cuda = None if subject.cell["cuda"] == "cpu" else subject.cell["cuda"]
     assert answer("versions") == [subject.cell["release"], cuda]
-    assert attributes["Config"]["Labels"].get("gpu-images.framework.cuda") == cuda
+    assert attributes["Config"]["Labels"].get("io.github.gpu-images.framework.cuda") == cuda
 
 
 @pytest.mark.emulated
@@ -136,7 +136,7 @@ def test_torchaudio_is_built_for_this_torch(subject: Any, answer: Answer) -> Non
 @pytest.mark.emulated
 def test_architectures_are_those_of_the_label(answer: Answer, attributes: dict[str, Any]) -> None:
     labels = attributes["Config"]["Labels"]
-    assert answer("architectures") == labels.get("gpu-images.gpu.architectures", "").split()
+    assert answer("architectures") == labels.get("io.github.gpu-images.gpu.architectures", "").split()
 
 
 # ---- the examples

@@ -124,11 +124,11 @@ def test_build_info_agrees_with_the_labels(subject: Any, answer: Answer, attribu
     build, labels = answer("build"), attributes["Config"]["Labels"]
     if subject.cell["cuda"] == "cpu":
         assert not build["is_cuda_build"]
-        assert "gpu-images.gpu.architectures" not in labels
+        assert "io.github.gpu-images.gpu.architectures" not in labels
         return
     assert build["is_cuda_build"]
-    assert labels["gpu-images.framework.cuda"] == build["cuda_version"]
-    assert labels["gpu-images.gpu.architectures"].split() == build["cuda_compute_capabilities"]
+    assert labels["io.github.gpu-images.framework.cuda"] == build["cuda_version"]
+    assert labels["io.github.gpu-images.gpu.architectures"].split() == build["cuda_compute_capabilities"]
     built, cuda = (
         [int(part) for part in text.split(".")[:2]] for text in (build["cuda_version"], subject.cell["cuda"])
     )

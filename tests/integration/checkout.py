@@ -309,10 +309,10 @@ class Checkout:
 
     def working_images(self) -> list[str]:
         """Temporary images of a run."""
-        return self.docker("image", "ls", "-aq", "--filter", f"label=gpu-images.run={self.root}").split()
+        return self.docker("image", "ls", "-aq", "--filter", f"label=io.github.gpu-images.run={self.root}").split()
 
     def containers(self) -> list[str]:
-        return self.docker("ps", "-aq", "--filter", f"label=gpu-images.run={self.root}").split()
+        return self.docker("ps", "-aq", "--filter", f"label=io.github.gpu-images.run={self.root}").split()
 
     def files(self, name: str) -> dict[str, bytes]:
         """The content of a file, or of all files below a folder, by path."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from builder.engine.client import RUN_LABEL
 
 NAMESPACE = re.compile(r"builder-test-([0-9]+)-[0-9a-f]+/", re.ASCII)
-CELL = "gpu-images.cell"
+CELL = "io.github.gpu-images.cell"
 
 
 def namespace(word: str) -> str:

@@ -190,7 +190,7 @@ def test_the_next_release_of_the_parent(team: Team) -> None:
     team.index.publish(wheel("einops", "0.9", {"einops/__init__.py": b""}))
     team.add("--refresh", team.target("refreshed"))
     config = team.config("refreshed")
-    assert config["config"]["Labels"]["gpu-images.parent"] == digest
+    assert config["config"]["Labels"]["io.github.gpu-images.parent"] == digest
     assert "TEAM=vision" in config["config"]["Env"]
     assert "einops-0.8-" in config["history"][-1]["created_by"], "what was chosen before stays"
 
@@ -210,7 +210,7 @@ def test_the_project_of_a_team(team: Team) -> None:
     output = team.add(team.parent, "-r", "pyproject.toml", "-t", target)
     assert "resolve  2 new, 2 kept, ember 1.9 unchanged: einops 0.8, plugin 1" in output
     assert "the parent's versions stay: ember 1.9 (uv.lock: 1.8)\n" in output
-    record = json.loads(team.config("project")["config"]["Labels"]["gpu-images.added"])
+    record = json.loads(team.config("project")["config"]["Labels"]["io.github.gpu-images.added"])
     names = [text.partition(" --hash=sha256:")[0] for text in record["request"]["constraints"]]
     assert names == ["python >=3.9", "einops==0.8", "plugin==1"]
 
@@ -242,7 +242,7 @@ def test_a_registry_with_faults(team: Team, fault: Fault) -> None:
         Trouble(fault=Fault.STATUS_500, method="GET", path="/blobs/sha256"),
     ]
     team.add(team.parent, "einops", "-t", team.target(name))
-    assert team.config(name)["config"]["Labels"]["gpu-images.parent.cell"] == "em-1-cpu-py311"
+    assert team.config(name)["config"]["Labels"]["io.github.gpu-images.parent.cell"] == "em-1-cpu-py311"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -314,8 +314,8 @@ def test_verify_derives_a_signed_image_from_its_parent(team: Team, keys: Path) -
     # A tampered label, and another parent: each is signed, as a signer may be wrong about what it signs.
     other = team.push_parent(ember="1.10")
     for labels, part in (
-        ({"gpu-images.added": '{"request":{"requirements":[],"env":{}}}'}, "config.Env: "),
-        ({"gpu-images.parent": other}, "config.Labels.org.opencontainers.image.base.digest: "),
+        ({"io.github.gpu-images.added": '{"request":{"requirements":[],"env":{}}}'}, "config.Env: "),
+        ({"io.github.gpu-images.parent": other}, "config.Labels.org.opencontainers.image.base.digest: "),
     ):
         team.forge("verified", labels, keys)
         output = team.verify(team.target("forged"), *key, code=15)

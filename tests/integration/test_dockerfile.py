@@ -46,7 +46,7 @@ def both(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) ->
     (checkout.root / "templates/host/README.md").unlink()  # the builder leaves it out: BuildKit would see a difference
     checkout.lock_and_render()
     checkout.builder("build")
-    assembled = {_label(image, "gpu-images.variant"): image for image in checkout.image_ids()}
+    assembled = {_label(image, "io.github.gpu-images.variant"): image for image in checkout.image_ids()}
     checkout.builder("build", EXTRA, *METHOD)
     [extra] = checkout.image_ids() - set(assembled.values())
     return {"": (assembled["plain"], _plain_docker_build(checkout)), "-extra": (assembled["extra"], extra)}
@@ -99,7 +99,7 @@ def test_the_configuration_is_the_same(both: Mapping[str, tuple[str, str]], suff
         assert {"TINY_EMPTY=", 'TINY_FLAGS=--list=a,b --home=$HOME ${HOME} #"x" \\$PATH \\'} <= {*assembled["Env"]}
     else:  # the builder sets some labels while it builds
         set_later = {name: assembled["Labels"].pop(name, "") for name in settings.built_labels("", "")}
-        assert set_later["gpu-images.plan"].startswith("sha256:")
+        assert set_later["io.github.gpu-images.plan"].startswith("sha256:")
     assert assembled["Labels"]
     assert assembled == built
 

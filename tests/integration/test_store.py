@@ -40,7 +40,7 @@ def test_skopeo_reads_and_copies_an_image(released: Checkout, tmp_path: Path) ->
         output = json.loads(_skopeo("inspect", source))
         assert output["Digest"] == digest
         assert output["Layers"] == [layer for _, layer in stores.layers(released.store, digest)]
-        assert output["Labels"]["gpu-images.framework.version"] == released.release
+        assert output["Labels"]["io.github.gpu-images.framework.version"] == released.release
     _skopeo("copy", source, f"oci:{tmp_path}/copy:it")  # which checks every digest on the way
     assert stores.faults(tmp_path / "copy") == []
     assert set(stores.images(tmp_path / "copy").values()) == {digest}

@@ -134,7 +134,11 @@ def test_the_labels_of_every_image_name_its_requirements(images: tuple[PlannedIm
     """`builder explain` uses only them, without pulling."""
     for image in images:
         labels = image.settings.labels
-        names = ("gpu-images.driver", "gpu-images.framework.cuda", "gpu-images.gpu.architectures")
+        names = (
+            "io.github.gpu-images.driver",
+            "io.github.gpu-images.framework.cuda",
+            "io.github.gpu-images.gpu.architectures",
+        )
         assert [name in labels for name in names] == [not image.cell.is_cpu] * 3, image.id
 
 

@@ -195,7 +195,7 @@ def test_the_configuration(bench: AssemblyBench) -> None:
     [image_id] = bench.run(JUPYTER).values()
     config = bench.config(image_id)
     assert config["created"] == "2026-01-01T00:00:00Z"
-    assert config["config"]["Labels"]["gpu-images.cell"] == JUPYTER
+    assert config["config"]["Labels"]["io.github.gpu-images.cell"] == JUPYTER
     assert config["config"]["Cmd"] == ["start-jupyter"]
 
 

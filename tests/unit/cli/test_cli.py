@@ -343,7 +343,7 @@ def test_scripts_get_every_end_of_support(run: Run, bookworm: Project) -> None:
 def test_an_image_has_the_last_day_of_its_support_as_a_label(bookworm: Project, run: Run) -> None:
     """The same on any day; none if it is not known."""
     labels = {
-        cell.id: cell_image.settings.labels.get("gpu-images.support.last")
+        cell.id: cell_image.settings.labels.get("io.github.gpu-images.support.last")
         for cell in bookworm.select([CELL])
         for cell_image in plan.make_plan(bookworm, [cell]).images
     }

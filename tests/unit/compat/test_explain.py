@@ -844,7 +844,7 @@ def described(labels: Mapping[str, str]) -> tuple[bytes, bytes]:
     return json.dumps({"config": blob, "layers": []}).encode(), config
 
 
-MANIFEST, CONFIG = described({"gpu-images.cuda": "12.8", "gpu-images.driver": "525.60.13"})
+MANIFEST, CONFIG = described({"io.github.gpu-images.cuda": "12.8", "io.github.gpu-images.driver": "525.60.13"})
 LISTED = json.dumps(
     {
         "manifests": [
@@ -876,7 +876,10 @@ def serve(monkeypatch: pytest.MonkeyPatch, first: Reply, config: bytes = CONFIG)
 @pytest.mark.parametrize(("content", "kind"), [(MANIFEST, "manifest"), (LISTED, "index")])
 def test_labels_of_an_image_in_a_registry(monkeypatch: pytest.MonkeyPatch, content: bytes, kind: str) -> None:
     wire = serve(monkeypatch, reply(content, kind))
-    assert labels_of(connect(), "2.9") == {"gpu-images.cuda": "12.8", "gpu-images.driver": "525.60.13"}
+    assert labels_of(connect(), "2.9") == {
+        "io.github.gpu-images.cuda": "12.8",
+        "io.github.gpu-images.driver": "525.60.13",
+    }
     assert [line for line in wire.lines if "/blobs/" in line] == [f"GET /v2/a/b/blobs/{digest_of_bytes(CONFIG)}"]
 
 
@@ -893,7 +896,7 @@ def test_a_name_with_a_registry_is_looked_up_there_even_if_it_is_a_tag_of_the_ma
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "matrix.yaml").write_text(MATRIX.replace('registry: ""', "registry: registry.example.test"))
-    manifest, old = described({"gpu-images.cuda": "13.2", "gpu-images.driver": "580.65.06"})
+    manifest, old = described({"io.github.gpu-images.cuda": "13.2", "io.github.gpu-images.driver": "580.65.06"})
     wire = serve(monkeypatch, reply(manifest), old)
     name = "registry.example.test/org/pt-cuda:2.9"
     result = run("--gpu", "H100", "--driver", "570.82", name)

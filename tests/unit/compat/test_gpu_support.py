@@ -213,7 +213,7 @@ def test_a_caveat_is_shown_where_the_image_runs() -> None:
     assert any("silently corrupt data" in reason for reason in verdict.reasons)
     assert gpu_support.judge(gpu("H100"), "580", jax, KNOWN) == Verdict(runs=True)
     assert gpu_support.judge(gpu("B200"), "580", pytorch, KNOWN) == Verdict(runs=True)
-    labels = {"gpu-images.framework": "jax", CUDA_LABEL: "12.8", ARCHITECTURES_LABEL: "sm_100"}
+    labels = {"io.github.gpu-images.framework": "jax", CUDA_LABEL: "12.8", ARCHITECTURES_LABEL: "sm_100"}
     assert gpu_support.judge(gpu("B200"), "580", gpu_support.needs_of_labels(labels), KNOWN) == verdict
 
 

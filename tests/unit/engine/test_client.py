@@ -286,7 +286,7 @@ def test_sweep_skips_what_is_removed_or_in_use() -> None:
     )
     assert fake.sweep("/checkout") == 2
     assert removed == ["there", "there", "free"], "a container, a volume and an image"
-    assert filters == [{"label": "gpu-images.run=/checkout"}]
+    assert filters == [{"label": "io.github.gpu-images.run=/checkout"}]
 
 
 class Answer:
@@ -394,7 +394,7 @@ def test_run_to_file_copies_files_in_and_the_result_out() -> None:
     assert container.run_to_file() == (0, RESULT, ["first line\n", "second é \ufffd\n", "rest\n"])
     assert container.calls == ["create sha256:1 py x", "put / tar", "start", "remove {'force': True, 'v': True}"]
     assert container.options["network_mode"] == "none"
-    assert container.options["labels"] == {"gpu-images.run": "/checkout"}
+    assert container.options["labels"] == {"io.github.gpu-images.run": "/checkout"}
     assert container.options["log_config"].config["max-size"] == "256m"  # else it could fill the engine's disk
 
 
@@ -458,7 +458,7 @@ def test_programs_run_in_a_container_that_is_removed() -> None:
         assert (done.returncode, done.stdout, done.stderr) == (0, "lists \ufffd", "")
         container.run(["id"], {}, timeout_s=5, user="0:0")
     assert fake.calls == [
-        "run debian sleep infinity {'gpu-images.run': '/checkout'} host",
+        "run debian sleep infinity {'io.github.gpu-images.run': '/checkout'} host",
         "put / tar",
         "exec timeout 300 apt-get update {'A': 'b'} as its user",
         "exec timeout 5 id {} as 0:0",

@@ -498,7 +498,7 @@ def test_a_report_is_attached_once_and_signed_when_there_is_a_signer(desk: Evide
         assert desk.signatures == (dict.fromkeys(attached, "ours") if is_signed else {})
         assert len(attached) == 1
     notes = desk.registry.listed(MANIFEST.replace(":", "-"))[0]["annotations"]
-    assert (notes["gpu-images.cell"], notes["gpu-images.gpu"]) == (CELL, "not run (no driver)")
+    assert (notes["io.github.gpu-images.cell"], notes["io.github.gpu-images.gpu"]) == (CELL, "not run (no driver)")
 
 
 # ---- in the statement of a release

@@ -97,6 +97,7 @@ HOSTILE = {
     "other spelling of a source": (*before("variants:\n", "sources: {A_b: {}}\n"), "normalized name of a package: a-b"),
     "unknown component for a build": (*before("variants:\n", "sources: {a: {needs: [gcc]}}\n"), "no component 'gcc'"),
     "newline after a release": ("release: 0.5.3", 'release: "0.5.3\\n"', "expected a full version"),
+    "license that SPDX does not have": ("short: qz", "license: Apache 2\n    short: qz", "an SPDX license expression"),
     "newline after a short name": ("short: qz", 'short: "qz\\n"', "lower-case letters"),
     "newline after a registry": ("registry: registry.example.test:5000", 'registry: "e.test\\n"', "not a registry"),
     "newline after a digest": ('"2.31"', '"2.31\\n"', "a version of two numbers"),

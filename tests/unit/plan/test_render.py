@@ -194,7 +194,7 @@ def test_no_digest_of_the_plan_the_lock_or_a_layer_is_in_it(tiny: Project) -> No
     for name, text in files.items():
         digests = set(re.findall(r"[0-9a-f]{12,}", text))
         assert digests <= (bases if name.endswith(".Dockerfile") else wheels), name
-        assert not [label for label in (PLAN_LABEL, "gpu-images.lock") if label in text], name
+        assert not [label for label in (PLAN_LABEL, "io.github.gpu-images.lock") if label in text], name
 
 
 def test_neither_registry_nor_namespace_is_in_it(edit: Edit) -> None:

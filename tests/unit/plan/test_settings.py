@@ -70,40 +70,55 @@ def test_a_plain_image(tiny: Project) -> None:
         labels={
             "org.opencontainers.image.title": PLAIN,
             "org.opencontainers.image.version": "0.5.3",
-            "gpu-images.cell": PLAIN,
-            "gpu-images.framework": "quartz",
-            "gpu-images.framework.version": "0.5.3",
-            "gpu-images.cuda": "12.9",
-            "gpu-images.driver": "525.60.13",
-            "gpu-images.python": "3.11",
-            "gpu-images.variant": "plain",
-            "gpu-images.components": "base python cuda quartz",
+            "org.opencontainers.image.licenses": "LicenseRef-NVIDIA-CUDA AND LicenseRef-Packages",
+            "io.github.gpu-images.cell": PLAIN,
+            "io.github.gpu-images.framework": "quartz",
+            "io.github.gpu-images.framework.version": "0.5.3",
+            "io.github.gpu-images.cuda": "12.9",
+            "io.github.gpu-images.driver": "525.60.13",
+            "io.github.gpu-images.python": "3.11",
+            "io.github.gpu-images.variant": "plain",
+            "io.github.gpu-images.components": "base python cuda quartz",
             "devcontainer.metadata": '[{"remoteUser":"user"}]',
         },
     )
 
 
-def test_the_source_label_links_a_package_to_its_repository(edit: Edit) -> None:
+def test_labels_link_a_package_to_its_repository(edit: Edit) -> None:
     source = "https://git.example.test/team/images"
     labels = of(edit("namespace: team\n", f"namespace: team\nsource: {source}\n")).labels
-    assert labels["org.opencontainers.image.source"] == source
+    assert labels["org.opencontainers.image.source"] == labels["org.opencontainers.image.url"] == source
+    assert labels["org.opencontainers.image.documentation"] == f"{source}#readme"
+
+
+@pytest.mark.parametrize(
+    ("framework", "expected"),
+    [
+        ("Apache-2.0", "Apache-2.0 AND LicenseRef-NVIDIA-CUDA AND LicenseRef-Packages"),
+        ("mit or apache-2.0", "(MIT OR Apache-2.0) AND LicenseRef-NVIDIA-CUDA AND LicenseRef-Packages"),
+    ],
+)
+def test_licenses_begin_with_that_of_the_framework(edit: Edit, framework: str, expected: str) -> None:
+    labels = of(edit("short: qz\n", f"short: qz\n    license: {framework}\n"), PLAIN).labels
+    assert labels["org.opencontainers.image.licenses"] == expected
 
 
 def test_labels_that_are_known_only_after_the_build() -> None:
     assert settings.built_labels("sha256:p", "2026-11-20T00:00:00Z") == {
         "org.opencontainers.image.created": "2026-11-20T00:00:00Z",
-        "gpu-images.plan": "sha256:p",
+        "io.github.gpu-images.plan": "sha256:p",
     }
 
 
 def test_on_the_cpu_nothing_is_configured_for_gpus(on_cpu: Project) -> None:
     configured = of(on_cpu, "qz-0.5-cpu-py311")
     assert not [name for name in configured.env if name.startswith("NVIDIA_")]
-    assert configured.labels["gpu-images.cuda"] == "cpu"
+    assert configured.labels["io.github.gpu-images.cuda"] == "cpu"
     assert not [
         label for label in configured.labels if "driver" in label or "gpu." in label or "framework.cuda" in label
     ]
-    assert configured.labels["gpu-images.components"] == "base python quartz"
+    assert configured.labels["io.github.gpu-images.components"] == "base python quartz"
+    assert configured.labels["org.opencontainers.image.licenses"] == "LicenseRef-Packages"
 
 
 def known(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
@@ -117,7 +132,7 @@ def test_a_cuda_with_an_unknown_driver(tiny: Project, monkeypatch: pytest.Monkey
     known(monkeypatch, drivers={})
     configured = of(tiny)
     assert "NVIDIA_REQUIRE_CUDA" not in configured.env
-    assert "gpu-images.driver" not in configured.labels
+    assert "io.github.gpu-images.driver" not in configured.labels
     assert configured.env["NVIDIA_VISIBLE_DEVICES"] == "all"
 
 

@@ -30,11 +30,11 @@ FILES = {"etc/pip/constraints.txt": b"# of the framework\nember==1.9\n", "usr/lo
 LABELS = {
     "org.opencontainers.image.title": "em-1-cpu-py311",
     "org.opencontainers.image.created": "2026-11-02T12:55:59Z",
-    "gpu-images.cell": "em-1-cpu-py311",
-    "gpu-images.plan": "sha256:" + "7" * 64,
-    "gpu-images.framework": "ember",
-    "gpu-images.cuda": "cpu",
-    "gpu-images.python": "3.11",
+    "io.github.gpu-images.cell": "em-1-cpu-py311",
+    "io.github.gpu-images.plan": "sha256:" + "7" * 64,
+    "io.github.gpu-images.framework": "ember",
+    "io.github.gpu-images.cuda": "cpu",
+    "io.github.gpu-images.python": "3.11",
 }
 
 

@@ -96,7 +96,10 @@ CHANGES: dict[str, tuple[Change, str]] = {
         ),
         " layers, expected ",
     ),
-    "plan": (lambda _, config: config["config"]["Labels"].update({"gpu-images.plan": "x"}), "built from plan x"),
+    "plan": (
+        lambda _, config: config["config"]["Labels"].update({"io.github.gpu-images.plan": "x"}),
+        "built from plan x",
+    ),
     "number for text": (lambda manifest, _: manifest.update(schemaVersion=2.0), "manifest.schemaVersion: 2.0"),
 }
 

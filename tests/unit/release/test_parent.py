@@ -71,7 +71,7 @@ def test_an_image_of_something_else(image: ParentImage, tmp_path: Path) -> None:
     assert "Dockerfile" in caught.value.hint
 
     image.layers.insert(0, of_wheels)
-    del image.labels["gpu-images.python"]
+    del image.labels["io.github.gpu-images.python"]
     with pytest.raises(VerifyError, match="builder did not make the image"):
         parent_of(image, tmp_path)
 

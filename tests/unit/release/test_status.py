@@ -47,7 +47,7 @@ def test_images_whose_tag_is_of_another_plan(tiny: Project, monkeypatch: pytest.
     by_cell = {image.id: image for image in images}
     tags = {cell: image.references[0].rpartition(":")[2] for cell, image in by_cell.items()}
     for cell, digest in ((EMBER, by_cell[EMBER].plan), (BOARD, "sha256:other")):
-        labels = {"config": {"Labels": {"gpu-images.plan": digest}}, "rootfs": {"diff_ids": []}}
+        labels = {"config": {"Labels": {"io.github.gpu-images.plan": digest}}, "rootfs": {"diff_ids": []}}
         registry.tags[tags[cell]] = registry.add_image(labels)
     assert status.unreleased(images, Host()) == [by_cell[BOARD]]
     registry.put_manifest(tags[EMBER], b"[]", MANIFEST_TYPE)
@@ -84,7 +84,9 @@ def test_a_tag_of_several_architectures_is_released_if_all_of_its_images_are(
     [amd64] = plan.make_locked_plan(tiny, tiny.select([EMBER])).images
     arm64 = replace(amd64, cell=replace(amd64.cell, arch="arm64"), plan="sha256:" + "a" * 64)
     digests = {
-        arch: registry.add_image({"architecture": arch, "config": {"Labels": {"gpu-images.plan": image.plan}}})
+        arch: registry.add_image(
+            {"architecture": arch, "config": {"Labels": {"io.github.gpu-images.plan": image.plan}}}
+        )
         for arch, image in {"amd64": amd64, "arm64": arm64}.items()
     }
     full, *others = tags_of(amd64)
@@ -121,7 +123,7 @@ def test_a_released_image_that_is_neither_staged_nor_stored(
     monkeypatch.setattr(status, "Repository", lambda *_, **__: registry)
     planned = plan.make_locked_plan(tiny, tiny.select([EMBER]))
     [image] = planned.images
-    labels = {"config": {"Labels": {"gpu-images.plan": image.plan if is_planned else "sha256:other"}}}
+    labels = {"config": {"Labels": {"io.github.gpu-images.plan": image.plan if is_planned else "sha256:other"}}}
     registry.tags = dict.fromkeys(tags_of(image), registry.add_image(labels | {"rootfs": {"diff_ids": []}}))
     store = Store(tmp_path / "store")
     store.prepare()
@@ -139,7 +141,7 @@ class ReleasedImage:
         self.plan = plan.make_locked_plan(project, project.select([EMBER]))
         [self.image] = self.plan.images
         self.full, *self.others = tags_of(self.image)
-        labels = {"config": {"Labels": {"gpu-images.plan": self.image.plan}}, "rootfs": {"diff_ids": []}}
+        labels = {"config": {"Labels": {"io.github.gpu-images.plan": self.image.plan}}, "rootfs": {"diff_ids": []}}
         self.digest = self.registry.add_image(labels)
         self.registry.tags = dict.fromkeys([self.full, *self.others], self.digest)
         self.registry.tags[f"{self.digest.replace(':', '-')}.sig"] = self.digest

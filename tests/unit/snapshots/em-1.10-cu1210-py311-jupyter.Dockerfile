@@ -71,12 +71,13 @@ CMD ["start-jupyter"]
 
 LABEL org.opencontainers.image.title="em-1.10-cu1210-py311-jupyter" \
       org.opencontainers.image.version="1.10.0" \
-      gpu-images.cell="em-1.10-cu1210-py311-jupyter" \
-      gpu-images.framework="ember" \
-      gpu-images.framework.version="1.10.0" \
-      gpu-images.cuda="12.10" \
-      gpu-images.driver="525.60.13" \
-      gpu-images.python="3.11" \
-      gpu-images.variant="jupyter" \
-      gpu-images.components="base python cuda ember board jupyter" \
+      org.opencontainers.image.licenses="LicenseRef-NVIDIA-CUDA AND LicenseRef-Packages" \
+      io.github.gpu-images.cell="em-1.10-cu1210-py311-jupyter" \
+      io.github.gpu-images.framework="ember" \
+      io.github.gpu-images.framework.version="1.10.0" \
+      io.github.gpu-images.cuda="12.10" \
+      io.github.gpu-images.driver="525.60.13" \
+      io.github.gpu-images.python="3.11" \
+      io.github.gpu-images.variant="jupyter" \
+      io.github.gpu-images.components="base python cuda ember board jupyter" \
       devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

@@ -58,12 +58,13 @@ CMD ["bash"]
 
 LABEL org.opencontainers.image.title="qz-0.5-cu129-py311" \
       org.opencontainers.image.version="0.5.3" \
-      gpu-images.cell="qz-0.5-cu129-py311" \
-      gpu-images.framework="quartz" \
-      gpu-images.framework.version="0.5.3" \
-      gpu-images.cuda="12.9" \
-      gpu-images.driver="525.60.13" \
-      gpu-images.python="3.11" \
-      gpu-images.variant="plain" \
-      gpu-images.components="base python cuda quartz" \
+      org.opencontainers.image.licenses="LicenseRef-NVIDIA-CUDA AND LicenseRef-Packages" \
+      io.github.gpu-images.cell="qz-0.5-cu129-py311" \
+      io.github.gpu-images.framework="quartz" \
+      io.github.gpu-images.framework.version="0.5.3" \
+      io.github.gpu-images.cuda="12.9" \
+      io.github.gpu-images.driver="525.60.13" \
+      io.github.gpu-images.python="3.11" \
+      io.github.gpu-images.variant="plain" \
+      io.github.gpu-images.components="base python cuda quartz" \
       devcontainer.metadata="[{\"remoteUser\":\"user\"}]"

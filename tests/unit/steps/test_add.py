@@ -59,9 +59,9 @@ from tests.unit.layers.test_wheel import Wheel
 from tests.unit.release.parents import ParentImage, plain, project
 
 COMPONENTS = {
-    "gpu-images.components": "base python ember",  # the last one has no tests
-    "gpu-images.framework.version": "1.9",
-    "gpu-images.variant": "plain",
+    "io.github.gpu-images.components": "base python ember",  # the last one has no tests
+    "io.github.gpu-images.framework.version": "1.9",
+    "io.github.gpu-images.variant": "plain",
 }
 PARENT, TARGET = ImageRef.parse("registry.example.test/org/em:1"), ImageRef.parse("registry.example.test/team/vision:1")
 
@@ -258,12 +258,14 @@ def test_the_configuration_says_what_the_image_is(bench: Bench) -> None:
     assert config["config"] == {"User": "1000:0", "Env": ["PATH=/usr/bin", "LANG=C.UTF-8"]}
     assert config["rootfs"]["diff_ids"] == [layer.diff_id for layer in added.images[0].image.layers]
     assert config["history"][-1]["created_by"].startswith("wheels format=6 python=3.11: einops-0.8-py3-none-any.whl@")
-    assert labels["gpu-images.parent"] == labels["org.opencontainers.image.base.digest"] == parent
+    assert labels["io.github.gpu-images.parent"] == labels["org.opencontainers.image.base.digest"] == parent
     assert labels["org.opencontainers.image.base.name"] == str(PARENT)
-    assert labels["gpu-images.parent.cell"] == "em-1-cpu-py311"
-    assert labels["gpu-images.cuda"] == "cpu", "GPU checks need it"
-    assert not {"gpu-images.cell", "gpu-images.plan", "org.opencontainers.image.title"} & labels.keys()
-    record = json.loads(labels["gpu-images.added"])
+    assert labels["io.github.gpu-images.parent.cell"] == "em-1-cpu-py311"
+    assert labels["io.github.gpu-images.cuda"] == "cpu", "GPU checks need it"
+    assert (
+        not {"io.github.gpu-images.cell", "io.github.gpu-images.plan", "org.opencontainers.image.title"} & labels.keys()
+    )
+    record = json.loads(labels["io.github.gpu-images.added"])
     assert record["request"]["requirements"] == ["einops"]
     assert record["lock"]["wheels"][0][0] == "einops-0.8-py3-none-any.whl"
 
@@ -288,7 +290,7 @@ def test_the_image_is_a_parent_itself(bench: Bench, tmp_path: Path) -> None:
     other = replace(TARGET, tag="2")
     [added] = bench.add(addition("tqdm", parent=TARGET, target=other))
     assert len(added.images[0].image.layers) == 5
-    assert bench.config("2")["config"]["Labels"]["gpu-images.parent.cell"] == "em-1-cpu-py311"
+    assert bench.config("2")["config"]["Labels"]["io.github.gpu-images.parent.cell"] == "em-1-cpu-py311"
 
 
 @pytest.mark.parametrize(
@@ -416,7 +418,7 @@ def cuda_wheel(name: str) -> Wheel:
     ],
 )
 def test_libraries_of_another_cuda(bench: Bench, cuda: str, name: str, message: str) -> None:
-    bench.parent.labels["gpu-images.cuda"] = cuda
+    bench.parent.labels["io.github.gpu-images.cuda"] = cuda
     bench.parent.push("1")
     bench.offer(cuda_wheel(name))
     with pytest.raises(RefusedError, match=message):
@@ -424,7 +426,7 @@ def test_libraries_of_another_cuda(bench: Bench, cuda: str, name: str, message: 
 
 
 def test_libraries_of_the_same_cuda_are_a_layer_for_every_python(bench: Bench) -> None:
-    bench.parent.labels["gpu-images.cuda"] = "12.8"
+    bench.parent.labels["io.github.gpu-images.cuda"] = "12.8"
     bench.parent.push("1")
     bench.share()
     bench.offer(cuda_wheel("nvidia-nvshmem-cu12"), project("einops", version="0.8"))
@@ -534,7 +536,10 @@ def test_variables_and_files(bench: Bench) -> None:
     assert entries["workspace/conf/"] == (0o775, 0, 0)
     assert entries["workspace/conf/a.txt"] == (0o664, 0, 0)
     labels = bench.config()["config"]["Labels"]
-    assert json.loads(labels["gpu-images.added"])["request"]["env"] == {"LANG": "de_DE.UTF-8", "TEAM": "vision"}
+    assert json.loads(labels["io.github.gpu-images.added"])["request"]["env"] == {
+        "LANG": "de_DE.UTF-8",
+        "TEAM": "vision",
+    }
 
 
 @pytest.mark.parametrize("path", ["workspace/readme", "workspace/readme/below"])
@@ -638,7 +643,7 @@ def test_the_same_additions_on_the_next_release(bench: Bench) -> None:
     assert preferred == {"einops": "0.8", "ember": "1.9", "tinylib": "1.9"}, "what was chosen before, where it fits"
     assert constraints == ["ember==1.9", "einops==0.8"], "those of the parent, and what uv chose"
     assert second.images[0].layers[-1] == first.images[0].layers[-1], "the files are those of the image"
-    assert bench.config()["config"]["Labels"]["gpu-images.parent"] == bench.parent.registry.tags["1"]
+    assert bench.config()["config"]["Labels"]["io.github.gpu-images.parent"] == bench.parent.registry.tags["1"]
     assert "resolve: 1 new, 2 kept, ember 1.10 unchanged: ember 1.9 -> 1.10" in bench.shown
 
 
@@ -699,11 +704,23 @@ def test_an_image_whose_parent_is_the_same_stays(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("gpu-images.added", "{", "invalid label gpu-images.added"),
-        ("gpu-images.added", '{"request": {"requirements": ["-e ."]}}', "the option -e is not supported"),
-        ("gpu-images.added", '{"request": {"requirements": [], "constraints": ["-e ."]}}', "the option -e is not supp"),
-        ("gpu-images.added", '{"request": {"requirements": [], "constraints": 1}}', "invalid label gpu-images.added"),
-        ("gpu-images.added", '{"request": {"requirements": [], "env": {"PATH": "/tmp"}}}', "every image sets PATH"),
+        ("io.github.gpu-images.added", "{", "invalid label io.github.gpu-images.added"),
+        ("io.github.gpu-images.added", '{"request": {"requirements": ["-e ."]}}', "the option -e is not supported"),
+        (
+            "io.github.gpu-images.added",
+            '{"request": {"requirements": [], "constraints": ["-e ."]}}',
+            "the option -e is not supp",
+        ),
+        (
+            "io.github.gpu-images.added",
+            '{"request": {"requirements": [], "constraints": 1}}',
+            "invalid label io.github.gpu-images.added",
+        ),
+        (
+            "io.github.gpu-images.added",
+            '{"request": {"requirements": [], "env": {"PATH": "/tmp"}}}',
+            "every image sets PATH",
+        ),
         ("org.opencontainers.image.base.name", "NO NAME", "invalid label org.opencontainers.image.base.name"),
         ("org.opencontainers.image.base.name", f"a/b@sha256:{'1' * 64}", "was put on a digest"),
     ],
@@ -711,7 +728,7 @@ def test_an_image_whose_parent_is_the_same_stays(bench: Bench) -> None:
 def test_a_record_that_cannot_be_repeated(bench: Bench, name: str, value: str, message: str) -> None:
     child = ParentImage(bench.target)
     child.labels |= {
-        "gpu-images.added": '{"request": {"requirements": ["einops"]}}',
+        "io.github.gpu-images.added": '{"request": {"requirements": ["einops"]}}',
         "org.opencontainers.image.base.name": str(PARENT),
         name: value,
     }
@@ -750,7 +767,9 @@ def test_the_quick_tests_of_the_parent_run_on_the_image(bench: Bench, parent_tes
     }  # fmt: skip
     assert subject["wheels"] == {"ember": "1.9", "tinylib": "1.9", "einops": "0.8"}
     assert (subject["requirements"], subject["thorough"]) == ({"ember": ["ember"]}, [])
-    assert subject["labels"] == {"gpu-images.run": str(bench.store.root)}, "sweep finds the containers of a killed run"
+    assert subject["labels"] == {"io.github.gpu-images.run": str(bench.store.root)}, (
+        "sweep finds the containers of a killed run"
+    )
     assert not parent_tests.scratch.is_relative_to(bench.store.root), "others could not use the store"
 
 

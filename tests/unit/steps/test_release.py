@@ -237,7 +237,7 @@ def test_an_image_that_only_an_emulation_has_run(desk: ReleaseDesk) -> None:
     assert released.allowed == ("not-run",)
     assert released.images[0].gpu == "built, not run"
     [listed] = desk.registry.listed(desk.image.manifest.digest.replace(":", "-"))
-    assert listed["annotations"]["gpu-images.tests"] == "built, not run"
+    assert listed["annotations"]["io.github.gpu-images.tests"] == "built, not run"
 
 
 def test_without_a_file_of_gpu_tests(desk: ReleaseDesk) -> None:
@@ -517,7 +517,11 @@ def test_a_digest_that_is_not_there(desk: ReleaseDesk) -> None:
 
 @pytest.mark.parametrize(
     "labels",
-    [{"org.opencontainers.image.version": "9.9"}, {"gpu-images.cuda": "13.0"}, {"gpu-images.plan": "x"}],
+    [
+        {"org.opencontainers.image.version": "9.9"},
+        {"io.github.gpu-images.cuda": "13.0"},
+        {"io.github.gpu-images.plan": "x"},
+    ],
     ids=str,
 )
 def test_a_label_that_the_tag_would_contradict(desk: ReleaseDesk, labels: dict[str, str]) -> None:

@@ -200,8 +200,8 @@ def test_layers_of_a_parent_whose_sbom_names_the_index_are_rebuilt(desk: Desk) -
         (lambda config: config["config"].update(User="0:0"), "config.User"),
         (lambda config: config["config"]["Labels"].update(added="x"), "config.Labels.added"),
         (
-            lambda config: config["config"]["Labels"].update({"gpu-images.cell": "em-1"}),
-            "config.Labels.gpu-images.cell",
+            lambda config: config["config"]["Labels"].update({"io.github.gpu-images.cell": "em-1"}),
+            "config.Labels.io.github.gpu-images.cell",
         ),
         (lambda config: config.update(created="2026-01-01T00:00:00Z"), "created"),
     ],
@@ -221,7 +221,7 @@ def test_another_parent(desk: Desk) -> None:
     """The label names an image that the image was not made of."""
     desk.bench.parent.layers[1] = "os", desk.bench.parent.layer(plain({"etc/evil": b"x"}))
     other = desk.bench.parent.push()
-    desk.forge(lambda config: config["config"]["Labels"].update({"gpu-images.parent": other}))
+    desk.forge(lambda config: config["config"]["Labels"].update({"io.github.gpu-images.parent": other}))
     findings = desk.findings()
     assert findings["parent"].digest == other
     assert findings["configuration"].state == "different"
@@ -277,7 +277,7 @@ def test_a_parent_as_planned_does_not_make_its_additions_known(desk: Desk, monke
     assert findings["configuration"].state == "unknown"
 
 
-@pytest.mark.parametrize("label", ["gpu-images.parent", "org.opencontainers.image.base.name"])
+@pytest.mark.parametrize("label", ["io.github.gpu-images.parent", "org.opencontainers.image.base.name"])
 def test_labels_that_add_does_not_write(desk: Desk, label: str) -> None:
     desk.forge(lambda config: config["config"]["Labels"].pop(label))
     with pytest.raises(VerifyError, match="invalid labels of its parent"):
