@@ -299,6 +299,24 @@ def test_the_launcher_describes_the_driver(machine: StubbedMachine, state: str, 
     assert required[0] == (69 if warning else lines)
 
 
+def test_the_launcher_reads_what_others_use(machine: StubbedMachine) -> None:
+    """Not what the driver reserves, and nothing of a GPU in slices."""
+    cards = [
+        Card(used=600, reserved=551),
+        Card(used=20551, reserved=551),
+        Card(used=2, processes=3),
+        Card(used=70000, processes=3, mig=1),
+        Card(total=None),
+    ]
+    code = """
+import json
+from templates.base.files.usr.local.lib.workstation import gpus
+print(json.dumps([[gpu.used >> 20, gpu.processes] for gpu in gpus.read().gpus]))
+"""
+    result = machine.python(nvml.state(DRIVER, *cards, cuda=12080), "-c", code)
+    assert result.data == [[49, 0], [20000, 0], [2, 3], [0, 0], [0, 0]]
+
+
 def test_the_launcher_does_not_stay_a_client_of_the_gpus(machine: StubbedMachine) -> None:
     code = """
 import ctypes

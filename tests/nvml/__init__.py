@@ -28,13 +28,16 @@ DRIVER_NOT_LOADED = "error driver-not-loaded"
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU; `total` and `used` in MiB, `total` None where the driver does not tell."""
+    """A GPU; `total`, `used` and of these `reserved` in MiB, `total` None where the driver does not tell."""
 
     name: str = "NVIDIA A100-SXM4-80GB"
     capability: str = "8.0"
     total: int | None = 81559
     used: int = 0
     utilization: int = 0
+    reserved: int = 0
+    processes: int = 0
+    mig: int = 0
 
 
 def build(folder: Path) -> Path:
@@ -61,7 +64,8 @@ def state(driver: str, *cards: Card, cuda: int = 0) -> str:
         lines.append(f"cuda {cuda}")
     for card in cards:
         memory = "- -" if card.total is None else f"{card.total} {card.used}"
-        lines += [f"gpu {memory} {card.capability} {card.name}", f"utilization {card.utilization}"]
+        lines.append(f"gpu {memory} {card.capability} {card.name}")
+        lines += [f"{name} {getattr(card, name)}" for name in ("utilization", "reserved", "processes", "mig")]
     return "\n".join(lines)
 
 

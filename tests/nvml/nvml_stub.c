@@ -11,6 +11,9 @@
  *     gpu 81559 1024 8.0 NVIDIA A100-SXM4-80GB      MiB in all, MiB in use, compute capability, name
  *     gpu - - 12.1 NVIDIA GB10        `-` for what the driver does not tell: memory, or capability
  *     utilization 97                  of the last GPU, in percent
+ *     reserved 512                    of the MiB in use of the last GPU, those of the driver
+ *     processes 2                     that compute on the last GPU
+ *     mig 1                           the last GPU is divided into slices
  *     error driver-not-loaded         nvmlInit fails with this: see `errors`
  *
  * No state, as on a machine without the driver: driver-not-loaded. A line that is not understood is named on stderr and
@@ -64,9 +67,9 @@ static const struct {
 
 struct gpu {
     int has_memory, has_capability;
-    unsigned long long total, used; /* bytes */
+    unsigned long long total, used, reserved; /* MiB */
     int major, minor;
-    unsigned int utilization;
+    unsigned int utilization, processes, mig;
     char name[96];
 };
 
@@ -157,6 +160,15 @@ static int read_line(char *line) {
     if (strcmp(key, "utilization") == 0 && number(rest, &value) && state.count) {
         state.gpus[state.count - 1].utilization = (unsigned int)value;
         return 1;
+    }
+    if (state.count && number(rest, &value)) {
+        struct gpu *gpu = &state.gpus[state.count - 1];
+        if (strcmp(key, "reserved") == 0 && value <= gpu->used)
+            return gpu->reserved = value, 1;
+        if (strcmp(key, "processes") == 0)
+            return gpu->processes = (unsigned int)value, 1;
+        if (strcmp(key, "mig") == 0)
+            return gpu->mig = (unsigned int)value, 1;
     }
     for (one = 1; strcmp(key, "error") == 0 && one < sizeof errors / sizeof *errors; one++)
         if (strcmp(rest, errors[one].name) == 0) {
@@ -344,9 +356,11 @@ struct memory_v2 {
 API int nvmlDeviceGetMemoryInfo_v2(struct gpu *device, struct memory_v2 *memory) {
     struct memory plain;
     int result = nvmlDeviceGetMemoryInfo(device, &plain);
+    if (memory->version != (sizeof *memory | 2 << 24))
+        return INVALID_ARGUMENT;
     if (result == SUCCESS) {
-        memory->total = plain.total, memory->used = plain.used, memory->free = plain.free;
-        memory->reserved = 0;
+        memory->total = plain.total, memory->free = plain.free;
+        memory->reserved = device->reserved * MIB, memory->used = plain.used - memory->reserved;
     }
     return result;
 }
@@ -400,13 +414,16 @@ API int nvmlDeviceGetPciInfo_v3(struct gpu *device, struct pci *pci) {
 
 API int nvmlDeviceGetMigMode(struct gpu *device, unsigned int *current, unsigned int *pending) {
     DEVICE(device)
-    (void)current, (void)pending;
-    return NOT_SUPPORTED;
+    if (!gpu->mig)
+        return NOT_SUPPORTED;
+    *current = *pending = 1;
+    return SUCCESS;
 }
 
 API int nvmlDeviceGetComputeRunningProcesses_v3(struct gpu *device, unsigned int *count, void *processes) {
     DEVICE(device)
     (void)processes;
-    *count = 0;
-    return SUCCESS;
+    int result = *count < gpu->processes ? INSUFFICIENT_SIZE : SUCCESS;
+    *count = gpu->processes;
+    return result;
 }

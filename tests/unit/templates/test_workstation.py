@@ -7,6 +7,7 @@ import json
 import locale
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,7 @@ from templates.base.files.usr.local.lib.workstation import (
     variables,
 )
 from templates.base.files.usr.local.lib.workstation.gpus import Driver, Gpu
-from templates.base.files.usr.local.lib.workstation.refusal import CONFIG, UNAVAILABLE, Refusal
+from templates.base.files.usr.local.lib.workstation.refusal import BUSY, CONFIG, UNAVAILABLE, Refusal
 from templates.base.files.usr.local.lib.workstation.variables import Variable
 from tests.paths import ROOT
 
@@ -68,6 +69,7 @@ def test_documents_list_every_variable() -> None:
             ["team", "", "/a b", "/a?b", "/a\n", "//", "//x/", "/x//y", "/..", "/../x", "/x/../y", "/x/..", "/./x"],
         ),
         ("hosts", ["", "gpu1", "gpu1.example.org,GPU-2"], ["10.0.0.7", "::1", "a,,b", "a b", "http://a/", "a\n"]),
+        ("busy", ["refuse", "wait", ""], ["1", "Wait", "refuse\n", "no"]),
         ("size", ["8GB", "512 MiB", "1.5GiB"], ["8", "GB", "0GB", "8gb", "-1GB", "8GB\n"]),
         ("path", ["/workspace/runs"], ["runs", ""]),
         ("file", [str(ROOT / "Makefile")], [str(ROOT), "/nowhere/at/all", "Makefile"]),
@@ -229,6 +231,59 @@ def test_a_cpu_image_has_no_warning() -> None:
     assert gpus.describe(Driver(), {}) == (["no GPU: this image is for CPUs only"], [])
     with pytest.raises(Refusal, match="for CPUs only"):
         gpus.describe(Driver(), {"GPU_REQUIRED": "1"})
+
+
+FREE = Gpu("NVIDIA A", "GPU-aaaa-1", 80 * 2**30, used=10**7)
+USED = Gpu("NVIDIA A", "GPU-aaaa-1", 80 * 2**30, used=41_200_000_000, processes=2)
+FOREIGN = Gpu("NVIDIA B", "GPU-bbbb-2", 80 * 2**30, used=600_000_000)
+
+
+def wait(policy: str, *states: tuple[Gpu, ...], **environ: str) -> tuple[list[str], list[float]]:
+    """What the launcher says, and how long it sleeps, while the GPUs change from one state to the next."""
+    said: list[str] = []
+    slept: list[float] = []
+    drivers = iter([Driver("570.86.10", "12.8", gpus) for gpus in states])
+    environ = {**CUDA, "GPU_BUSY": policy, **environ}
+    gpus.wait_until_free(next(drivers), environ, said.append, read=lambda: next(drivers), sleep=slept.append)
+    assert list(drivers) == [], "ended before the last state"
+    return said, slept
+
+
+def test_a_gpu_that_others_use_is_refused() -> None:
+    with pytest.raises(Refusal) as refused:
+        wait("refuse", (FREE, USED, FOREIGN))
+    assert refused.value.status == BUSY
+    assert str(refused.value).splitlines()[1:3] == [
+        "GPU 1 (NVIDIA A): 41200 MB used, 2 visible processes",
+        "GPU 2 (NVIDIA B): 600 MB used, no visible processes",
+    ]
+
+
+def test_a_process_with_little_memory_is_refused_too() -> None:
+    with pytest.raises(Refusal, match="10 MB used, 1 visible process\n"):
+        wait("refuse", (replace(FREE, processes=1),))
+
+
+@pytest.mark.parametrize(
+    ("policy", "cards", "environ"),
+    [
+        ("refuse", (FREE,), {}),
+        ("wait", (FREE,), {}),
+        ("", (USED,), {}),
+        ("refuse", (USED, FREE), {"CUDA_VISIBLE_DEVICES": "1"}),
+        ("refuse", (), {}),
+    ],
+)
+def test_a_free_or_hidden_gpu_is_no_reason_to_wait(
+    policy: str, cards: tuple[Gpu, ...], environ: dict[str, str]
+) -> None:
+    assert wait(policy, cards, **environ) == ([], [])
+
+
+def test_a_container_that_waits_says_so_once_a_minute() -> None:
+    said, slept = wait("wait", *[(USED,)] * 13, (FREE,))
+    assert said == ["GPU_BUSY=wait: waiting for GPU 0 (NVIDIA A): 41200 MB used, 2 visible processes"] * 2
+    assert sum(slept) == 65
 
 
 # ---- the rest

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
-from .refusal import UNAVAILABLE, Refusal
+from .refusal import BUSY, UNAVAILABLE, Refusal
+
+# Memory in use shows processes of other containers, which NVML does not list (FAQ of NVIDIA's container toolkit: "not
+# compatible with the PID namespace"). The driver itself takes some megabytes, a desktop some hundred.
+BUSY_BYTES = 500 * 10**6
+POLL_S, REPORT_S = 5, 60
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU. `memory` is in bytes, 0 if unknown."""
+    """A GPU. `memory` and `used` are in bytes, `processes` are those that compute on it; 0 if unknown."""
 
     name: str
     uuid: str
     memory: int
+    used: int = 0
+    processes: int = 0
 
     def line(self, driver: str, cuda: str) -> str:
         """The line in the log; `cuda` is the newest CUDA that the driver supports."""
@@ -47,6 +56,15 @@ class _Memory(ctypes.Structure):
     """nvmlMemory_t; sizes in bytes."""
 
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class _MemoryV2(ctypes.Structure):
+    """nvmlMemory_v2_t; sizes in bytes."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint), ("total", ctypes.c_ulonglong), ("reserved", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong),
+    )  # fmt: skip
 
 
 def read(library: str = "libnvidia-ml.so.1") -> Driver:
@@ -82,7 +100,21 @@ def _gpu(nvml: ctypes.CDLL, index: int) -> Gpu:
     _call(nvml, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
     with suppress(_NvmlError):  # GPUs that share the memory of the machine have none of their own
         _call(nvml, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
-    return Gpu(_text(nvml, "nvmlDeviceGetName", handle), _text(nvml, "nvmlDeviceGetUUID", handle), memory.total)
+    name, uuid = _text(nvml, "nvmlDeviceGetName", handle), _text(nvml, "nvmlDeviceGetUUID", handle)
+    mig, processes = ctypes.c_uint(), ctypes.c_uint()
+    with suppress(_NvmlError):  # of a GPU without MIG
+        _call(nvml, "nvmlDeviceGetMigMode", handle, ctypes.byref(mig), ctypes.byref(ctypes.c_uint()))
+    if mig.value:  # NVML adds up all slices, also those of others
+        return Gpu(name, uuid, memory.total)
+    with suppress(_NvmlError):  # if there are processes: "Insufficient Size", because the list has no place for them
+        _call(nvml, "nvmlDeviceGetComputeRunningProcesses_v3", handle, ctypes.byref(processes), None)
+    # nvmlMemory_t counts what the driver reserves as used: some hundred MB of a large GPU. So may `used` here: NVML's
+    # documents of different years disagree.
+    exact = _MemoryV2(version=ctypes.sizeof(_MemoryV2) | 2 << 24)
+    with suppress(_NvmlError):  # of drivers before 510, whose nvmlMemory_t is without what is reserved
+        _call(nvml, "nvmlDeviceGetMemoryInfo_v2", handle, ctypes.byref(exact))
+    used = exact.total - exact.reserved - exact.free if exact.total else memory.used
+    return Gpu(name, uuid, memory.total, used, processes.value)
 
 
 def _text(nvml: ctypes.CDLL, function: str, *arguments: ctypes.c_void_p) -> str:
@@ -148,6 +180,38 @@ def describe(driver: Driver, environ: Mapping[str, str]) -> tuple[list[str], lis
     if len(usable) < len(driver.gpus) and usable:
         lines.append(f"CUDA_VISIBLE_DEVICES hides {len(driver.gpus) - len(usable)} more")
     return lines, [warning] if warning else []
+
+
+def busy(driver: Driver, environ: Mapping[str, str]) -> list[str]:
+    """The visible GPUs that others use, as text."""
+    return [
+        f"GPU {index} ({gpu.name}): {gpu.used // 10**6} MB used, {gpu.processes or 'no'} visible process"
+        + ("" if gpu.processes == 1 else "es")
+        for index, gpu in enumerate(visible(driver.gpus, environ))
+        if gpu.processes or gpu.used > BUSY_BYTES
+    ]
+
+
+def wait_until_free(
+    driver: Driver,
+    environ: Mapping[str, str],
+    say: Callable[[str], None],
+    *,
+    read: Callable[[], Driver] = read,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """With GPU_BUSY=wait, returns when no visible GPU is in use. Raises Refusal if one is and GPU_BUSY=refuse."""
+    for waited in count(0, POLL_S):
+        lines = busy(driver, environ) if environ.get("GPU_BUSY") else []
+        if not lines:
+            return
+        if environ["GPU_BUSY"] == "refuse":
+            text = "\n".join(["GPU_BUSY=refuse, and others use a GPU of this container", *lines])
+            raise Refusal(f"{text}\nStart it later, on other GPUs (--gpus device=N), or with GPU_BUSY=wait", BUSY)
+        if waited % REPORT_S == 0:
+            say(f"GPU_BUSY=wait: waiting for {', '.join(lines)}")
+        sleep(POLL_S)
+        driver = read()
 
 
 def minimum_driver(environ: Mapping[str, str]) -> str:

@@ -80,6 +80,7 @@ def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
         environ["PYTHONPATH"] = f"{GPU_MEMORY_HOOK}:{path}" if path else GPU_MEMORY_HOOK
     if not variables.flag(environ, "START_QUIET"):
         _print(*(f"warning: {warning}" for warning in warnings), *(lines if runs_services else ()))
+    gpus.wait_until_free(driver, environ, _print)
     for warning in hooks.run(environ):
         _print(f"warning: {warning}")
     state.write(home / state.ENVIRONMENT, "".join(f"{name}={value}\0" for name, value in environ.items()))

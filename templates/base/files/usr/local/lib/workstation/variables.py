@@ -110,6 +110,10 @@ def _number(lowest: int, highest: int, expected: str, value: str) -> str:
     return "" if is_valid else f"expected {expected}"
 
 
+def _busy(value: str) -> str:
+    return "" if value in ("", "refuse", "wait") else "expected refuse or wait"
+
+
 def _size(value: str) -> str:
     try:
         size(value)
@@ -154,6 +158,7 @@ _KINDS: dict[str, Callable[[str], str]] = {
     "port": partial(_number, 1, 65535, "a port from 1 to 65535"),
     # 4294967295 is (uid_t)-1, which means "unchanged".
     "id": partial(_number, 0, 2**32 - 2, "a number, such as that of `id -g`"),
+    "busy": _busy,
     "size": _size,
     "url-path": _url_path,
     "hosts": _hosts,
