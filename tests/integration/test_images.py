@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests import nvml
 from tests.integration.checkout import SHORT, Checkout
 from tests.integration.conftest import NewCheckout
+from tests.nvml import Card
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +54,18 @@ def test_a_second_run_does_nothing(built: Checkout) -> None:
     before = built.tags(), times(built, "*.log")
     assert "2 images up to date" in built.builder("images")
     assert (built.tags(), times(built, "*.log")) == before
+
+
+@pytest.mark.parametrize(("used", "status", "output"), [(20, 0, "started\n"), (20000, 75, "")])
+def test_no_command_runs_on_a_gpu_in_use(built: Checkout, tmp_path: Path, used: int, status: int, output: str) -> None:
+    state = nvml.state("570.86.10", Card("NVIDIA H100 80GB HBM3", used=used), cuda=12080)
+    variables = {"NVIDIA_VISIBLE_DEVICES": "all", "GPU_BUSY": "refuse", nvml.VARIABLE: state}
+    options = [f"--env={name}={value}" for name, value in variables.items()]
+    options.append(f"--volume={nvml.build(tmp_path)}:{nvml.IN_CONTAINER}:ro")
+    command = ["docker", "run", "--rm", *options, built.references()[0], "echo", "started"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (status, output), ended.stderr
+    assert ("GPU 0 (NVIDIA H100 80GB HBM3): 20971 MB used" in ended.stderr) == (status == 75)
 
 
 def test_an_edited_test_means_testing_again_without_a_build(built: Checkout) -> None:
