@@ -10,9 +10,9 @@ python=$1
 shift
 export DEBIAN_FRONTEND=noninteractive
 epoch=$SOURCE_DATE_EPOCH
-unset SOURCE_DATE_EPOCH
+unset SOURCE_DATE_EPOCH # if it is set, Python writes bytecode that is checked by hashes: slower at each import
 
-# The locked versions of all packages, and no others. The base may have newer ones, or packages that are not locked.
+# In a Dockerfile: the base image may have newer versions, or packages that are not locked.
 packages=/mnt/steps/packages.sh
 if [ $# -gt 0 ]; then
     # shellcheck source=/dev/null
@@ -27,8 +27,8 @@ sh $packages check /mnt/packages.json
 sh $packages unpin /
 rm -f /var/lib/apt/extended_states # nothing counts as installed automatically: autoremove removes nothing of the image
 
-# Until Python 3.11, bytecode depends on the seed of hashes and on what was compiled before, and the packages of Python
-# ignore PYTHONHASHSEED. Compile it again, always in the same order.
+# Before Python 3.11, bytecode depends on the seed of hashes and on what was compiled before, and Debian's packages of
+# Python compile without PYTHONHASHSEED. Compile it again, always in the same order.
 export PYTHONHASHSEED=0
 "$python" -S -B -c 'if True:
     import glob, importlib.util, os, py_compile, sys
@@ -53,12 +53,13 @@ rm -f /etc/passwd- /etc/group- /etc/shadow- /etc/gshadow-
 rm -f /etc/ssh/ssh_host_*
 find / -xdev -type f -perm /6000 -exec chmod a-s {} +
 
-# A user of any number has a home, a place for the state of services, and a name, which the launcher writes down.
+# A container may run as any user id. Each can write to the home folder and to the state of services, and has a name,
+# which the launcher writes to /var/lib/extrausers.
 install -d -o 1000 -g 0 -m 0775 /workspace
 install -d -o 0 -g 0 -m 1777 /run/workstation /var/lib/workstation /var/lib/extrausers
 chmod 1777 /home/user
 install -d -o 1000 -g 0 -m 1777 /home/user/.cache # a new volume there gets this owner and mode
-sed -i '/^# set PATH/,$d' /home/user/.profile # it would put ~/.local/bin first, if that exists
+sed -i '/^# set PATH/,$d' /home/user/.profile # these lines put ~/.local/bin first, if it exists
 sed -i -E '/extrausers/! s/^(passwd|group):.*/& extrausers/' /etc/nsswitch.conf
 
 # An ordinary virtual environment, in which group 0 installs and removes packages. lib/python3.11 is a link, so CUDA's
@@ -68,10 +69,11 @@ install -d /opt/venv/lib/python
 ln -s python "/opt/venv/lib/$version"
 "$python" -m venv --without-pip --system-site-packages /opt/venv
 find /opt/venv -type d -exec chmod 0775 {} +
-# A path file of Debian's Python. Environments with --system-site-packages have the image's packages too; root's Python outside
-# of environments has not: Debian's programs must not run what users install. The second line is for pip's isolated builds: one that needs
-# torch was built with the newest. PIP_BUILD_CONSTRAINT cannot always be set, since pip refuses it with
-# --no-build-isolation; pip sets the variable of the condition while it installs what an isolated build needs.
+# A path file of the Python that /opt/venv was made with. By its first line, environments of users with
+# --system-site-packages have the image's packages too; root's Python outside of environments has not, because Debian's
+# programs must not run what users install. The second line is for pip's isolated builds: one that needs torch was built
+# with the newest. PIP_BUILD_CONSTRAINT cannot always be set, since pip refuses it with --no-build-isolation; pip sets
+# the variable of the condition while it installs what an isolated build needs.
 site=/opt/venv/lib/$version/site-packages
 base=$("$python" -c 'import site; print(site.getsitepackages()[0])')
 install -d "$base"
@@ -79,14 +81,15 @@ cat >"$base/image.pth" <<END
 import os, site, sys; (os.getuid() == 0 and sys.prefix == sys.base_prefix) or '$site' in known_paths or site.addsitedir('$site', known_paths)
 import os; '_PIP_IN_BUILD_IGNORE_CONSTRAINTS' in os.environ and os.environ.setdefault('PIP_BUILD_CONSTRAINT', os.environ.get('PIP_CONSTRAINT', ''))
 END
-# Programs that the image runs as root use this Python. uv's build of Python is elsewhere.
+# The programs that the image runs as root start with /usr/bin/python3. Debian's package has it, uv's build has not.
 [ -e /usr/bin/python3 ] || ln -s "$python" /usr/bin/python3
-# Jupyter reads its files below the environment that it runs in, which is people's, and here.
+# Jupyter reads its files in the environment that it runs in and in /usr/local: with the links, an environment of a
+# user with --system-site-packages has the image's.
 install -d /usr/local/etc /usr/local/share
 ln -s /opt/venv/etc/jupyter /usr/local/etc/jupyter
 ln -s /opt/venv/share/jupyter /usr/local/share/jupyter
 
-# Interactive shells. The first line also serves shells that sshd starts for a command, for which Debian's bash reads
-# this file.
+# For interactive shells. The first line is also for shells that sshd starts for a command: Debian's bash reads this
+# file for them.
 sed -i '1i [ ! -r /etc/session.sh ] || . /etc/session.sh' /etc/bash.bashrc
 echo '. /etc/profile.d/10-venv.sh' >>/etc/bash.bashrc

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Keeps apt to the packages of a lock. Its lines are those that builder/lock/os_lock.py writes, one for each package.
+# Keeps apt to the packages of a lock, a file that builder/debian/os_lock.py writes with one line for each package.
 #
 #   packages.sh names LOCK        prints the name of each package, one on a line
-#   packages.sh pin ROOT LOCK     in ROOT, apt takes the locked version of each package, and no other package
-#   packages.sh unpin ROOT
+#   packages.sh pin ROOT LOCK     makes apt in ROOT take the locked version of each package, and no other package
+#   packages.sh unpin ROOT        ends that
 #   packages.sh purge LOCK        removes the packages that are not locked, which a base image may have
-#   packages.sh check LOCK        the installed packages are the locked ones, by version and by the hash of their files
+#   packages.sh check LOCK        fails if the installed packages are not the locked ones, by version and SHA-256
 set -eu
 pins=etc/apt/preferences.d/locked
 
@@ -40,7 +40,9 @@ purge)
 check)
     differences=$(mktemp)
     locked "$2" | sort >"$differences.locked"
-    # The hashes are those of the archive's lists, which are signed; a package that no archive has gets none.
+    # The hashes are those in apt's lists, with which apt compared each file that it downloaded: lists that Debian
+    # signed, or those of the builder's local repository. A package that is in no list, as in an old base image, has
+    # none.
     dpkg-query -W -f '${Package}=${Version}\n' | xargs apt-cache show --no-all-versions |
         awk '/^(Package|Version|Architecture|SHA256): / { field[$1] = $2 }
             /^$/ { print field["Package:"], field["Version:"], field["Architecture:"], field["SHA256:"]; delete field }' |
