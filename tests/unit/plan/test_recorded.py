@@ -62,7 +62,9 @@ def test_a_part_keeps_the_plans_of_the_others_and_forgets_what_is_gone(team: Pro
     render.render_images(team, team.cells, is_part=False)
     path = team.root / recorded.PATH
     text = path.read_text(encoding="utf-8")
-    others = text.replace("gpu-images 0", "gpu-images 9").replace(f"{PLAIN} sha256:", f"{PLAIN} sha256:f")
+    others = text.replace(f"gpu-images {__version__}", "gpu-images 9.0.0").replace(
+        f"{PLAIN} sha256:", f"{PLAIN} sha256:f"
+    )
     path.write_text(f"{others}pt-2.9-cu128-py311 sha256:0\n<<<<<<< HEAD\n", encoding="utf-8")
     render.render_images(team, [cell for cell in team.cells if cell.id == PLAIN], is_part=True)
     assert path.read_text(encoding="utf-8") == text
