@@ -193,7 +193,7 @@ def test_help_names_every_variable(once: Callable[..., Any], host: Host) -> None
         ("NB_UID", "me", "expected a number"),
         ("NB_UID", "-1", "expected a number"),
         ("GPU_REQUIRED", "maybe", "expected 1, yes or true"),
-        ("GPU_BUSY", "yes", "expected refuse or wait"),
+        ("GPU_BUSY", "yes", "expected start, refuse or wait"),
         ("GPU_MEMORY_LIMIT", "half", "expected a size"),
     ],
 )

@@ -270,6 +270,7 @@ def test_a_process_with_little_memory_is_refused_too() -> None:
         ("refuse", (FREE,), {}),
         ("wait", (FREE,), {}),
         ("", (USED,), {}),
+        ("start", (USED,), {}),
         ("refuse", (USED, FREE), {"CUDA_VISIBLE_DEVICES": "1"}),
         ("refuse", (), {}),
     ],

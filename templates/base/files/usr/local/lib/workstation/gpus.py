@@ -202,7 +202,7 @@ def wait_until_free(
 ) -> None:
     """With GPU_BUSY=wait, returns when no visible GPU is in use. Raises Refusal if one is and GPU_BUSY=refuse."""
     for waited in count(0, POLL_S):
-        lines = busy(driver, environ) if environ.get("GPU_BUSY") else []
+        lines = busy(driver, environ) if environ.get("GPU_BUSY") in ("refuse", "wait") else []
         if not lines:
             return
         if environ["GPU_BUSY"] == "refuse":

@@ -111,7 +111,7 @@ def _number(lowest: int, highest: int, expected: str, value: str) -> str:
 
 
 def _busy(value: str) -> str:
-    return "" if value in ("", "refuse", "wait") else "expected refuse or wait"
+    return "" if value in ("", "start", "refuse", "wait") else "expected start, refuse or wait"
 
 
 def _size(value: str) -> str:
