@@ -6,6 +6,7 @@
     torchrun --nnodes=2 --nproc-per-node=gpu --rdzv-backend=c10d --rdzv-endpoint=FIRST:29400 train_ddp.py
                                                              the same on each of two machines
 
+If a large batch does not fit into the GPU's memory, `--batch-size 16 --accumulate 4` gives the gradients of 64 samples.
 Add --resume to continue from the checkpoint. SIGTERM (docker stop, Slurm, Kubernetes) saves a checkpoint and ends
 the process with exit code 0; torchrun then ends with 1.
 The data are generated from a seed, without a download. Replace `data` and `build_model` by your own.
@@ -104,7 +105,7 @@ class Training:
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, options.epochs * steps_per_epoch)
         # Only float16 needs scaling: many gradients are below its smallest number.
         self.scaler = torch.amp.GradScaler(job.device.type, enabled=self.dtype is torch.float16)
-        self.epoch = self.step = 0  # where to continue; `step` counts within the epoch
+        self.epoch = self.step = 0  # where to continue; `step` counts the epoch's batches
         torch.manual_seed(options.seed + 1000 * (job.rank + 1))  # dropout differs between ranks
 
     def save(self, path: Path, job: Job) -> None:
@@ -195,7 +196,7 @@ def train(job: Job, options: argparse.Namespace) -> None:
         persistent_workers=options.workers > 0,
         pin_memory=job.device.type == "cuda",
     )
-    state = Training(job, options, len(loader))
+    state = Training(job, options, -(-len(loader) // options.accumulate))
     if options.resume and options.checkpoint.exists():
         state.load(options.checkpoint, job)
         job.log(f"resuming from {options.checkpoint}: epoch {state.epoch}, step {state.step}")
@@ -215,7 +216,8 @@ def train(job: Job, options: argparse.Namespace) -> None:
         for step, batch in enumerate(loader):
             if step < state.step:
                 continue  # done before the interruption; the epoch seeds the order, so it is the same
-            if step % STEPS_BETWEEN_STOP_CHECKS == 0 and job.sum(len(stop_signals))[0]:
+            first = step - step % options.accumulate  # of the batches whose gradients are added up
+            if step % (STEPS_BETWEEN_STOP_CHECKS * options.accumulate) == 0 and job.sum(len(stop_signals))[0]:
                 state.step = step
                 state.save(options.checkpoint, job)
                 job.log(
@@ -223,13 +225,18 @@ def train(job: Job, options: argparse.Namespace) -> None:
                 )
                 return
             inputs, labels = (tensor.to(job.device, non_blocking=True) for tensor in batch)
-            with torch.autocast(job.device.type, state.dtype, enabled=state.dtype is not None):
-                loss = F.cross_entropy(model(inputs), labels)
-            state.optimizer.zero_grad(set_to_none=True)
-            state.scaler.scale(loss).backward()
-            state.scaler.step(state.optimizer)
-            state.scaler.update()
-            state.scheduler.step()
+            is_last = step + 1 in (first + options.accumulate, len(loader))
+            samples = min(options.accumulate * options.batch_size, len(sampler) - first * options.batch_size)
+            # DDP averages the gradients of all ranks in backward(): once is enough, with those of all these batches.
+            with model.no_sync() if job.launched and not is_last else contextlib.nullcontext():
+                with torch.autocast(job.device.type, state.dtype, enabled=state.dtype is not None):
+                    loss = F.cross_entropy(model(inputs), labels)
+                state.scaler.scale(loss * (len(labels) / samples)).backward()
+            if is_last:
+                state.scaler.step(state.optimizer)
+                state.scaler.update()
+                state.scheduler.step()
+                state.optimizer.zero_grad(set_to_none=True)
             total, steps = total + loss.detach(), steps + 1
         mean = job.sum(float(total) / max(steps, 1))[0] / job.world
         accuracy = evaluate(state.model, held_out, job)
@@ -251,6 +258,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=64, help="for each rank")
+    parser.add_argument("--accumulate", type=int, default=1, metavar="N", help="update the weights after N batches")
     parser.add_argument("--samples", type=int, default=8192)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--workers", type=int, default=0, help="data loader processes of each rank")
