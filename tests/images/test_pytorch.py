@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -174,6 +175,43 @@ def test_interrupted_training_ends_with_the_same_weights(host: Host, trained: tu
     weights = [examples.weights(output) for output in (text, stopped, resumed)]
     assert weights[2] == weights[0] != weights[1]
     assert len(weights[0]) == 1
+
+
+@pytest.mark.thorough
+def test_the_gradients_of_small_batches_are_those_of_a_large_one(host: Host) -> None:
+    """On two ranks, which exchange gradients only once for each update. The last update has fewer samples."""
+    code = """
+import contextlib, os, runpy, sys
+import torch
+from torch.nn.parallel import DistributedDataParallel
+updates, without_exchange = [], 0
+def step(optimizer):
+    updates.append(torch.cat([p.grad.flatten() for group in optimizer.param_groups for p in group["params"]]))
+@contextlib.contextmanager
+def counted(model):
+    global without_exchange
+    without_exchange += 1
+    with original(model):
+        yield
+original, DistributedDataParallel.no_sync, torch.optim.AdamW.step = DistributedDataParallel.no_sync, counted, step
+torch.nn.Dropout = lambda probability: torch.nn.Identity()  # the batches would have other random numbers
+runpy.run_path("/opt/examples/pytorch/train_ddp.py", run_name="train")["main"]()
+torch.save((torch.stack(updates), without_exchange), f"of-rank-{os.environ['RANK']}.pt")
+"""
+    compare = """
+import torch
+(large, never), (small, often), (other, _) = [torch.load(f"{name}.pt") for name in
+    ("large/of-rank-0", "small/of-rank-0", "small/of-rank-1")]
+torch.testing.assert_close(small, large, rtol=1e-4, atol=1e-6)
+print(len(small), bool(torch.equal(small, other)), never, often)
+"""
+    folder = examples.run(host, "mktemp -d").strip()
+    for name, options in ("large", "--batch-size 64"), ("small", "--batch-size 16 --accumulate 4"):
+        launched = f"torchrun --nproc-per-node=2 --no-python python -c {shlex.quote(code)}"
+        examples.run(
+            host, f"mkdir {folder}/{name} && cd {folder}/{name} && {launched} --epochs 1 --samples 436 {options}"
+        )
+    assert examples.run(host, f"cd {folder} && python -c {shlex.quote(compare)}") == "4 True 0 10\n"
 
 
 @pytest.mark.thorough
