@@ -42,7 +42,14 @@ NOT_RUN = (
     "make packages",
     ".builder/tools/bin/uv pip compile",
 )
-DOCUMENTS = ("README.md", "docs/matrix.md", "docs/publish.md", "CONTRIBUTING.md")
+DOCUMENTS = (
+    "README.md",
+    "docs/matrix.md",
+    "docs/publish.md",
+    "docs/pipeline.md",
+    "docs/verify.md",
+    "CONTRIBUTING.md",
+)
 RECIPES = {
     "refresh": ["refresh"],
     "stage": ["stage"],

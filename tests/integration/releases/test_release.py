@@ -108,8 +108,8 @@ def check_catalog(machine: Checkout, proxy: Proxy, builder: Checkout) -> None:
 
 
 def documented(pattern: str, image: str, cell: str, keys: Path) -> str:
-    """The output of a command of docs/publish.md, for this image and key."""
-    [line] = re.findall(rf"^{pattern}.*$", (ROOT / "docs/publish.md").read_text(encoding="utf-8"), re.MULTILINE)
+    """The output of a command of docs/verify.md, for this image and key."""
+    [line] = re.findall(rf"^{pattern}.*$", (ROOT / "docs/verify.md").read_text(encoding="utf-8"), re.MULTILINE)
     name, _, tag = image.rpartition("/")[2].rpartition(":")
     line = re.sub(r"registry\.example\.com/\S+", f"--allow-http-registry {image}", line)
     for option, value in (("cell", cell), ("image", name), ("tag", tag)):
