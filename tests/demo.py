@@ -1,6 +1,6 @@
 """Runs two tiny images through the whole pipeline, to a release and a roll-back, and shows every command: `make demo`.
 
-`python -m tests.demo picture FILE` also draws the picture of docs/publish.md, of each command and its last line.
+`python -m tests.demo picture FILE` also draws the picture of docs/pipeline.md, of each command and its last line.
 
 It uses this machine's Docker Engine, Debian's archives, a package index with tiny wheels and a registry, both on the
 loopback and in a temporary folder. Only the programs cosign and docker-registry, from Debian's packages, stay.
