@@ -43,7 +43,12 @@ def checks() -> dict[str, list[str]]:
         "shellcheck": ["shellcheck", *_shell_scripts()],
         "zizmor": ["zizmor", "--offline", "--quiet", "--min-severity=medium", *workflows],
         "workflow schema": ["check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows],
-        "compose schema": ["check-jsonschema", "--builtin-schema", "vendor.compose-spec", "examples/compose.yaml"],
+        "compose schema": [
+            "check-jsonschema",
+            "--builtin-schema",
+            "vendor.compose-spec",
+            *_files("examples/compose*.yaml"),
+        ],
         # 1.29 is the oldest release that the examples name.
         "kubernetes schemas": [
             "kubernetes-validate",

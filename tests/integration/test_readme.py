@@ -25,10 +25,9 @@ from tests.integration.clones import run
 from tests.paths import ROOT
 
 PROJECT = Project(ROOT)
-# kustomization.yaml changes another example, and names no image.
-EXAMPLES = sorted(
-    path for path in (ROOT / "examples").iterdir() if path.name not in ("README.md", "kustomization.yaml")
-)
+# Some files belong to another example, and name no image.
+PARTS = ("README.md", "kustomization.yaml", "onnx_server.py", "train_parameter_server.py")
+EXAMPLES = sorted(path for path in (ROOT / "examples").iterdir() if path.name not in PARTS)
 REGISTRY = "registry.example.com/org/"  # in the examples
 STAMP = "-20261122"
 BLOCK = re.compile(r"^```(sh|diff)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -107,6 +107,45 @@ def test_the_compose_file_with_its_alternatives_is_valid() -> None:
     assert service["deploy"]["resources"]["limits"] == {"cpus": "8", "memory": "64gb"}
 
 
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("compose-*.yaml")), ids=lambda path: path.name)
+def test_services_are_open_on_this_machine_only_and_without_capabilities(path: Path) -> None:
+    [data] = documents(path)
+    for service in data["services"].values():
+        assert [port for port in service.get("ports", ()) if not port.startswith("127.0.0.1:")] == []
+        assert (service["cap_drop"], service["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
+        assert service["image"].startswith("registry.example.com/") or service["user"] == "1000:0", "it would be root"
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("compose-*.yaml")), ids=lambda path: path.name)
+def test_programs_of_the_images_have_the_options_of_their_commands(path: Path) -> None:
+    [data] = documents(path)
+    words = " ".join(str(service.get("command", "")) for service in data["services"].values())
+    for program, arguments in re.findall(r"/opt/examples/(\w+/\w+\.py)([^/]*)", words):
+        [file] = ROOT.glob(f"templates/*/files/opt/examples/{program}")
+        text = file.read_text(encoding="utf-8")
+        assert [name for name in re.findall(r"--[\w-]+", arguments) if f'"{name}"' not in text] == []
+
+
+def test_tensorflow_serving_finds_the_exported_version() -> None:
+    """It serves the highest number in /models/<MODEL_NAME>."""
+    [data] = documents(EXAMPLES / "compose-tensorflow-serving.yaml")
+    export, serve = data["services"]["export"], data["services"]["serve"]
+    assert export["command"][-1] == f"{serve['environment']['MODEL_NAME']}/1"
+    assert [export["volumes"], serve["volumes"]] == [["models:/workspace"], ["models:/models:ro"]]
+    assert f"/v1/models/{serve['environment']['MODEL_NAME']}:predict" in (
+        EXAMPLES / "compose-tensorflow-serving.yaml"
+    ).read_text(encoding="utf-8")
+
+
+def test_each_service_is_the_task_that_the_others_know_by_its_name() -> None:
+    [data] = documents(EXAMPLES / "compose-parameter-server.yaml")
+    tasks = {name: json.loads(service["environment"]["TF_CONFIG"]) for name, service in data["services"].items()}
+    [cluster] = {json.dumps(task["cluster"]): task["cluster"] for task in tasks.values()}.values()
+    assert {f"{name}:2222": (task["task"]["type"], task["task"]["index"]) for name, task in tasks.items()} == {
+        address: (kind, index) for kind, addresses in cluster.items() for index, address in enumerate(addresses)
+    }
+
+
 def test_the_workstation_is_open_on_this_machine_only_and_no_login_is_in_the_file() -> None:
     service = container(EXAMPLES / "compose.yaml")
     assert service["ports"] == ["127.0.0.1:8888:8888", "127.0.0.1:2222:2222"]
