@@ -137,7 +137,7 @@ def _canonical(value: str) -> str:
 
 def _license(value: str) -> str:
     try:
-        return canonicalize_license_expression(value)
+        return canonicalize_license_expression(value) if value else ""
     except InvalidLicenseExpression as error:
         raise ValueError("expected an SPDX license expression such as Apache-2.0") from error
 

@@ -216,9 +216,14 @@ print(len(small), bool(torch.equal(small, other)), never, often)
 
 @pytest.mark.thorough
 def test_sigterm_saves_and_ends_without_error(host: Host, trained: tuple[str, str]) -> None:
-    """The checkpoint has the epoch and step of the message."""
+    """The checkpoint has the epoch and step of the message, and is only for batches of the same size.
+
+    The step is where an update begins, here of every second one.
+    """
     folder, _ = trained
-    program = f"python -u /opt/examples/pytorch/train_ddp.py --epochs 1000 --checkpoint {folder}/stopped.pt"
+    batches = "--batch-size 4 --accumulate 4"
+    training = f"python -u /opt/examples/pytorch/train_ddp.py --epochs 1000 --checkpoint {folder}/stopped.pt"
+    program = f"{training} {batches}"
     script = f"""
 cd {folder}
 {program} >stopped.log 2>&1 &
@@ -234,6 +239,10 @@ wait $!
     assert position is not None
     load = f"import torch; s = torch.load('{folder}/stopped.pt', weights_only=True); print(s['epoch'], s['step'])"
     assert examples.run(host, f'python -c "{load}"').split() == list(position.groups())
+    assert int(position[2]) % 8 == 0
+    refused = host.run(f"cd {folder} && {training} --resume")
+    assert refused.rc == 1
+    assert f"is of a run with {batches}: use these" in refused.stderr
 
 
 @pytest.mark.thorough

@@ -95,6 +95,7 @@ def test_labels_link_a_package_to_its_repository(edit: Edit) -> None:
     ("framework", "expected"),
     [
         ("Apache-2.0", "Apache-2.0 AND LicenseRef-NVIDIA-CUDA AND LicenseRef-Packages"),
+        ('""', "LicenseRef-NVIDIA-CUDA AND LicenseRef-Packages"),
         ("mit or apache-2.0", "(MIT OR Apache-2.0) AND LicenseRef-NVIDIA-CUDA AND LicenseRef-Packages"),
     ],
 )

@@ -281,6 +281,18 @@ def test_a_free_or_hidden_gpu_is_no_reason_to_wait(
     assert wait(policy, cards, **environ) == ([], [])
 
 
+def test_gpus_that_nvml_cannot_read_are_not_taken_for_free() -> None:
+    drivers = iter([Driver(error="Unknown Error"), Driver("570.86.10", "12.8", (FREE,))])
+    said: list[str] = []
+    with pytest.raises(Refusal, match="NVML failed: Unknown Error"):
+        gpus.wait_until_free(Driver(error="Unknown Error"), {"GPU_BUSY": "refuse"}, said.append)
+    gpus.wait_until_free(
+        next(drivers), {"GPU_BUSY": "wait"}, said.append, read=lambda: next(drivers), sleep=lambda _: None
+    )
+    assert said == ["GPU_BUSY=wait: waiting for GPUs that are unknown, since NVML failed: Unknown Error"]
+    assert list(drivers) == []
+
+
 def test_a_container_that_waits_says_so_once_a_minute() -> None:
     said, slept = wait("wait", *[(USED,)] * 13, (FREE,))
     assert said == ["GPU_BUSY=wait: waiting for GPU 0 (NVIDIA A): 41200 MB used, 2 visible processes"] * 2

@@ -106,6 +106,7 @@ class Training:
         # Only float16 needs scaling: many gradients are below its smallest number.
         self.scaler = torch.amp.GradScaler(job.device.type, enabled=self.dtype is torch.float16)
         self.epoch = self.step = 0  # where to continue; `step` counts the epoch's batches
+        self.batches = [options.batch_size, options.accumulate]  # the scheduler counts the updates that they give
         torch.manual_seed(options.seed + 1000 * (job.rank + 1))  # dropout differs between ranks
 
     def save(self, path: Path, job: Job) -> None:
@@ -121,6 +122,7 @@ class Training:
                 "scaler": self.scaler.state_dict(),
                 "epoch": self.epoch,
                 "step": self.step,
+                "batches": self.batches,
                 "random": all_random,
             }
             partial = path.with_name(path.name + ".partial")
@@ -134,6 +136,9 @@ class Training:
 
     def load(self, path: Path, job: Job) -> None:
         state = torch.load(path, map_location="cpu", weights_only=True)
+        if state["batches"] != self.batches:
+            size, accumulate = state["batches"]
+            raise SystemExit(f"{path} is of a run with --batch-size {size} --accumulate {accumulate}: use these")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
@@ -205,6 +210,8 @@ def train(job: Job, options: argparse.Namespace) -> None:
     device_ids = [job.device] if job.device.type == "cuda" else None
     model = DistributedDataParallel(state.model, device_ids=device_ids) if job.launched else state.model
     writer = board(job)
+    # Only where an update begins: a checkpoint has no gradients.
+    steps_between_stop_checks = max(1, STEPS_BETWEEN_STOP_CHECKS // options.accumulate) * options.accumulate
     stop_signals: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: stop_signals.append(number))
     job.log(f"ranks: {job.world}, on {job.device.type}, {state.dtype or 'float32'}, {len(loader)} steps per epoch")
@@ -217,7 +224,7 @@ def train(job: Job, options: argparse.Namespace) -> None:
             if step < state.step:
                 continue  # done before the interruption; the epoch seeds the order, so it is the same
             first = step - step % options.accumulate  # of the batches whose gradients are added up
-            if step % (STEPS_BETWEEN_STOP_CHECKS * options.accumulate) == 0 and job.sum(len(stop_signals))[0]:
+            if step % steps_between_stop_checks == 0 and job.sum(len(stop_signals))[0]:
                 state.step = step
                 state.save(options.checkpoint, job)
                 job.log(
@@ -268,6 +275,8 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoint, if there is one")
     parser.add_argument("--stop-after", type=int, metavar="EPOCH", help="end after this epoch, like an interruption")
     options = parser.parse_args()
+    if options.accumulate < 1:
+        parser.error("--accumulate must be 1 or more")
     job = Job()
     try:
         train(job, options)

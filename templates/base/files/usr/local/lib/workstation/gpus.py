@@ -183,7 +183,9 @@ def describe(driver: Driver, environ: Mapping[str, str]) -> tuple[list[str], lis
 
 
 def busy(driver: Driver, environ: Mapping[str, str]) -> list[str]:
-    """The visible GPUs that others use, as text."""
+    """The visible GPUs that others use, as text; also an error of NVML, without which nobody knows."""
+    if driver.error:
+        return [f"GPUs that are unknown, since NVML failed: {driver.error}"]
     return [
         f"GPU {index} ({gpu.name}): {gpu.used // 10**6} MB used, {gpu.processes or 'no'} visible process"
         + ("" if gpu.processes == 1 else "es")
@@ -206,7 +208,7 @@ def wait_until_free(
         if not lines:
             return
         if environ["GPU_BUSY"] == "refuse":
-            text = "\n".join(["GPU_BUSY=refuse, and others use a GPU of this container", *lines])
+            text = "\n".join(["GPU_BUSY=refuse, and others use or may use a GPU of this container", *lines])
             raise Refusal(f"{text}\nStart it later, on other GPUs (--gpus device=N), or with GPU_BUSY=wait", BUSY)
         if waited % REPORT_S == 0:
             say(f"GPU_BUSY=wait: waiting for {', '.join(lines)}")

@@ -43,6 +43,8 @@ def main(arguments: Sequence[str]) -> int:
     except Refusal as refusal:
         _print(*(f"error: {line}" for line in str(refusal).splitlines()))
         return refusal.status
+    except KeyboardInterrupt:  # while it waits for a GPU
+        return 130
 
 
 def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
