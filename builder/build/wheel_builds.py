@@ -13,6 +13,7 @@ import io
 import posixpath
 import re
 import shutil
+import signal
 import tarfile
 import tomllib
 import zipfile
@@ -20,6 +21,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -35,6 +37,7 @@ from builder.common import git
 from builder.common.console import View
 from builder.common.errors import BuildError, FetchError, StaleError, UsageError
 from builder.common.files import digest_of_data, digests_of_tree, files_below
+from builder.common.text import size
 from builder.engine.client import Engine
 from builder.host import Host
 from builder.index.download import Fetcher
@@ -44,6 +47,7 @@ from builder.layers import wheel_zip
 from builder.layers.blobs import wheel_file
 from builder.layers.store import Store
 from builder.layers.wheel_zip import WheelError
+from builder.lock import lockfile
 from builder.lock.sources import WheelBuild
 from builder.matrix.project import Project
 from builder.plan import layer_order, plan
@@ -58,6 +62,13 @@ DEFAULT_REQUIREMENTS = ["setuptools", "wheel"]  # without pyproject.toml. Source
 _TAIL = 15  # lines of output in a message
 _INPUTS, _SOURCE = "mnt/build", "mnt/build/source"
 _PROGRAM, _RESULT = "templates/build_wheel.py", "/tmp/build/result.tar"  # noqa: S108  in the container
+# A line with the progress of ninja (`[3/73]`) or CMake (`[ 12%]`). pip indents the output of a build.
+_STEP = re.compile(r"\s*\[ *[0-9]+(/[0-9]+|%)\] ")
+NOTE_S = 60  # between lines of progress without a terminal
+_NOTE = 100  # characters: a command of nvcc has 2000
+_KILLED = re.compile(r"(?im)died due to signal 9|killed signal|^\W*killed$")  # nvcc, g++, a shell
+_PIPS_NOTES = "error: subprocess-exited-with-error"  # below it, pip writes 15 lines that do not name the reason
+_NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _NO_NETWORK = re.compile(
     r"(?i)name resolution|network is unreachable|could not resolve|name or service not known|no matching distribution"
 )
@@ -121,8 +132,15 @@ class SourceBuilder:
     def build(self, build: WheelBuild, wheels: Sequence[LockedWheel]) -> BuiltWheel:
         """Builds a wheel with `wheels`, besides those of the image, and keeps it in the store.
 
+        Takes the one that an earlier run built with the same inputs, unless that is to be compared with the locked one.
         Raises BuildError with the last lines of the output, FetchError, EngineError, DiskError.
         """
+        inputs_key = self._inputs(build, wheels)
+        record = None if build.locked else self._store.get_record(inputs_key)
+        # Without it, a failure of another package after a build of hours would repeat that: no lock has the wheel yet.
+        if record and (built := self.built(LockedWheel(**record["wheel"]), build.cell.group)):
+            self._view.say(f"{build.cell.group}: an earlier run built {built.wheel.file}")
+            return built
         run, store, root = self._run, self._store, self._project.root
         log = self._project.logs / f"source-{build.cell.group}-{build.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -137,49 +155,76 @@ class SourceBuilder:
                 tar.add(self._project.path(_PROGRAM), f"{_INPUTS}/build_wheel.py")
             image_id = self._image(build)
 
-            tail: deque[str] = deque(maxlen=_TAIL)
-            with log.open("w", encoding="utf-8") as log_file, inputs.open("rb") as files, result.open("wb") as out:
+            run.view.begin(build.name, f"building, log: {log.relative_to(root)}")
+            state, note = "failed", ""
+            try:
+                with run.view.live():
+                    self._run_build(build, image_id, inputs, result, log)
+                built = self._keep(build, result, inputs_key)
+                state, note = "done", f"{built.wheel.file}, {size(built.wheel.size)}"
+            finally:
+                run.view.end(build.name, state, note)
+            return built
 
-                def on_line(line: str) -> None:
-                    if log_file.tell() < LARGEST_LOG:
-                        log_file.write(line)
+    def _run_build(self, build: WheelBuild, image_id: str, inputs: Path, result: Path, log: Path) -> None:
+        """Runs a build in a container, which writes the tar `result`. Raises BuildError with its last lines."""
+        run, root = self._run, self._project.root
+        tail: deque[str] = deque(maxlen=_TAIL)
+        has_steps = has_ended = False
+        # People read the log while the build runs.
+        with (
+            log.open("w", encoding="utf-8", buffering=1) as log_file,
+            inputs.open("rb") as files,
+            result.open("wb") as out,
+        ):
+
+            def on_line(line: str) -> None:
+                nonlocal has_steps, has_ended
+                if log_file.tell() < LARGEST_LOG:
+                    log_file.write(line)
+                has_ended |= line.strip() == _PIPS_NOTES
+                if not has_ended:
                     tail.append(f"  | {line.rstrip()}")
+                is_step = bool(_STEP.match(line))
+                has_steps |= is_step
+                if is_step or not has_steps:
+                    run.view.note(build.name, line.strip()[:_NOTE], pause_s=NOTE_S)
 
-                status = run.engine.run_to_file(
-                    image_id,
-                    checkout=str(root),
-                    entrypoint=[PYTHON, "-B"],
-                    command=[f"/{_INPUTS}/build_wheel.py"],
-                    files=files,
-                    result=_RESULT,
-                    out=out,
-                    on_line=on_line,
-                    timeout_s=TIMEOUT_S,
-                    most_bytes=MOST_BYTES,
-                    network_mode="none",
-                    healthcheck={"test": ["NONE"]},  # that of the image would count as work of the build
-                    pids_limit=MOST_PROCESSES,
-                    cap_drop=["ALL"],
-                    security_opt=["no-new-privileges"],
-                    environment={
-                        "PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": str(layer_order.MTIME), "TZ": "UTC",
-                        "LC_ALL": "C.UTF-8", **build.recipe.env,
-                    },
-                )  # fmt: skip
-            if status:
-                output = "\n".join(tail)
-                hint = f"Full log: {log.relative_to(root)}"
-                if _NO_NETWORK.search(log.read_text(encoding="utf-8", errors="replace")):
-                    hint = (
-                        "A build has no network. If it misses Python packages, list them in "
-                        f"sources.{build.name}.requires of matrix.yaml. {hint}"
-                    )
-                raise BuildError(
-                    f"{build.cell.group}: {build.name} cannot be built (status {status})\n{output}", hint=hint
-                )
-            return self._keep(build, result)
+            status = run.engine.run_to_file(
+                image_id,
+                checkout=str(root),
+                entrypoint=[PYTHON, "-B"],
+                command=[f"/{_INPUTS}/build_wheel.py"],
+                files=files,
+                result=_RESULT,
+                out=out,
+                on_line=on_line,
+                timeout_s=TIMEOUT_S,
+                most_bytes=MOST_BYTES,
+                network_mode="none",
+                healthcheck={"test": ["NONE"]},  # that of the image would count as work of the build
+                pids_limit=MOST_PROCESSES,
+                cap_drop=["ALL"],
+                security_opt=["no-new-privileges"],
+                environment={
+                    "PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": str(layer_order.MTIME), "TZ": "UTC",
+                    "LC_ALL": "C.UTF-8", **build.recipe.env,
+                },
+            )  # fmt: skip
+        if status:
+            path, text = log.relative_to(root), log.read_text(encoding="utf-8", errors="replace")
+            raise _failure(build, status, "\n".join(tail), text, path)
 
-    def _keep(self, build: WheelBuild, result: Path) -> BuiltWheel:
+    def _inputs(self, build: WheelBuild, wheels: Sequence[LockedWheel]) -> str:
+        """The digest of what determines a wheel."""
+        image = lockfile.of_cell(self._project.matrix, build.cell, build.lock).wheels
+        return digest_of_data([
+            build.name, build.source, build.index, build.recipe.model_dump(), build.cell.id,
+            [wheel.sha256 for wheel in image], [wheel.sha256 for wheel in wheels],
+            self._project.path(_PROGRAM).read_text(encoding="utf-8"),
+        ])  # fmt: skip
+
+    def _keep(self, build: WheelBuild, result: Path, inputs: str) -> BuiltWheel:
         """Checks the wheel in the tar that the container wrote, and puts it into the store. Raises BuildError."""
 
         def refused(reason: str) -> BuildError:
@@ -214,6 +259,7 @@ class SourceBuilder:
         platform = PLATFORMS[build.cell.arch]
         if tag_ranks(build.cell.python, debian.glibc, platform).keys().isdisjoint(tags):
             raise refused(f"{file} is not for Python {build.cell.python} of the image on {platform}")
+        self._store.put_record(inputs, {"digest": blob.digest, "size": wheel.size, "wheel": asdict(wheel)})
         if build.locked and build.locked.sha256 != wheel.sha256:
             again = f"builder lock --upgrade-package {build.name} {build.cell.id}"
             raise BuildError(
@@ -242,7 +288,9 @@ class SourceBuilder:
             if loaded := assembler.find(image):
                 return loaded.id
             assembler.start([image])
-            return assembler.build(image).id
+            loaded = assembler.build(image)
+            run.view.end(image.id, "done", f"{loaded.origin}, for the build")
+            return loaded.id
 
     # ---- sources
 
@@ -303,6 +351,24 @@ class SourceBuilder:
                 tar.addfile(_cleaned(item), content)
         if digest_of_data(digests_of_tree(folder, folder)) != f"sha256:{digest}":
             raise StaleError(f"{name} changed while {build.name} was built", hint="Run the same command again.")
+
+
+def _failure(build: WheelBuild, status: int, output: str, text: str, log: Path) -> BuildError:
+    """The error of a build that ended with `status`; `output` are its last lines, `text` is all that is in the log."""
+    how, place = f"status {status}", f"sources.{build.name}"
+    if status == 128 + signal.SIGKILL:
+        how += f": it was killed, after {TIMEOUT_S // 3600} hours or because memory ran out"
+    hint = f"Full log: {log}"
+    if _KILLED.search(text):
+        hint = (
+            "A program of the build was killed; usually, memory ran out. Let fewer run at the same time, with MAX_JOBS "
+            f"or another variable that the package reads, in {place}.env of matrix.yaml. {hint}"
+        )
+    elif module := _NO_MODULE.search(output):
+        hint = f"The build needs the module {module[1]}. List its package in {place}.requires of matrix.yaml. {hint}"
+    elif _NO_NETWORK.search(text):
+        hint = f"A build has no network. If it misses packages, list them in {place}.requires of matrix.yaml. {hint}"
+    return BuildError(f"{build.cell.group}: {build.name} cannot be built ({how})\n{output}", hint=hint)
 
 
 class _Limited(io.RawIOBase):

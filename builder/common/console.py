@@ -29,6 +29,7 @@ class Row:
     note: str = ""
     began: float = 0.0
     entered: float = 0.0  # when it entered its present state
+    printed: float = 0.0  # when a note was printed
 
 
 @dataclass
@@ -102,12 +103,15 @@ class View:
             self.spent[image, row.state] = self.spent.get((image, row.state), 0.0) + seconds
         return row
 
-    def note(self, image: str, note: str) -> None:
-        """Shows `note` beside the state of the image."""
+    def note(self, image: str, note: str, *, pause_s: float = 0.0) -> None:
+        """Shows `note` beside the state of the image. Elsewhere, prints it, unless one was printed `pause_s` before."""
         with self._lock:
-            self.rows.setdefault(image, Row()).note = note
-        if not self.is_live:
-            self.say(f"{image}: {note}")
+            row = self.rows.setdefault(image, Row())
+            row.note = note
+            if self.is_live or (row.printed and time.monotonic() - row.printed < pause_s):
+                return
+            row.printed = time.monotonic()
+        self.say(f"{image}: {note}")
 
     def _table(self) -> RenderableType:
         table = Table.grid(padding=(0, 2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import tarfile
 import zipfile
 from collections.abc import Callable, Sequence
@@ -140,7 +141,7 @@ def build_of(
             tar.addfile(member, io.BytesIO(text.encode()))
     fetcher = type("OwnFetcher", (SdistFetcher,), {"content": buffer.getvalue()})
     scratch = tmp_path / "scratch"
-    scratch.mkdir()
+    scratch.mkdir(exist_ok=True)
     store = Store(tmp_path / "store")
     builder = SourceBuilder(project, Host(), View(MemoryConsole()), store, scratch, new_fetcher=fetcher)
     [cell] = project.select([CELL])
@@ -215,16 +216,19 @@ def result_of(file: str, content: bytes) -> bytes:
 
 
 class ResultEngine(FakeEngine):
-    """Its containers print `line`, and end with `status` or return `result`."""
+    """Its containers print `line`, which may be several, and end with `status` or return `result`."""
 
     def __init__(self, result: bytes, status: int = 0, line: str = "") -> None:
         super().__init__()
         self.result, self.status, self.line = result, status, line
         self.given: dict[str, Any] = {}
+        self.runs = 0
 
     def run_to_file(self, image: str, **settings: Any) -> int:
         self.given = settings
-        settings["on_line"](self.line)
+        self.runs += 1
+        for line in self.line.splitlines(keepends=True):
+            settings["on_line"](line)
         settings["out"].write(self.result)
         return self.status
 
@@ -242,14 +246,16 @@ def built(
     engine: ResultEngine,
     locked: LockedWheel | None = None,
     wheels: Sequence[LockedWheel] = (),
+    console: MemoryConsole | None = None,
+    recipe: PackageSource | None = None,
 ) -> LockedWheel:
     ready, build = build_of(project, tmp_path, {"setup.py": ""})
     (project.root / "templates").mkdir(exist_ok=True)
     builder = BuilderInImage(
-        project, Host(), View(MemoryConsole()), ready._store, tmp_path / "scratch",
+        project, Host(), View(console or MemoryConsole()), ready._store, tmp_path / "scratch",
         connect=lambda: cast("Engine", engine), new_fetcher=ready._new_fetcher,
     )  # fmt: skip
-    return builder.build(replace(build, locked=locked), wheels).wheel
+    return builder.build(replace(build, locked=locked, recipe=recipe or build.recipe), wheels).wheel
 
 
 GOOD = result_of("a-1.0-py3-none-any.whl", wheel_of("a", "1.0"))
@@ -267,6 +273,42 @@ def test_a_built_wheel_is_named_in_the_store(tiny: Project, tmp_path: Path) -> N
     assert (settings["network_mode"], settings["cap_drop"]) == ("none", ["ALL"])
     assert settings["healthcheck"] == {"test": ["NONE"]}, "that of the image would be work, and no build idle"
     assert settings["environment"]["SOURCE_DATE_EPOCH"] == "946684800"
+
+
+def test_a_wheel_of_an_earlier_run_is_taken_if_it_had_the_same_inputs(tiny: Project, tmp_path: Path) -> None:
+    """A package failed after another one had been built for hours, and the next run built that again."""
+    engine = ResultEngine(GOOD)
+    wheel = built(tiny, tmp_path, engine)
+    assert built(tiny, tmp_path, engine) == wheel
+    assert engine.runs == 1
+    built(tiny, tmp_path, engine, recipe=PackageSource(env={"JOBS": "1"}))
+    built(tiny, tmp_path, engine, wheel)
+    assert engine.runs == 3, "for another recipe, and to compare with the locked wheel"
+    Store(tmp_path / "store").path(f"sha256:{wheel.sha256}").write_bytes(b"damaged")
+    assert built(tiny, tmp_path, engine) == wheel
+    assert engine.runs == 4
+
+
+def test_a_build_shows_where_its_log_is_and_how_far_it_is(tiny: Project, tmp_path: Path) -> None:
+    text = "  running build_ext\n  [1/2] nvcc -c a.cu\n  ptxas info: used 8 registers\n  [ 99%] Linking\n  end\n"
+    console = MemoryConsole()
+    built(tiny, tmp_path, ResultEngine(GOOD, line=text), console=console)
+    first, *notes, last = console.text.splitlines()
+    assert first == f"a: building, log: .builder/logs/source-{CELL}-a.log"
+    assert (tiny.root / f".builder/logs/source-{CELL}-a.log").read_text() == text
+    assert notes == ["a: running build_ext"], "one line a minute without a terminal"
+    assert re.fullmatch(r"a: done in [0-9.]+ s: a-1\.0-py3-none-any\.whl, [0-9]+ B", last)
+
+
+def test_the_progress_of_ninja_and_cmake_stays_in_sight(
+    tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wheel_builds, "NOTE_S", 0)
+    lines = ["running build_ext", f"[1/2] nvcc -c {'a' * 2000}.cu", "ptxas info: 8 registers", "[ 99%] Linking", "end"]
+    console = MemoryConsole()
+    built(tiny, tmp_path, ResultEngine(GOOD, line="".join(f"  {line}\n" for line in lines)), console=console)
+    notes = [line.removeprefix("a: ") for line in console.text.splitlines()[1:-1]]
+    assert notes == ["running build_ext", f"[1/2] nvcc -c {'a' * 86}", "[ 99%] Linking"]
 
 
 def test_a_build_gets_the_wheels_from_source_that_it_needs_from_the_store(tiny: Project, tmp_path: Path) -> None:
@@ -315,13 +357,38 @@ def test_another_wheel_than_the_locked_one_is_refused_and_gets_no_name(tiny: Pro
 
 @pytest.mark.parametrize(
     ("line", "hint"),
-    [("urlopen error [Errno -3] Temporary failure in name resolution\n", "has no network"), ("x.c:1: error\n", "log")],
+    [
+        ("urlopen error [Errno -3] Temporary failure in name resolution\n", "has no network"),
+        ("x.c:1: error\n", "log"),
+        ("  nvcc error   : 'cicc' died due to signal 9 (Kill signal)\n", "memory ran out. Let fewer run"),
+        ("  g++: fatal error: Killed signal terminated program cc1plus\n", "sources.a.env of matrix.yaml"),
+        ("  Killed\n", "memory ran out"),
+        ("  ModuleNotFoundError: No module named 'psutil'\n", "needs the module psutil. List"),
+    ],
 )
 def test_a_build_that_fails_shows_its_last_lines(tiny: Project, tmp_path: Path, line: str, hint: str) -> None:
     with pytest.raises(BuildError) as caught:
         built(tiny, tmp_path, ResultEngine(b"", 1, line))
     assert line.strip() in str(caught.value)
     assert hint in caught.value.hint
+
+
+def test_the_notes_of_pip_do_not_hide_the_reason(tiny: Project, tmp_path: Path) -> None:
+    """The message had these notes alone."""
+    notes = ["  error: subprocess-exited-with-error", "  note: This error originates from a subprocess", *[""] * 15]
+    text = "\n".join(["  a.cu(3): error: expected a ';'", *notes])
+    with pytest.raises(BuildError) as caught:
+        built(tiny, tmp_path, ResultEngine(b"", 1, text))
+    assert str(caught.value) == f"{CELL}: a cannot be built (status 1)\n  |   a.cu(3): error: expected a ';'"
+
+
+def test_a_build_that_is_killed_names_the_limit(tiny: Project, tmp_path: Path) -> None:
+    console = MemoryConsole()
+    with pytest.raises(
+        BuildError, match=r"\(status 137: it was killed, after [0-9]+ hours or because memory ran out\)"
+    ):
+        built(tiny, tmp_path, ResultEngine(b"", 137, "[1/2] nvcc\n"), console=console)
+    assert "a: failed in " in console.text
 
 
 def test_a_folder_that_changes_during_a_build_is_refused(edit: Edit, tiny: Project, tmp_path: Path) -> None:

@@ -91,6 +91,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
+def test_notes_without_a_terminal_may_pause(console: MemoryConsole, clock: Clock) -> None:
+    view = View(console)
+    for pause, note in ((0, "first"), (59, "second"), (2, "third"), (59, "fourth")):
+        clock.now += pause
+        view.note("a", note, pause_s=60)
+    assert console.text.splitlines() == ["a: first", "a: third"]
+    assert view.rows["a"].note == "fourth"
+
+
 def test_a_meter_prints_a_plain_line_every_few_seconds(console: MemoryConsole, clock: Clock) -> None:
     meter = Meter(View(console), "wheels", "fetched", 3_000_000)
     for pause in (1.0, 3.9, 0.2, 1.0, 3.9):  # at 1, 4.9, 5.1, 6.1 and 10 s: one line, after five seconds
