@@ -17,6 +17,7 @@ import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
 
+from builder.release.additions import read_team_file
 from tests.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -345,6 +346,19 @@ def test_each_profile_of_the_hub_has_a_gpu_or_does_not_require_one() -> None:
         # The image's `all` would give it every GPU of a node whose default runtime is NVIDIA's. With a GPU, the device
         # plugin sets the variable, and the pod's own would replace that.
         assert environment.get("NVIDIA_VISIBLE_DEVICES") == (None if has_gpu else "void"), profile["display_name"]
+
+
+# ---- builder add
+
+
+def test_the_packages_of_the_image_for_language_models_were_installed_in_its_parent() -> None:
+    [addition] = read_team_file(EXAMPLES / "llm.yaml")
+    [tested] = documents(ROOT / "tests/packages/packages.yaml")
+    cell = "pt-2.9-cu128-py311-jupyter"
+    assert addition.parent.tag == "2.9-jupyter"
+    assert {each.text for each in addition.requested} <= {
+        name for name, package in tested["packages"].items() if cell in package["cells"]
+    }
 
 
 # ---- Slurm
