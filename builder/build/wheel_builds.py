@@ -68,6 +68,8 @@ NOTE_S = 60  # between lines of progress without a terminal
 _NOTE = 100  # characters: a command of nvcc has 2000
 _KILLED = re.compile(r"(?im)died due to signal 9|killed signal|^\W*killed$")  # nvcc, g++, a shell
 _PIPS_NOTES = "error: subprocess-exited-with-error"  # below it, pip writes 15 lines that do not name the reason
+# Of gcc, `file:1:2: error: ...`, and of nvcc, `file(1): error: ...` or `nvcc fatal   : ...`.
+_COMPILER_ERROR = re.compile(r"(?m)^.*(?:(?::[0-9]+|\([0-9]+\)): (?:fatal )?error: |nvcc fatal +: ).*$")
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _NO_NETWORK = re.compile(
     r"(?i)name resolution|network is unreachable|could not resolve|name or service not known|no matching distribution"
@@ -358,6 +360,9 @@ def _failure(build: WheelBuild, status: int, output: str, text: str, log: Path) 
     how, place = f"status {status}", f"sources.{build.name}"
     if status == 128 + signal.SIGKILL:
         how += f": it was killed, after {TIMEOUT_S // 3600} hours or because memory ran out"
+    if error := _COMPILER_ERROR.search(text):
+        # The first one. Thousands of lines can follow it, and the last ones are a traceback of torch.
+        output = f"  | {error[0].strip()}\n  | ...\n{output}"
     hint = f"Full log: {log}"
     if _KILLED.search(text):
         hint = (
