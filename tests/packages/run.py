@@ -303,6 +303,9 @@ conflict, and the framework still loads its own libraries. Nothing computes on a
 
 `make packages` installs the packages of
 [tests/packages/packages.yaml](../tests/packages/packages.yaml) and writes this page.
+
+For packages that have no wheel, such as flash-attn, see
+[matrix.md](matrix.md#extensions-that-nvcc-compiles).
 """
 
 
