@@ -52,11 +52,16 @@ def with_test_files(run: RunContext) -> RunContext:
     project = run.project
     if len(project.folders) == 1:
         return run
-    shutil.rmtree(project.state / "tests", ignore_errors=True)
-    root = copy_test_files(project.folders, project.state / "tests")
+    shutil.rmtree(_test_files(project), ignore_errors=True)
+    root = copy_test_files(project.folders, _test_files(project))
     (root / project.state.name).symlink_to("..")
     run.engine.sweep(str(root))  # containers of killed runs
     return replace(run, project=Project(root))
+
+
+def _test_files(project: Project) -> Path:
+    """The root of `with_test_files`, whose test containers have its name."""
+    return project.state / "tests"
 
 
 def copy_test_files(folders: Sequence[Path], root: Path) -> Path:
@@ -82,7 +87,7 @@ def built_ids(state: Path) -> set[str]:
 
 def clean(engine: Engine, project: Project, *, cache: bool) -> str:
     """Removes test containers, untagged images of this checkout and logs; returns a sentence on what was removed."""
-    containers = engine.sweep(str(project.root))
+    containers = sum(engine.sweep(str(root)) for root in (project.root, _test_files(project)))
     ids = built_ids(project.state)
     untagged = [image for image in engine.images(PLAN_LABEL) if image.id in ids and not image.tags]
     removed = [image for image in untagged if engine.remove_image(image.id)]

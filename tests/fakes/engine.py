@@ -84,6 +84,7 @@ class FakeEngine(Engine):
         self.is_remote = is_remote
         self.settings = info
         self.calls: list[str] = []
+        self.swept: list[str] = []
         self.known: dict[str, ImageInfo] = {}
         self.diff_ids: dict[str, tuple[str, ...]] = {}
         self.loaded: list[list[str]] = []
@@ -168,6 +169,7 @@ class FakeEngine(Engine):
 
     def sweep(self, checkout: str) -> int:
         self.calls.append("sweep")
+        self.swept.append(checkout)
         return 0
 
     def cache_bytes(self) -> int:

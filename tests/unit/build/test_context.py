@@ -18,6 +18,6 @@ def test_clean_removes_untagged_images_of_this_checkout_and_logs(tiny: Project) 
     tiny.logs.mkdir(parents=True)
     (tiny.logs / "x.log").write_text("")
     assert clean(engine, tiny, cache=False) == "removed 0 containers and 1 image"
-    assert engine.calls == ["sweep", f"remove {untagged}"]
+    assert engine.calls == ["sweep", "sweep", f"remove {untagged}"]
     assert list(tiny.logs.iterdir()) == []
     assert clean(engine, tiny, cache=True).endswith(", freed 5.0 GB of build cache")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from builder.build.context import RunContext, with_test_files
+from builder.build.context import RunContext, clean, with_test_files
 from builder.common.console import View
 from builder.evidence.suite import Suite
 from builder.host import Host
@@ -47,6 +47,14 @@ def test_results_and_logs_are_those_of_the_checkout(run: RunContext) -> None:
     copy = with_test_files(run).project
     assert copy.state.resolve() == run.project.state.resolve()
     assert str((copy.logs / "a.log").relative_to(copy.root)) == ".builder/logs/a.log"
+
+
+def test_clean_removes_containers_of_killed_tests(run: RunContext) -> None:
+    """Their label is the root of the tests."""
+    engine = FakeEngine()
+    copy = with_test_files(run).project
+    clean(engine, run.project, cache=False)
+    assert engine.swept == [str(run.project.root), str(copy.root)]
 
 
 def test_a_file_that_the_team_deleted_is_not_left(run: RunContext) -> None:
