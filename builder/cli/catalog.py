@@ -41,8 +41,10 @@ def catalog_command(
     changed since the release before. A fact that is unknown is named as such.
 
     Contents are those of this checkout's locks. If the tag in the registry names another image, the entry says so: run
-    it in a checkout of the commit that was released. Test results count as for `builder status`: those of staging, the
-    registry and this machine. The changes need staging, which has the records of releases.
+    it in a checkout of the commit that was released. Only images that the registry has exactly as described get a
+    command that pulls them, and a profile; with `evidence` in matrix.yaml, a signer that it lists must have signed
+    them. Test results count as for `builder status`: those of staging, the registry and this machine. Releases are
+    those of the tags with a stamp.
 
     \b
     Examples:

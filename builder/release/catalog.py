@@ -13,6 +13,7 @@ from itertools import takewhile
 
 from builder.common.files import short_digest
 from builder.common.reference import ImageRef
+from builder.common.text import size
 from builder.compat import gpu_support
 from builder.compat.gpu_support import Device
 from builder.index.wheels import is_cuda_wheel
@@ -28,7 +29,6 @@ from builder.release.status import ImageState
 
 LIBRARIES = ("nvidia-cudnn", "nvidia-nccl")  # parts of CUDA whose versions users ask for
 _SIGNATURES = {
-    status.NONE: "not looked up",
     status.NO: "not signed",
     status.LISTED: "has a signature that was not checked: matrix.yaml lists no trusted signers",
     status.UNTRUSTED: "signed, but by no signer that matrix.yaml lists: do not trust it",
@@ -58,12 +58,11 @@ class RecordedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedTests:
-    """`state` and `gpu` are sentences; `refused` are the reasons that other results do not count."""
+    """`state` and `gpu` are sentences."""
 
     state: str
     gpu: str
     runs: tuple[RecordedRun, ...]
-    refused: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +75,13 @@ class Changes:
 
 @dataclass(frozen=True, kw_only=True)
 class CatalogImage:
-    """One image. `pull`, `pull_digest` and `verify` are commands, empty if there is nothing to pull.
+    """One image. `pull` are the commands that pull it, by tag and by digest; `verify` those that check its signature.
 
-    The full tag is the first of `tags`; `released`, `support` and `signature` are sentences. `bytes` are compressed, as
-    pulled; a machine with the image `shared_with` has `shared_bytes` of them. With `is_estimate`, no build has recorded
-    some layers, whose packages are counted instead. `driver` is the oldest for its CUDA; some GPUs need a newer one.
+    `pull` is empty unless the registry has exactly this image and, with signers in matrix.yaml, one of them signed it:
+    `no_pull` is the reason. The full tag is the first of `tags`; `released`, `size`, `support` and `signature` are
+    sentences. `digest` is empty if it is unknown. `bytes` are compressed, as pulled; with `is_estimate`, no build has
+    recorded some layers, whose packages are counted instead. `driver` is the oldest for its CUDA; some GPUs need a
+    newer one.
     """
 
     cell: str
@@ -96,15 +97,14 @@ class CatalogImage:
     tags: tuple[str, ...]
     released: str
     digest: str
-    pull: str
-    pull_digest: str
+    pull: tuple[str, ...]
+    no_pull: str
     packages: Mapping[str, str]
     python_packages: int
     debian_packages: int
     bytes: int
     is_estimate: bool
-    shared_bytes: int
-    shared_with: str
+    size: str
     driver: str
     gpus: tuple[Gpus, ...]
     tests: RecordedTests
@@ -135,43 +135,31 @@ def default_cells(project: Project) -> dict[tuple[str, str], Cell]:
     return {(cell.cuda, cell.arch): cell for cell in reversed(best)}
 
 
-def release_of(releases: Sequence[tuple[str, str]], digest: str) -> tuple[str, tuple[str, str]]:
-    """The stamp of the release that published an image, and stamp and digest of the one before it; empty if unknown.
-
-    `releases` are stamps and digests of a cell, the oldest first. An image that later releases publish again is of the
-    first one.
-    """
-    others = [("", ""), *releases]
-    changes = [release for before, release in zip(others, releases, strict=False) if before[1] != release[1]]
-    for number, (stamp, released) in reversed(list(enumerate(changes))):
-        if released == digest:
-            return stamp, changes[number - 1] if number else ("", "")
-    return "", ("", "")
-
-
 def catalog_image(
     project: Project,
     state: ImageState,
     default: PlannedImage | None,
     known: KnownLayers,
     references: Sequence[ImageRef],
-    stamp: str,
+    stamped: str,
     changes: Changes,
     today: date,
 ) -> CatalogImage:
     """The entry of an image. `default` is the image of `default_cells`, None if it has no lock.
 
-    The full tag is the first of `references`. `stamp` is the release of the image, empty if it is unknown.
+    The full tag is the first of `references`. `stamped` is a tag of one release that names the image, empty without.
     """
-    planned, tagged, cell = state.planned, state.tagged, state.planned.cell
-    full, shortest = references[0], references[-1]
-    layers = [(layer.inputs, known.get(layer.inputs), layer) for layer in planned.layers]
-    sizes = [recorded.size if recorded else layer.bytes for _, recorded, layer in layers]
-    # Docker identifies a layer by all layers below it: those above the first difference are pulled again.
-    pairs = zip(planned.layers, default.layers, strict=False) if default else ()
-    shared = sum(1 for _ in takewhile(lambda pair: pair[0].inputs == pair[1].inputs, pairs))
-    digest = tagged.digest if tagged.is_expected else ""
-    pull = str(shortest) if full.registry and tagged.released != status.NO else ""
+    planned, tagged, cell, full = state.planned, state.tagged, state.planned.cell, references[0]
+    signers = {signer.name: signer for signer in project.matrix.evidence}
+    released, signature = _released(project.matrix, state, full, stamped), _signature(project.matrix, state, full)
+    no_pull = ""
+    if not tagged.is_expected:
+        no_pull = released
+    elif signers and tagged.signature != status.YES:
+        no_pull = f"signature: {signature}"
+    # The shortest tag that was seen to name the image: aliases may name another one.
+    names = () if no_pull else (f"{full.name}:{tagged.tags[-1]}", f"{full.name}@{tagged.digest}")
+    bytes_to_pull, is_estimate, size_text = _size(planned, default, known)
     end = planned.support[0] if planned.support else None
     return CatalogImage(
         cell=cell.id,
@@ -185,17 +173,16 @@ def catalog_image(
         components=planned.components,
         name=full.name,
         tags=tuple(each.tag for each in references),
-        released=_released(project.matrix, state, full, stamp),
-        digest=digest,
-        pull=pull and f"docker pull {pull}",
-        pull_digest=digest and f"docker pull {full.name}@{digest}",
+        released=released,
+        digest=tagged.digest if tagged.is_expected else "",
+        pull=tuple(f"docker pull {name}" for name in names),
+        no_pull=no_pull,
         packages=_main_packages(planned),
         python_packages=len(planned.wheels),
         debian_packages=len(planned.os_lock.packages),
-        bytes=sum(sizes),
-        is_estimate=not all(recorded or layer.kind == "files" for _, recorded, layer in layers),
-        shared_bytes=sum(sizes[:shared]),
-        shared_with=default.id if default and default.id != cell.id else "",
+        bytes=bytes_to_pull,
+        is_estimate=is_estimate,
+        size=size_text,
         driver="" if cell.is_cpu else facts.load_facts().driver(cell.cuda),
         gpus=() if cell.is_cpu else tuple(_gpus(project.matrix, cell)),
         tests=_tests(state),
@@ -203,18 +190,18 @@ def catalog_image(
         if end
         else "no end of support is known",
         is_supported=not (end and end.is_over(today)),
-        signature=_signature(state, full),
-        verify=tuple(_verify_commands(project.matrix.evidence, state, full, pull)) if pull else (),
+        signature=signature,
+        verify=_verify_commands(signers[tagged.signer], cell, full, *names) if names and signers else (),
         changes=changes,
     )
 
 
-def _released(matrix: Matrix, state: ImageState, full: ImageRef, stamp: str) -> str:
+def _released(matrix: Matrix, state: ImageState, full: ImageRef, stamped: str) -> str:
     """A sentence about the release of an image."""
     tagged, not_built = state.tagged, reason_not_built(matrix, state.planned.cell)
     if tagged.is_expected:
-        notes = tagged.released.removeprefix(status.YES)
-        return f"released{f' on {_day(stamp)} as {full.tag}-{stamp}' if stamp else ', on an unknown day'}{notes}"
+        tag = f" as {stamped}" if stamped else ", under no known tag with a stamp"
+        return f"released{tag}{tagged.released.removeprefix(status.YES)}"
     if not_built:
         return f"not built yet: {not_built[1]}"
     if not full.registry:
@@ -223,12 +210,28 @@ def _released(matrix: Matrix, state: ImageState, full: ImageRef, stamp: str) -> 
         return "unknown: the registry was not looked up"
     if tagged.released == status.NO:
         return "not released yet"
+    if tagged.released == status.INVALID:
+        return f"not released: the tag {full.tag} names an invalid index"
     other = f" ({short_digest(tagged.digest)})" if tagged.digest else ""
-    return f"the tag names {tagged.released}{other}, not the image that is described here"
+    return f"not released: the tag {full.tag} names another image{other} than the one that is described here"
 
 
-def _day(stamp: str) -> str:
-    return f"{stamp[:4]}-{stamp[4:6]}-{stamp[6:8]}"
+def _size(planned: PlannedImage, default: PlannedImage | None, known: KnownLayers) -> tuple[int, bool, str]:
+    """The bytes to pull, whether they are an estimate, and a sentence about them."""
+    layers = [(layer, known.get(layer.inputs)) for layer in planned.layers]
+    sizes = [recorded.size if recorded else layer.bytes for layer, recorded in layers]
+    is_estimate = not all(recorded or layer.kind == "files" for layer, recorded in layers)
+    text = f"{'about ' if is_estimate else ''}{size(sum(sizes))} to pull"
+    text += ", since some layers were not built yet" if is_estimate else ""
+    if default and default.id == planned.id:
+        cuda = "without CUDA" if planned.cell.is_cpu else f"for CUDA {planned.cell.cuda}"
+        text += f"; it is the default image {cuda} on {planned.cell.arch}"
+    elif default:
+        # Docker identifies a layer by all layers below it: those above the first difference are pulled again.
+        pairs = zip(planned.layers, default.layers, strict=False)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0].inputs == pair[1].inputs, pairs))
+        text += f"; {size(sum(sizes[:shared]))} of it in common with {default.id}"
+    return sum(sizes), is_estimate, text
 
 
 def _main_packages(planned: PlannedImage) -> dict[str, str]:
@@ -260,14 +263,26 @@ def _gpus(matrix: Matrix, cell: Cell) -> Iterator[Gpus]:
 
 def _tests(state: ImageState) -> RecordedTests:
     """The newest test results of an image. They may be about one that is built or staged, and not released."""
-    coverage, text = state.coverage, state.status.tested
-    gpu = "needs none" if state.planned.cell.is_cpu else coverage.gpu_status if coverage else "not run"
-    if text == status.NONE:
+    coverage, text, is_looked_up = state.coverage, state.status.tested, state.tagged.released != status.NONE
+    other = "" if state.tagged.is_expected else f", on {short_digest(state.tested)}, which is not known to be released"
+    gpu = "unknown"
+    if state.planned.cell.is_cpu:
+        gpu = "needs none"
+    elif coverage and coverage.gpu != "not run":
+        gpu = f"{coverage.gpu_status}{other}"
+    elif coverage and is_looked_up and not coverage.refused:  # else, other results may exist
+        gpu = coverage.gpu_status
+    # The texts of errors may name servers and paths: a public page must not have them.
+    if coverage is None and text != status.NONE:
+        text = "unknown: the results could not be read"
+    elif not is_looked_up and not (coverage and coverage.reports):
+        text = "unknown: this machine has no results that count, and no registry was looked up"
+    elif coverage is None:
         text = "no results: the image is neither built here, nor staged, nor released as described here"
-    elif coverage and coverage.reports and not state.tagged.is_expected:
-        other = f", on {short_digest(state.tested)}, which is not known to be released"
+    elif text in coverage.refused:
+        text = "no results of image tests that count"
+    elif coverage.reports:
         text += other
-        gpu += other if coverage.gpu != "not run" else ""
     runs = [
         RecordedRun(
             gpu=each.gpu,
@@ -279,32 +294,32 @@ def _tests(state: ImageState) -> RecordedTests:
         )
         for each in (coverage.newest if coverage else ())
     ]
-    return RecordedTests(state=text, gpu=gpu, runs=tuple(runs), refused=coverage.refused if coverage else ())
+    return RecordedTests(state=text, gpu=gpu, runs=tuple(runs))
 
 
-def _signature(state: ImageState, full: ImageRef) -> str:
+def _signature(matrix: Matrix, state: ImageState, full: ImageRef) -> str:
     """A sentence about the signature of an image."""
     tagged = state.tagged
     if tagged.released == status.NO or not full.registry:
         return "nothing is published that could be signed"
-    if tagged.released != status.NONE and not tagged.is_expected:
+    if tagged.released == status.NONE:
+        return "not looked up"
+    if not tagged.is_expected:
         return "the image that is described here is not published"
     if tagged.signer:
-        return f"signed by {tagged.signer}"
-    return _SIGNATURES.get(tagged.signature, tagged.signature)
+        is_key = tagged.signer in [signer.key for signer in matrix.evidence]
+        place = f", a public key in {matrix.source}" if is_key and matrix.source else ""
+        return f"signed by {tagged.signer}{place}"
+    return _SIGNATURES.get(tagged.signature, "could not be checked")
 
 
-def _verify_commands(signers: Sequence[Trusted], state: ImageState, full: ImageRef, pull: str) -> Iterator[str]:
-    """The commands of docs/publish.md that check an image: by its signer, else by any that matrix.yaml lists."""
-    cell, digest = state.planned.cell, state.tagged.digest if state.tagged.is_expected else ""
-    chosen = [signer for signer in signers if signer.name == state.tagged.signer] or signers
-    arch = ["--arch", cell.arch] if cell.arch == ARM64 else []
-    for signer in chosen:
-        key = ["--key", signer.key] if signer.key else ["--identity", signer.identity, "--issuer", signer.issuer]
-        yield shlex.join(["builder", "verify", pull, *arch, *key])
-        if digest:
-            offline = ["--key", signer.key, "--insecure-ignore-tlog=true"]
-            identity = [f"--certificate-identity={signer.identity}", f"--certificate-oidc-issuer={signer.issuer}"]
-            notes = ["-a", f"cell={cell.id}", "-a", f"image={name_of(full)}", "-a", f"tag={full.tag}"]
-            options = [*(offline if signer.key else identity), *notes]
-            yield shlex.join(["cosign", "verify", *options, f"{full.name}@{digest}"])
+def _verify_commands(signer: Trusted, cell: Cell, full: ImageRef, by_tag: str, by_digest: str) -> tuple[str, str]:
+    """The commands of docs/verify.md that check the signature of an image."""
+    key = ["--key", signer.key] if signer.key else ["--identity", signer.identity, "--issuer", signer.issuer]
+    offline = ["--key", signer.key, "--insecure-ignore-tlog=true"]
+    identity = [f"--certificate-identity={signer.identity}", f"--certificate-oidc-issuer={signer.issuer}"]
+    notes = ["-a", f"cell={cell.id}", "-a", f"image={name_of(full)}", "-a", f"tag={full.tag}"]
+    return (
+        shlex.join(["builder", "verify", by_tag, "--arch", cell.arch, *key]),
+        shlex.join(["cosign", "verify", *(offline if signer.key else identity), *notes, by_digest]),
+    )

@@ -27,6 +27,7 @@ from builder.release import publish, staging, tagging
 from builder.release.staging import StagedImage, StagedRelease, StagingArea, name_of
 
 NO, YES, NONE = "no", "yes", "-"
+INVALID = "invalid index"  # in place of a released image
 LISTED, UNTRUSTED = "listed", "untrusted"  # signatures: not checked without trusted signers, or not of any of them
 OF_REGISTRY = ("staged", "released", "signature")  # fields of a status
 
@@ -62,14 +63,16 @@ class Status:
 class TaggedImage:
     """The image that a full tag names: fields `released` and `signature` of a status.
 
-    `digest` is that of its manifest, and `repository` has it; both are unset without an image. `is_expected` is True if
-    it is the image of the plan. `signer` is the trusted signer, empty if no signature was accepted.
+    `digest` is that of its manifest, `repository` has it, and `tags` name it, the full one first; all are unset without
+    an image. `is_expected` is True if it is the image of the plan. `signer` is the trusted signer, empty if no
+    signature was accepted.
     """
 
     released: str = NONE
     signature: str = NONE
     signer: str = ""
     digest: str = ""
+    tags: tuple[str, ...] = ()
     is_expected: bool = False
     repository: Repository | None = None
 
@@ -90,10 +93,7 @@ class ImageState:
 
 @dataclass(kw_only=True)
 class StatusReader:
-    """Looks up the status of images. With `here`, or without `area` and a registry, only on this machine.
-
-    `releases` are the stamps and digests of the releases of each cell, the oldest first, as far as `area` records them.
-    """
+    """Looks up the status of images. With `here`, or without `area` and a registry, only on this machine."""
 
     project: Project
     store: Store
@@ -108,7 +108,6 @@ class StatusReader:
         self._release: StagedRelease | None = None  # the newest that is staged
         self._notes: dict[str, str] = {}  # on releases, by digest
         self._unreadable = ""
-        self.releases: dict[str, list[tuple[str, str]]] = {}
         if self.area is not None:
             self._release = self.area.read(stamps[0]) if (stamps := self.area.stamps()) else None
             for stamp in reversed(self.area.released_stamps()):
@@ -119,8 +118,6 @@ class StatusReader:
                             image.digest: allowed + (f", {OWN}" if OWN in image.signer and self._trust.signers else "")
                             for image in released.images
                         }
-                        for image in released.images:
-                            self.releases.setdefault(image.cell, []).append((stamp, image.digest))
                 except (VerifyError, RejectedError):
                     self._unreadable += f", record of {stamp} cannot be read"
 
@@ -212,12 +209,13 @@ class StatusReader:
         try:
             manifest = repository.image_manifest(tagged, planned.cell.arch) if tagged else None
         except VerifyError:
-            return TaggedImage(released="invalid index")
+            return TaggedImage(released=INVALID)
         if tagged is None or manifest is None:
             return TaggedImage(released=NO)
         digest = manifest.digest
         notes = self._notes.get(digest, "") + self._unreadable
-        for tag, current in tagging.read_tags(repository, [other.tag for other in others]).items():
+        named = tagging.read_tags(repository, [other.tag for other in others])
+        for tag, current in named.items():
             if current != tagged:
                 notes += f", {tag} {'names another image' if current else 'missing'}"
         is_expected = digest == expected if expected else _is_of_plan(repository, digest, planned)
@@ -235,6 +233,7 @@ class StatusReader:
             signature=signature,
             signer=signer,
             digest=digest,
+            tags=(full.tag, *(tag for tag, current in named.items() if current == tagged)),
             is_expected=is_expected,
             repository=repository,
         )

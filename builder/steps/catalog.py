@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import date
 from functools import partial
@@ -14,12 +15,15 @@ from typing import Any
 import jinja2
 import yaml
 
-from builder.common.errors import VerifyError
+from builder.common.errors import RegistryError, VerifyError
 from builder.common.text import listed, size
 from builder.host import Host
+from builder.layers import oci
 from builder.layers.known_layers import KnownLayers
 from builder.layers.store import Store
 from builder.lock import diff
+from builder.lock.diff import ImageContents
+from builder.matrix import tags
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.plan import plan
@@ -27,7 +31,7 @@ from builder.registry.failures import RejectedError
 from builder.registry.parallel import look_up
 from builder.release import catalog, publish
 from builder.release.catalog import Catalog, CatalogImage, Changes
-from builder.release.image_sources import RegistrySource
+from builder.release.image_sources import sources_in_registry
 from builder.release.staging import StagingArea
 from builder.release.status import ImageState, StatusReader
 from builder.steps.diff import contents_of_image
@@ -63,9 +67,12 @@ def make_catalog(
     reader = StatusReader(project=project, store=store, host=host, area=area, registry=registry, here=here)
     states = reader.states([by_cell[cell.id] for cell in chosen if cell.id in by_cell])
 
-    # What changed since the release before: the manifests of both images have the names of their packages.
+    # The releases of each image: their tags are listed once for all images of a repository.
+    repositories = {
+        each.name: each for state in states if state.tagged.is_expected and (each := state.tagged.repository)
+    }
+    listed_tags = {each.name: names for each, names in look_up(lambda each: each.list_tags(), repositories.values())}
     sizes = diff.sizes(diff.locked_contents(project).values())
-    changes = look_up(partial(_changes, reader, sizes), states)
     known = KnownLayers(project.root)
     images = [
         catalog.catalog_image(
@@ -74,11 +81,11 @@ def make_catalog(
             by_cell.get(defaults[state.planned.id].id),
             known,
             publish.references(state.planned, registry),
-            catalog.release_of(reader.releases.get(state.planned.id, ()), state.tagged.digest)[0],
-            change,
+            stamped,
+            changes,
             today,
         )
-        for state, change in changes
+        for state, (stamped, changes) in look_up(partial(_release, store, sizes, listed_tags), states)
     ]
     has_registry = not here and bool(registry or project.matrix.registry)
     places = [*(["in the registry"] if has_registry else []), *(["in staging"] if area else []), "on this machine"]
@@ -91,32 +98,52 @@ def make_catalog(
     )
 
 
-def _changes(reader: StatusReader, wheel_sizes: dict[str, int], state: ImageState) -> Changes:
-    """The changes of a released image since the release before it."""
-    repository, digest = state.tagged.repository, state.tagged.digest
-    if not state.tagged.is_expected or repository is None:
-        return Changes(text="unknown: no released image is described here")
-    if reader.area is None:
-        return Changes(text="unknown: there is no staging place, which has the records of releases")
-    stamp, (before, old) = catalog.release_of(reader.releases.get(state.planned.id, ()), digest)
-    if not stamp:
-        return Changes(text="unknown: no record of a release has this image")
-    if not before:
-        return Changes(text="no earlier release is recorded")
+def _release(
+    store: Store, wheel_sizes: Mapping[str, int], listed_tags: Mapping[str, Sequence[str]], state: ImageState
+) -> tuple[str, Changes]:
+    """The newest tag of one release that names an image, empty without one, and the changes since the release before.
+
+    The tags are read, and not the records in staging: another push may have the stamp of a release, which then gets a
+    later one, and an interrupted release has a record too. Raises RegistryError.
+    """
+    tagged, cell, repository = state.tagged, state.planned.cell, state.tagged.repository
+    if not tagged.is_expected or repository is None:
+        return "", Changes(text="unknown: no image was found to compare")
+
+    def read(name: str) -> ImageContents | None:
+        """The contents of an image, whose manifest has the names of its packages; None if they cannot be read."""
+        with suppress(VerifyError, RegistryError):
+            [source] = sources_in_registry(repository, name, store.root, cell.arch)
+            if oci.read_labels(source.manifest, source.read_blob)[0] == cell.arch:
+                return contents_of_image(name, source, wheel_sizes)
+        return None
+
+    # Also of earlier releases of the framework: 2.9.0-cu128-py311-20261101 is before 2.9.1-cu128-py311-20261122.
+    line = f"{cell.line}-{cell.cuda_tag}-{cell.python_tag}{cell.suffix}"
+    parts = [tag.rpartition("-") for tag in listed_tags[repository.name]]
+    dated = [(stamp, full) for full, _, stamp in parts if tags.is_stamp(stamp) and tags.is_tag_of(line, full)]
+    stamped = ""
+    for stamp, full in sorted(dated, key=lambda each: tags.stamp_order(each[0]), reverse=True):
+        tag, manifest = f"{full}-{stamp}", None
+        with suppress(VerifyError, RejectedError):
+            manifest = repository.image_manifest(tag, cell.arch)
+        if manifest and manifest.digest == tagged.digest:
+            stamped = stamped or tag
+        elif stamped:
+            break
+    else:
+        return stamped, Changes(
+            text="no earlier release has a tag" if stamped else "unknown: no tag with a stamp names this image"
+        )
     contents = []
-    try:
-        for each in (old, digest):
-            manifest = repository.manifest(each)
-            if manifest is None:
-                return Changes(text=f"unknown: the registry no longer has the image of release {before}")
-            source = RegistrySource(manifest=manifest.content, repository=repository, folder=reader.store.root)
-            contents.append(contents_of_image(each, source, wheel_sizes))
-    except (VerifyError, RejectedError):
-        return Changes(text=f"unknown: the image of release {before} cannot be read")
+    for name in (tag, stamped):
+        if (image := read(name)) is None:
+            return stamped, Changes(text=f"unknown: {name} has no image for {cell.arch} that can be read")
+        contents.append(image)
     difference = diff.compare(*contents)
     packages = tuple(f"{change.name} {change}" for change in difference.changes)
-    pulled = f"{size(difference.fetched.bytes)} to pull for who has the image of release {before}"
-    return Changes(text=f"{pulled}{'' if packages else ', with the same Python packages'}", packages=packages)
+    pulled = f"{size(difference.fetched.bytes)} to pull on a machine that has {tag}"
+    return stamped, Changes(text=f"{pulled}{'' if packages else ', with the same Python packages'}", packages=packages)
 
 
 def render_catalog(project: Project, content: Catalog, form: str) -> str:
@@ -148,7 +175,7 @@ def _profiles(project: Project, content: Catalog) -> str:
     pulled = [image for image in images if image.pull]
     default = next((image for image in pulled if image.cell in defaults), pulled[0] if pulled else None)
     profiles = [_profile(image) | ({"default": True} if image is default else {}) for image in pulled]
-    left_out = "".join(f"# {image.cell} is left out: {image.released}\n" for image in images if not image.pull)
+    left_out = "".join(f"# {image.cell} is left out: {image.no_pull}\n" for image in images if not image.pull)
     values = yaml.safe_dump({"singleuser": {"profileList": profiles}}, sort_keys=False, width=10_000)
     return f"{left_out}{values}"
 
@@ -158,14 +185,15 @@ def _profile(image: CatalogImage) -> dict[str, Any]:
     title = f"{image.framework} {image.version}, {cuda}, Python {image.python} ({image.variant}, {image.arch})"
     override: dict[str, Any] = {
         # A digest: nodes keep the image that they have under a tag, also if the tag has moved.
-        "image": f"{image.name}@{image.digest}" if image.digest else image.pull.removeprefix("docker pull "),
+        "image": f"{image.name}@{image.digest}",
         "node_selector": {"kubernetes.io/arch": image.arch},
     }
     if image.cuda == "cpu":
         override["environment"] = {"GPU_REQUIRED": "0", "NVIDIA_VISIBLE_DEVICES": "void"}
     else:
         override["extra_resource_limits"] = {"nvidia.com/gpu": "1"}
-    facts = f"{image.released}; tests: {image.tests.state}; GPU tests: {image.tests.gpu}; {image.support}"
+    tests = f"tests: {image.tests.state}; GPU tests: {image.tests.gpu}"
+    facts = f"{image.released}; signature: {image.signature}; {tests}; {image.support}"
     # The page of KubeSpawner does not escape these texts.
     return {
         "display_name": html.escape(title),
