@@ -32,7 +32,7 @@ COMMANDS = {
     "build": ("images", "Build images, without testing or tagging them."),
     "catalog": ("catalog", "List the images for their users: contents, tests, support."),
     "clean": ("machine", "Remove test containers, untagged images and logs."),
-    "diff": ("diff", "Show what changed from A to B, by package and bytes."),
+    "diff": ("diff", "Show the locked packages that changed from A to B."),
     "doctor": ("machine", "Check whether this machine can build images."),
     "engine": ("machine", "Find a running Docker Engine, or install one."),
     "explain": ("explain", "Show whether a combination works, or which images run on a GPU."),

@@ -7,7 +7,7 @@ changes the packages of no other image. `builder.debian.apt` makes locks. They c
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,7 +21,6 @@ from pydantic.dataclasses import dataclass as model
 from builder.common import lock_text
 from builder.common.errors import LockError
 from builder.common.files import digest_of_data, short_digest
-from builder.common.text import counted
 from builder.debian import control_files
 from builder.debian.control_files import SourcePackage
 from builder.index.wheels import STRICT, Sha256
@@ -119,18 +118,6 @@ class OsLock:
 
 
 @dataclass(frozen=True, order=True, kw_only=True)
-class DebianChange:
-    """A Debian package that differs; a version is empty where the package is absent."""
-
-    name: str
-    old: str
-    new: str
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.old or '(new)'} -> {self.new or '(removed)'}"
-
-
-@dataclass(frozen=True, order=True, kw_only=True)
 class OsRequest:
     """A cell's request for its operating system: a Debian release, the sorted names of packages, an architecture."""
 
@@ -202,26 +189,6 @@ def parse_os_lock(text: str, request: OsRequest) -> OsLock:
     if missing := [name for name in lock.requested if name not in lock.versions]:
         raise LockError(f"{request.path} was edited by hand: missing package {missing[0]}", hint=_HINT)
     return lock
-
-
-def compare(old: Mapping[str, str], new: Mapping[str, str]) -> list[DebianChange]:
-    """The differences between the versions of packages, by name."""
-    return [
-        DebianChange(name=name, old=old.get(name, ""), new=new.get(name, ""))
-        for name in sorted({*old, *new})
-        if old.get(name) != new.get(name)
-    ]
-
-
-def changes(before: Mapping[OsRequest, OsLock | None], after: Mapping[OsRequest, OsLock]) -> list[str]:
-    """A line for each package that differs: its release, its versions, and the number of locks."""
-    counts: dict[str, int] = {}
-    for request, lock in after.items():
-        present = before[request]
-        for change in compare(present.versions, lock.versions) if present else ():
-            line = f"{request.name}: {change}"
-            counts[line] = counts.get(line, 0) + 1
-    return [f"{line} ({counted(count, 'lock')})" for line, count in sorted(counts.items())]
 
 
 _LOCK = TypeAdapter(OsLock)

@@ -47,6 +47,7 @@ from builder.layers.installed import InstalledPackage
 from builder.layers.oci import Image, Layer, Manifest
 from builder.layers.store import Store
 from builder.lock import checks, requirements, uv
+from builder.lock.diff import package_changes
 from builder.lock.requirements import PYTHON, Requested
 from builder.lock.uv import Target, Uv
 from builder.matrix import facts, tags
@@ -483,9 +484,4 @@ def _changes(earlier: Parent | None, parent: Parent, wheels: Iterable[LockedWhee
     """The new packages; or of an addition that is repeated, those of the whole image that differ from before."""
     if not earlier:
         return [f"{wheel.name} {wheel.version}" for wheel in wheels]
-    before = {name: wheel.version for name, wheel in earlier.packages.items()}
-    after = {name: wheel.version for name, wheel in parent.packages.items()} | {
-        each.name: each.version for each in wheels
-    }
-    names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-    return [f"{name} {before.get(name, 'none')} -> {after.get(name, 'none')}" for name in names]
+    return package_changes(earlier.packages.values(), [*parent.packages.values(), *wheels])

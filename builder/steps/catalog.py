@@ -18,11 +18,11 @@ import yaml
 from builder.common.errors import RegistryError, VerifyError
 from builder.common.text import listed, size
 from builder.host import Host
+from builder.index.wheels import LockedWheel
 from builder.layers import oci
 from builder.layers.known_layers import KnownLayers
 from builder.layers.store import Store
 from builder.lock import diff
-from builder.lock.diff import ImageContents
 from builder.matrix import tags
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
@@ -34,7 +34,7 @@ from builder.release.catalog import Catalog, CatalogImage, Changes
 from builder.release.image_sources import sources_in_registry
 from builder.release.staging import StagingArea
 from builder.release.status import ImageState, StatusReader
-from builder.steps.diff import contents_of_image
+from builder.release.verify import locked_wheel
 
 FOLDER = "templates/catalog"
 TEMPLATES = {"markdown": "catalog.md.j2", "html": "catalog.html.j2"}
@@ -72,7 +72,6 @@ def make_catalog(
         each.name: each for state in states if state.tagged.is_expected and (each := state.tagged.repository)
     }
     listed_tags = {each.name: names for each, names in look_up(lambda each: each.list_tags(), repositories.values())}
-    sizes = diff.sizes(diff.locked_contents(project).values())
     known = KnownLayers(project.root)
     images = [
         catalog.catalog_image(
@@ -85,7 +84,7 @@ def make_catalog(
             changes,
             today,
         )
-        for state, (stamped, changes) in look_up(partial(_release, store, sizes, listed_tags), states)
+        for state, (stamped, changes) in look_up(partial(_release, store, listed_tags), states)
     ]
     has_registry = not here and bool(registry or project.matrix.registry)
     places = [*(["in the registry"] if has_registry else []), *(["in staging"] if area else []), "on this machine"]
@@ -98,9 +97,7 @@ def make_catalog(
     )
 
 
-def _release(
-    store: Store, wheel_sizes: Mapping[str, int], listed_tags: Mapping[str, Sequence[str]], state: ImageState
-) -> tuple[str, Changes]:
+def _release(store: Store, listed_tags: Mapping[str, Sequence[str]], state: ImageState) -> tuple[str, Changes]:
     """The newest tag of one release that names an image, empty without one, and the changes since the release before.
 
     The tags are read, and not the records in staging: another push may have the stamp of a release, which then gets a
@@ -110,12 +107,13 @@ def _release(
     if not tagged.is_expected or repository is None:
         return "", Changes(text="unknown: no image was found to compare")
 
-    def read(name: str) -> ImageContents | None:
-        """The contents of an image, whose manifest has the names of its packages; None if they cannot be read."""
-        with suppress(VerifyError, RegistryError):
+    def read(name: str) -> list[LockedWheel] | None:
+        """The wheels that the history of an image names; None if it cannot be read."""
+        with suppress(VerifyError, RegistryError, ValueError):
             [source] = sources_in_registry(repository, name, store.root, cell.arch)
             if oci.read_labels(source.manifest, source.read_blob)[0] == cell.arch:
-                return contents_of_image(name, source, wheel_sizes)
+                layers = [oci.parse_history(line) for line in source.image.history]
+                return [locked_wheel(file, sha256) for layer in layers if layer for file, sha256 in layer.wheels]
         return None
 
     # Also of earlier releases of the framework: 2.9.0-cu128-py311-20261101 is before 2.9.1-cu128-py311-20261122.
@@ -140,10 +138,8 @@ def _release(
         if (image := read(name)) is None:
             return stamped, Changes(text=f"unknown: {name} has no image for {cell.arch} that can be read")
         contents.append(image)
-    difference = diff.compare(*contents)
-    packages = tuple(f"{change.name} {change}" for change in difference.changes)
-    pulled = f"{size(difference.fetched.bytes)} to pull on a machine that has {tag}"
-    return stamped, Changes(text=f"{pulled}{'' if packages else ', with the same Python packages'}", packages=packages)
+    packages = tuple(diff.package_changes(*contents))
+    return stamped, Changes(text=f"since {tag}{'' if packages else ': the same Python packages'}", packages=packages)
 
 
 def render_catalog(project: Project, content: Catalog, form: str) -> str:

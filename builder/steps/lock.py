@@ -160,15 +160,12 @@ def lock_systems(
         else:
             new |= resolved
             failures += errors
-    for request, after in new.items():
-        if present[request] is None:
-            say(f"{request.path}: {counted(len(after.packages), 'package')}, the newest versions")
-    for line in os_lock.changes(present, new):
+    before = {request.path: lock.packages for request in new if (lock := present[request])}
+    for line in diff.lock_changes(before, {request.path: lock.packages for request, lock in new.items()}):
         say(line)
     changed = []
     for request, after in new.items():
-        before = present[request]
-        if before is None or before.packages != after.packages:  # its time alone changes nothing
+        if before.get(request.path) != after.packages:  # its time alone changes nothing
             write_atomically(project.root / request.path, os_lock.dump(after))
             changed.append(request.path)
     unique = {str(error): error for error in failures}  # an unknown package fails every request that has it
@@ -221,7 +218,7 @@ def _lock_wheels(
     ]
     locks = [lock for group, lock in present.items() if lock and group not in stale]
     resolver.locks = [lock for lock in present.values() if lock]
-    resolver.sizes.update(diff.sizes(diff.contents_of_lock(lock) for lock in present.values() if lock))
+    resolver.sizes.update({wheel.sha256: wheel.size for lock in present.values() if lock for wheel in lock.wheels})
     new: list[Lock] = []
     failures: dict[str, BuilderError] = {}
     for group in stale:
@@ -247,7 +244,8 @@ def _lock_wheels(
             new.append(resolver.resolve(cells, lock, preferred))
         except BuilderError as error:
             failures[group] = error
-    for line in diff.upgrades(present, new):
+    before = {lock.group: previous.wheels for lock in new if (previous := present[lock.group])}
+    for line in diff.lock_changes(before, {lock.group: lock.wheels for lock in new}):
         say(line)
     changed = []
     for lock in new:

@@ -13,6 +13,7 @@ from builder.debian.archives import Archives
 from builder.debian.os_lock import DebianPackage
 from builder.layers import known_layers
 from builder.layers.store import Store
+from builder.lock import diff
 from builder.plan import plan, recorded
 from builder.plan.plan import Plan
 
@@ -54,7 +55,10 @@ def lock_stale_systems(
         return False
 
     before = {request: os_lock.read_os_lock(project.root, request) for request in new}
-    lines = os_lock.changes(before, new)
+    lines = diff.lock_changes(
+        {request.path: lock.packages for request, lock in before.items() if lock},
+        {request.path: lock.packages for request, lock in new.items()},
+    )
     more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     ids = [image.id for image in planned.images if image.os_request in new]
     reason = "Locked Debian packages are no longer in any archive."

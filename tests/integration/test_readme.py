@@ -61,7 +61,6 @@ HARMLESS = (
     "builder doctor",
     "builder plan",
     "builder explain",
-    "builder diff",
     "builder --help",
     "make status",
 )

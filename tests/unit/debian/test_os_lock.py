@@ -236,7 +236,7 @@ def test_a_missing_or_damaged_lock_is_written(tiny: Project, archive: locks.Fake
     changed, failures, said = update(tiny, CELL)
     count = len(request_of(tiny).packages) + 2
     assert (changed, failures) == ([path], [])
-    assert said == ["Debian newbird: reading the lists of packages", f"{path}: {count} packages, the newest versions"]
+    assert said == ["Debian newbird: reading the lists of packages", f"{path}: new, {count} packages"]
     assert update(tiny, "*")[0] == [old_path]
     lock = os_lock.read_os_lock(tiny.root, request_of(tiny))
     assert lock
@@ -250,9 +250,9 @@ def test_a_refresh_shows_old_and_new_versions(tiny: Project, archive: locks.Fake
     changed, failures, said = update(tiny, "*", refresh=True)
     assert (changed, failures) == ([request.path], [])
     assert said[0] == "Debian newbird: reading the lists of packages"
-    assert "newbird: libc6 2.36-1.0-1 -> 2.36-2.0-1 (1 lock)" in said
+    assert f"libc6 2.36-1.0-1 -> 2.36-2.0-1 ({request.path})" in said
     assert [line for line in said[2:] if "libc6" not in line] == [
-        f"newbird: {name} 1.0-1 -> 2.0-1 (1 lock)" for name in request.packages
+        f"{name} 1.0-1 -> 2.0-1 ({request.path})" for name in request.packages
     ]
 
 
@@ -270,24 +270,6 @@ def test_a_lock_is_made_from_the_snapshot_archive_if_there_is_one(edit: Edit, ar
     assert lock.time != locks.TIME
     assert f"http://snapshot.example.test/archive/debian/{lock.time} newbird main" in archive.sources
     assert path == request_of(project).path
-
-
-def test_new_and_removed_packages_are_shown(tiny: Project) -> None:
-    first, second = request_of(tiny), replace(request_of(tiny), packages=("tini",))
-    before, after = locks.os_lock_of(first), locks.os_lock_of(second)
-    extra = replace(after.packages[0], name="zlib1g", version="1:1.3")
-    lines = os_lock.changes(
-        {first: before, second: after},
-        {
-            first: replace(before, packages=before.packages[1:]),
-            second: replace(after, packages=(*after.packages, extra)),
-        },
-    )
-    assert lines == [
-        f"newbird: {before.packages[0].name} 1.0-1 -> (removed) (1 lock)",
-        "newbird: zlib1g (new) -> 1:1.3 (1 lock)",
-    ]
-    assert os_lock.changes({first: None}, {first: before}) == [], "a new lock has no old versions"
 
 
 def test_a_release_that_fails_does_not_stop_others(tiny: Project, archive: locks.FakeArchive) -> None:

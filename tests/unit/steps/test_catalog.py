@@ -211,7 +211,7 @@ def test_the_changes_since_the_release_before(registry: Registry, store: Store) 
     registry.add("3", "0.5.3-cu129-py311-20261110", "0.4.1-cu129-py311-board-20261110", f"{full}-x")  # of other cells
     image = registry.entry(store)
     assert image.released == f"released as {full}-20261120"
-    assert image.changes.text == f"70 B to pull on a machine that has {before}"
+    assert image.changes.text == f"since {before}"
     assert image.changes.packages == ("board 1 -> 2",)
     assert image.pull[0] == f"docker pull {NAME}:{registry.aliases[-1]}"
 
@@ -227,7 +227,7 @@ def test_the_stamp_of_a_release_is_that_of_its_tag(registry: Registry, store: St
     image = registry.entry(store, area)
     missing = "".join(f", {tag} missing" for tag in registry.aliases)
     assert image.released == f"released as {full}-20261120.1{missing}"
-    assert image.changes.text == f"70 B to pull on a machine that has {full}-20261120"
+    assert image.changes.text == f"since {full}-20261120"
     assert image.pull[0] == f"docker pull {NAME}:{full}", "no other tag names it"
 
 
