@@ -27,12 +27,12 @@ from benchmarks import release, start
 from benchmarks.common import NAMESPACE, PORT, ROOT, Results, copy, registry, run
 from builder import host
 from builder.build.assemble import Assembler
-from builder.build.context import RunContext
 from builder.common.console import View
 from builder.common.reference import ImageRef
 from builder.common.text import duration, size
 from builder.engine.client import Engine
 from builder.engine.load import Loader, docker_archive
+from builder.engine.run import Run
 from builder.index.download import Fetcher
 from builder.layers import splice, stored_images, wheel
 from builder.layers.blobs import CHUNK, MANIFEST_TYPE
@@ -268,9 +268,9 @@ def publish(checkout: Path, store: Store, cell: str) -> dict[str, int]:
     Without tests, as by the other method; `builder push` does not publish untested images.
     """
     image, settings = planned(checkout, cell), host.read_host()
-    run = RunContext(engine=Engine.connect(), project=Project(checkout), host=settings, view=View(Console(quiet=True)))
+    run = Run(checkout=Project(checkout), host=settings, store=store, view=View(Console(quiet=True)))
     with store.used():
-        assembler = Assembler(run, store)
+        assembler = Assembler(run)
         missing = [layer for layer in image.layers if layer.wheels and not store.get_record(layer.inputs)]
         assembler.start([image])
         assembled = assembler.assemble(image)

@@ -21,10 +21,9 @@ from rich.console import Console
 from benchmarks.common import BUILDER, PORT, Results, copy, registry, run
 from builder import host
 from builder.build.assemble import Assembler
-from builder.build.context import RunContext
 from builder.common.console import View
 from builder.common.text import size
-from builder.engine.client import Engine
+from builder.engine.run import Run
 from builder.evidence import results
 from builder.evidence.results import Evidence
 from builder.evidence.suite import IMAGE_TESTS, Suite
@@ -52,11 +51,11 @@ class Machine:
         """Assembles images in the store and writes evidence for them; returns their cells."""
         project, store = Project(self.checkout), Store(self.store)
         images = plan.make_locked_plan(project, project.select(cells)).images
-        view = View(Console(quiet=True))
-        run = RunContext(engine=Engine.connect(), project=project, host=host.host_for_matrix(project.matrix), view=view)
+        settings, view = host.host_for_matrix(project.matrix), View(Console(quiet=True))
+        run = Run(checkout=project, host=settings, store=store, view=view)
         suite = Suite.of(self.checkout)
         with store.used():
-            assembler = Assembler(run, store)
+            assembler = Assembler(run)
             assembler.start(images)
             for image in images:
                 assembled = assembler.assemble(image)

@@ -34,7 +34,7 @@ SNAPSHOT_ID = "@SNAPSHOTID@"  # in apt's addresses of snapshot archives: a time
 SNAPSHOTS = "Acquire::Snapshots::URI"
 _FORMAT = "$(REPO_URI) $(ORIGIN) $(CODENAME) $(COMPONENT)"
 TARGETS = ("apt-get", "indextargets", "--format", _FORMAT, "Created-By: Packages")
-Run = Callable[..., subprocess.CompletedProcess[str]]  # runs a program, as subprocess.run
+RunProgram = Callable[..., subprocess.CompletedProcess[str]]  # runs a program, as subprocess.run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class Host:
     proxies: Mapping[str, str] = field(default_factory=dict)
     expired: frozenset[str] = frozenset()
     read_apt: Callable[[], Apt] = field(default=Apt, repr=False)
-    open_apt: Callable[[], AbstractContextManager[Run]] | None = field(default=None, repr=False, compare=False)
+    open_apt: Callable[[], AbstractContextManager[RunProgram]] | None = field(default=None, repr=False, compare=False)
     registries: RegistrySettings = field(default_factory=RegistrySettings)
     say: Callable[[str], None] = field(default=lambda _: None, repr=False, compare=False)
     _apt_read: list[Apt] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -250,7 +250,7 @@ def _apt() -> Apt:
     )
 
 
-def apt_of_debian(run: Run) -> Apt:
+def apt_of_debian(run: RunProgram) -> Apt:
     """The archives that apt in a new Debian uses, which has no lists of packages yet; `run` runs it there."""
     command = [word.replace("$(ORIGIN) $(CODENAME)", "Debian $(RELEASE)") for word in TARGETS]
     targets = _output([*command[:2], "--no-release-info", *command[2:]], run)
@@ -258,7 +258,7 @@ def apt_of_debian(run: Run) -> Apt:
     return Apt(sources=parse_targets(targets), snapshots=snapshots)
 
 
-def _output(command: Sequence[str], run: Run = subprocess.run) -> str:
+def _output(command: Sequence[str], run: RunProgram = subprocess.run) -> str:
     return run(command, capture_output=True, text=True, check=False).stdout
 
 

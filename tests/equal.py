@@ -13,12 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from builder.build.assemble import Assembler
-from builder.build.context import RunContext
 from builder.build.dockerfile import DockerfileBuilder
 from builder.cli.context import Context
-from builder.common.console import View
-from builder.engine.client import Engine
-from builder.host import read_host
+from builder.engine.run import Run
 from builder.plan import plan
 from builder.plan.plan import Plan, PlannedImage
 from builder.steps.images import build_test_tag
@@ -35,12 +32,11 @@ def main(cells: list[str]) -> int:
     """Compares; 1 if there is a difference."""
     context = Context(root=ROOT)
     project = context.project
-    run = RunContext(engine=Engine.connect(), project=project, host=read_host(), view=View(context.err))
-    store = context.store
+    run = context.run(project)
     status = 0
     for image in plan.make_locked_plan(project, project.select(cells)).images:
-        with store.used():
-            assembled = _built(run, Assembler(run, store), image)
+        with run.store.used():
+            assembled = _built(run, Assembler(run), image)
         by_dockerfile = _built(run, DockerfileBuilder(run), image)
         found: dict[str, tuple[Any, Any]] = {
             **differences(tree(assembled), tree(by_dockerfile)),
@@ -54,7 +50,7 @@ def main(cells: list[str]) -> int:
     return status
 
 
-def _built(run: RunContext, maker: Assembler | DockerfileBuilder, image: PlannedImage) -> str:
+def _built(run: Run, maker: Assembler | DockerfileBuilder, image: PlannedImage) -> str:
     [outcome] = build_test_tag(run, maker, None, Plan(images=(image,)), 1)
     if outcome.error:
         raise outcome.error

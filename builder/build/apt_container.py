@@ -9,24 +9,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from builder.build.context import RunContext
 from builder.build.operating_systems import Mmdebstrap
-from builder.common.console import View
-from builder.engine.client import Engine
-from builder.host import Host, Run
-from builder.matrix.project import Project
+from builder.engine.run import Run
+from builder.host import RunProgram
 
 TIMEOUT_S = 300
 
 
 @contextmanager
-def open_apt(project: Project, host: Host, view: View) -> Iterator[Run]:
+def open_apt(context: Run) -> Iterator[RunProgram]:
     """Starts a container; yields a function that runs programs in it, with the parameters of subprocess.run.
 
     The folder of `$APT_CONFIG`, with the files that apt reads, is copied to the same path at the first use. apt's lists
     of packages stay in the container. Raises EngineError if there is no engine, or no image of Debian.
     """
-    context = RunContext(engine=Engine.connect(), project=project, host=host, view=view)
+    project, host = context.project, context.host
     image = Mmdebstrap(context).base_image(project.matrix.newest_debian)
     copied: set[Path] = set()
     with context.engine.running(image, checkout=str(project.root), network_mode=host.network or None) as container:

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from tempfile import TemporaryFile
 
-from builder.build.context import RunContext
 from builder.common.console import Meter
 from builder.common.errors import BuildError
 from builder.common.files import digest_of_data
@@ -20,6 +19,7 @@ from builder.debian import apt, local_repository
 from builder.debian.archives import Archives, DebianFetcher
 from builder.debian.os_lock import OsLock, OsRequest
 from builder.engine.load import Loader
+from builder.engine.run import Run
 from builder.layers import estargz, os_layer, stored_layers
 from builder.layers.installed import DPKG
 from builder.layers.oci import Layer
@@ -37,7 +37,7 @@ _LEFT_OUT = {
 }  # fmt: skip
 
 
-def resolve_packages(run: RunContext, parent: Parent, packages: tuple[str, ...]) -> OsLock:
+def resolve_packages(run: Run, parent: Parent, packages: tuple[str, ...]) -> OsLock:
     """The newest packages that apt would install in an image. Raises LockError, also if it would replace one."""
     request = OsRequest(debian=parent.debian_release, packages=packages, arch=parent.arch)
     status = parent.read_file(DPKG).decode("utf-8", "replace")
@@ -45,7 +45,7 @@ def resolve_packages(run: RunContext, parent: Parent, packages: tuple[str, ...])
         return archive.resolve(request, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
 
 
-def make_layer(run: RunContext, store: Store, parent: Parent, lock: OsLock, name: str) -> tuple[PlannedLayer, Layer]:
+def make_layer(run: Run, store: Store, parent: Parent, lock: OsLock, name: str) -> tuple[PlannedLayer, Layer]:
     """The layer of locked packages for the image `name`, from the store or made now.
 
     The same operating system and lock give the same bytes. Raises BuildError, EngineError, FetchError.

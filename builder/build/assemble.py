@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from builder.build import disk, operating_systems
-from builder.build.context import LoadedImage, Origin, RunContext, record_built
+from builder.build.context import LoadedImage, Origin, record_built
 from builder.build.layer_lookup import LayerLookup
 from builder.build.operating_systems import Mmdebstrap, SystemLayers
 from builder.common import errors
@@ -28,12 +28,13 @@ from builder.common.console import Meter
 from builder.common.errors import BuilderError, BuildError, DamagedError, VerifyError
 from builder.debian.archives import Archives
 from builder.engine.load import Loader
+from builder.engine.run import Run
 from builder.index.download import CONNECTIONS, Fetcher
 from builder.layers import estargz, redist, splice, stored_images, stored_layers, wheel_zip
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
 from builder.layers.splice import Entry
-from builder.layers.store import BLOBS, PACKAGES, Store
+from builder.layers.store import BLOBS, PACKAGES
 from builder.layers.stored_images import UNTESTED
 from builder.layers.wheel import FILE_MODE, InstallScheme, environment, new_folders
 from builder.lock.redist import RedistFetcher
@@ -56,20 +57,19 @@ class Assembler:
 
     def __init__(
         self,
-        run: RunContext,
-        store: Store,
+        run: Run,
         *,
         jobs: int = 2,
         lookup: LayerLookup | None = None,
         archives: Archives | None = None,
     ) -> None:
         self._run = run
-        self._store = store
-        self._loader = Loader(run.engine, store, str(run.project.root), run.view.say)
-        self._lookup = lookup or LayerLookup.of(run.project, run.host, run.view, store)
+        self._store = run.store
+        self._loader = Loader(run.engine, run.store, str(run.project.root), run.view.say)
+        self._lookup = lookup or LayerLookup.of(run)
         self._mmdebstrap = Mmdebstrap(run)
         archives = archives or Archives(run.project.matrix, run.host, run.view.say_once)
-        self._systems = SystemLayers(run, store, self._lookup, self._mmdebstrap, archives)
+        self._systems = SystemLayers(run, self._lookup, self._mmdebstrap, archives)
         self._fetcher: Fetcher | None = None
 
         # Files that `start` reads from the checkout.
@@ -98,7 +98,7 @@ class Assembler:
 
     def find(self, image: PlannedImage) -> LoadedImage | None:
         """The image, if store and engine both have it as planned."""
-        return find_image(self._run, self._store, image, self._lookup.known)
+        return find_image(self._run, image, self._lookup.known)
 
     def start(self, images: Sequence[PlannedImage]) -> None:
         """Starts everything that the images need and the store lacks. Raises DiskError if there is too little room.
@@ -106,7 +106,7 @@ class Assembler:
         Reads the files of the checkout now: a file that is edited during the build belongs to the next plan.
         """
         run, lookup, project = self._run, self._lookup, self._run.project
-        disk.check_assemble(run, self._store, images)
+        disk.check_assemble(run, images)
 
         self._program = project.path(plan.COMPILER).read_bytes()
         self._compilers = plan.systems(run.project)
@@ -371,13 +371,13 @@ class Assembler:
         return made
 
 
-def find_image(run: RunContext, store: Store, image: PlannedImage, known: KnownLayers) -> LoadedImage | None:
+def find_image(run: Run, image: PlannedImage, known: KnownLayers) -> LoadedImage | None:
     """The image, if store and engine both have it as planned."""
     try:
-        stored = stored_images.find_stored_image(store, image, known)
+        stored = stored_images.find_stored_image(run.store, image, known)
     except DamagedError as error:
         run.view.say(f"{image.id}: {error}; it will be rebuilt")
-        store.discard(error.blob)
+        run.store.discard(error.blob)
         return None
     if stored is None:
         return None

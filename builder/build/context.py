@@ -1,19 +1,18 @@
-"""The context of a run, and the record of the images that this checkout built."""
+"""Images in the engine, the test files of a run, and the record of the images that this checkout built."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from builder.common.console import View
 from builder.common.files import write_atomically
 from builder.common.text import counted, size
 from builder.engine.client import Engine
+from builder.engine.run import Run
 from builder.evidence.suite import RUNNER, Suite
-from builder.host import Host
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
 
@@ -33,34 +32,24 @@ class LoadedImage:
     origin: Origin = "present"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunContext:
-    """The engine, the checkout, the build-host settings and the progress view of one run."""
-
-    engine: Engine
-    project: Project
-    host: Host
-    view: View
-
-
-def with_test_files(run: RunContext) -> RunContext:
-    """The run for a tester, with a project that has all test files below its root. The checkout must be locked.
+def project_of_tests(run: Run) -> Project:
+    """The checkout, or a copy of its test files, so that all are below one root. The checkout must be locked.
 
     Test files import each other, so those of a team that extends the shipped ones are copied together. The copy has the
     state of the checkout.
     """
     project = run.project
     if len(project.folders) == 1:
-        return run
+        return project
     shutil.rmtree(_test_files(project), ignore_errors=True)
     root = copy_test_files(project.folders, _test_files(project))
     (root / project.state.name).symlink_to("..")
     run.engine.sweep(str(root))  # containers of killed runs
-    return replace(run, project=Project(root))
+    return Project(root)
 
 
 def _test_files(project: Project) -> Path:
-    """The root of `with_test_files`, whose test containers have its name."""
+    """The root of `project_of_tests`, whose test containers have its name."""
     return project.state / "tests"
 
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from builder.build.context import RunContext
 from builder.common.errors import FREE_DISK, DamagedError, DiskError
 from builder.common.text import counted, size
+from builder.engine.run import Run
 from builder.layers import stored_images, stored_layers
 from builder.layers.blobs import Descriptor
 from builder.layers.oci import CONTAINERD
@@ -77,22 +77,22 @@ def _kept(kind: str) -> int:
     return int(kind == CONTAINERD)
 
 
-def check_assemble(run: RunContext, store: Store, images: Sequence[PlannedImage]) -> None:
+def check_assemble(run: Run, images: Sequence[PlannedImage]) -> None:
     """Raises DiskError if a local engine has too little room to load these images."""
     info = run.engine.info()
     if not info.is_local:  # the disk of a remote engine cannot be measured
         return
     # Other images have none of these layers, and the containerd store adds up the size of each image that it lists.
     diff_ids = {diff_id for image in run.engine.images(PLAN_LABEL) for diff_id in image.layers}
-    built = {layer.inputs: stored_layers.stored_layer(store, layer.inputs) for layer in _wheel_layers(images)}
+    built = {layer.inputs: stored_layers.stored_layer(run.store, layer.inputs) for layer in _wheel_layers(images)}
     loaded = {inputs for inputs, layer in built.items() if layer and layer.diff_id in diff_ids}
     needed = engine_bytes(sum(layer.bytes for layer in _wheel_layers(images) if layer.inputs not in loaded))
-    if Path(info.root).stat().st_dev == store.root.stat().st_dev:
-        needed += store_bytes(store, images)
+    if Path(info.root).stat().st_dev == run.store.root.stat().st_dev:
+        needed += store_bytes(run.store, images)
     _check_free(info.root, needed, f"building {counted(len(images), 'image')}")
 
 
-def check_dockerfile(run: RunContext, images: Sequence[PlannedImage]) -> None:
+def check_dockerfile(run: Run, images: Sequence[PlannedImage]) -> None:
     """Raises DiskError if a local engine has too little room to build these images from their Dockerfiles."""
     info = run.engine.info()
     if info.is_local:
@@ -100,12 +100,12 @@ def check_dockerfile(run: RunContext, images: Sequence[PlannedImage]) -> None:
         _check_free(info.root, needed, f"building {counted(len(images), 'image')}")
 
 
-def check_download(run: RunContext, store: Store, blobs: Sequence[Descriptor]) -> None:
+def check_download(run: Run, blobs: Sequence[Descriptor]) -> None:
     """Raises DiskError if a local engine and the store have too little room for an image of these blobs."""
     info = run.engine.info()
-    missing = sum(blob.size for blob in blobs if not store.has(blob.digest, blob.size))
+    missing = sum(blob.size for blob in blobs if not run.store.has(blob.digest, blob.size))
     if missing and info.is_local:
-        is_shared = Path(info.root).stat().st_dev == store.root.stat().st_dev
+        is_shared = Path(info.root).stat().st_dev == run.store.root.stat().st_dev
         _check_free(info.root, download_bytes(missing, info.store, is_shared=is_shared), "downloading an image")
 
 

@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from builder.build import disk
-from builder.build.context import LoadedImage, RunContext, built_ids, record_built
+from builder.build.context import LoadedImage, built_ids, record_built
 from builder.build.layer_lookup import LayerLookup
 from builder.build.operating_systems import Mmdebstrap
 from builder.build.programs import Program, Programs
 from builder.common.errors import FREE_DISK, BuildError, DiskError, EngineError
 from builder.common.files import files_below
 from builder.engine.model import is_disk_full
+from builder.engine.run import Run
 from builder.index.logins import netrc_of
 from builder.lock.redist import RedistFetcher
 from builder.matrix.project import Project
@@ -33,7 +34,7 @@ _FAILED = re.compile(r"^#(\d+) ERROR", re.MULTILINE)
 class DockerfileBuilder:
     """Builds each image from its whole Dockerfile. BuildKit's cache decides what must be built."""
 
-    def __init__(self, run: RunContext, lookup: LayerLookup | None = None) -> None:
+    def __init__(self, run: Run, lookup: LayerLookup | None = None) -> None:
         """`lookup` finds wheels that were built from source; without it, the images have none."""
         self._run = run
         self._lookup = lookup
@@ -81,7 +82,7 @@ class DockerfileBuilder:
                 redist.mkdir(exist_ok=True)
                 archives.fetch(archive).rename(redist / archive.file)
             if self._lookup and (from_source := [wheel for wheel in image.wheels if wheel.source]):
-                with self._lookup.store.used():
+                with self._run.store.used():
                     for wheel in from_source:
                         shutil.copyfile(self._lookup.built_wheel(wheel), built / wheel.file)
 

@@ -16,12 +16,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from builder.build import pytest_run
-from builder.build.context import LoadedImage, RunContext
+from builder.build.context import LoadedImage, project_of_tests
 from builder.build.programs import Programs
 from builder.common import errors, machine
 from builder.common.errors import EngineError, ImageTestError
 from builder.compat import gpu_support, gpus
 from builder.compat.gpus import Gpu
+from builder.engine.run import Run
 from builder.evidence.results import Coverage, Evidence, Kind, Requirement, coverage_of, local_coverage, write_evidence
 from builder.evidence.suite import IMAGE_TESTS, Suite, gpu_test
 from builder.matrix import facts
@@ -47,21 +48,21 @@ class Tester:
 
     def __init__(
         self,
-        run: RunContext,
+        run: Run,
         *,
         gpu_mode: gpus.Mode = gpus.AUTO,
         pool: gpus.Pool | None = None,
         junit: Path | None = None,
         processes: int = 1,
     ) -> None:
-        self._engine, self._project, self._view = run.engine, run.project, run.view
+        self._engine, self._project, self._view = run.engine, project_of_tests(run), run.view
         self._hide, self._private_hosts = run.host.hide, run.host.names
         self._gpu_mode = gpu_mode
         self._junit = junit
         self._processes = processes
         self._pool = pool or gpus.Pool()
         self._engine_info = run.engine.info()
-        self._suite = Suite.of(run.project.root)
+        self._suite = Suite.of(self._project.root)
         self._programs = Programs()
 
     def coverage(self, image: PlannedImage, loaded: LoadedImage) -> Coverage:
@@ -275,7 +276,7 @@ class Tester:
 
 
 def new_tester(
-    run: RunContext, images: Sequence[PlannedImage], *, jobs: int, gpu_mode: gpus.Mode, junit: Path | None
+    run: Run, images: Sequence[PlannedImage], *, jobs: int, gpu_mode: gpus.Mode, junit: Path | None
 ) -> Tester:
     """The tester of these images, of which `jobs` are tested at a time, and share the GPUs and processors."""
     pool = gpus.Pool(min(jobs, sum(not image.cell.is_cpu for image in images)))

@@ -12,19 +12,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from builder.common.console import Meter, View
+from builder.common.console import Meter
 from builder.common.errors import BuildError, FetchError, RegistryError
 from builder.common.lock_text import KNOWN_LAYERS
 from builder.common.reference import ImageRef, staged_repository
 from builder.common.tasks import RetryPolicy
-from builder.host import Host
+from builder.engine.run import Run
 from builder.index.wheels import LockedWheel
 from builder.layers import stored_images, stored_layers
 from builder.layers.blobs import Descriptor, wheel_file
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
-from builder.layers.store import Store
-from builder.matrix.project import Project
 from builder.plan.plan import PlannedImage
 from builder.registry import transfer
 from builder.registry.client import Repository
@@ -40,21 +38,18 @@ class LayerLookup:
     After an error of a registry, the rest of the run uses no registry: this machine then makes the layers.
     """
 
-    project: Project
-    host: Host
-    view: View
-    store: Store
+    run: Run
     known: KnownLayers
     _failed: threading.Event = field(default_factory=threading.Event, init=False)
 
     @classmethod
-    def of(cls, project: Project, host: Host, view: View, store: Store) -> LayerLookup:
+    def of(cls, run: Run) -> LayerLookup:
         """The lookup of a checkout, with the layers that its locks/layers.json lists now."""
-        return cls(project, host, view, store, KnownLayers(project.root))
+        return cls(run, KnownLayers(run.project.root))
 
     def in_store(self, inputs: str) -> Layer | None:
         """The layer that the store has; None if it differs from the known one."""
-        return stored_layers.stored_layer(self.store, inputs, self.known.get(inputs))
+        return stored_layers.stored_layer(self.run.store, inputs, self.known.get(inputs))
 
     def in_registry(self, inputs: str) -> Layer | None:
         """The known layer, if a registry has it; it is not downloaded."""
@@ -66,7 +61,7 @@ class LayerLookup:
         known = self.known.get(inputs)
         if known is None or not self._download(name, known.descriptor):
             return None
-        self.store.put_record(inputs, known.as_record())
+        self.run.store.put_record(inputs, known.as_record())
         return known
 
     def built_wheel(self, wheel: LockedWheel) -> Path:
@@ -75,22 +70,24 @@ class LayerLookup:
         Raises FetchError if neither has it.
         """
         blob = wheel_file(wheel)
-        self.store.prepare()
-        if not self.store.matches(blob.digest):
-            self.store.discard(blob.digest)
+        self.run.store.prepare()
+        if not self.run.store.matches(blob.digest):
+            self.run.store.discard(blob.digest)
             if not self._download(wheel.name, blob):
                 raise FetchError(
                     f"{wheel.file}: built from source, and neither the store nor a registry has it",
                     hint=f"Build it again: builder lock --build {wheel.name}",
                 )
-        return self.store.path(blob.digest)
+        return self.run.store.path(blob.digest)
 
     def _download(self, name: str, known: Descriptor) -> bool:
         repository = self.find(known.digest)
         if repository is None:
             return False
         try:
-            transfer.fetch_blobs(repository, self.store, [known], Meter(self.view, name, "downloaded", known.size).add)
+            transfer.fetch_blobs(
+                repository, self.run.store, [known], Meter(self.run.view, name, "downloaded", known.size).add
+            )
         except RegistryError as error:
             self._give_up(error)
             return False
@@ -114,15 +111,15 @@ class LayerLookup:
     def _give_up(self, error: RegistryError) -> None:
         if not self._failed.is_set():
             self._failed.set()
-            self.view.say(f"the registry is not used for the rest of this run: {error}")
+            self.run.view.say(f"the registry is not used for the rest of this run: {error}")
 
     @cached_property
     def _repositories(self) -> list[Repository]:
-        return [Repository(each, host=self.host, write=False, policy=POLICY) for each in self.references()]
+        return [Repository(each, host=self.run.host, write=False, policy=POLICY) for each in self.references()]
 
     def references(self) -> Iterator[ImageRef]:
         """The repositories to search for layers, staging first."""
-        matrix = self.project.matrix
+        matrix = self.run.project.matrix
         if matrix.staging:
             for name in matrix.image_names:
                 yield staged_repository(matrix.staging, matrix.registry, name)
@@ -149,20 +146,20 @@ class LayerLookup:
             if layer.kind == "os":
                 stack.append(system)
             elif layer.kind == "files":
-                files = stored_layers.read_component_files(self.project, image)
+                files = stored_layers.read_component_files(self.run.project, image)
                 entries = stored_layers.component_file_entries(files, system.folders)
-                stack.append(stored_layers.store_layer(self.store, layer, entries))
+                stack.append(stored_layers.store_layer(self.run.store, layer, entries))
             elif self.known.get(layer.inputs) is None:
                 raise missing(f"layer {layer.name} is not listed in {KNOWN_LAYERS}")
             elif found := self.in_registry(layer.inputs):
                 stack.append(found)
             else:
                 raise missing(f"no registry has layer {layer.name}")
-        return stored_images.write_image(self.store, image, system, stack)
+        return stored_images.write_image(self.run.store, image, system, stack)
 
     def fetch(self, blob: Descriptor) -> Path:
         """Downloads a blob to the store, for a registry that cannot mount it. Raises RegistryError."""
         if (registry := self.find(blob.digest)) is None:
             raise RegistryError(f"no registry has blob {blob.digest}", hint="Run this again.")
-        transfer.fetch_blobs(registry, self.store, [blob])
-        return self.store.path(blob.digest)
+        transfer.fetch_blobs(registry, self.run.store, [blob])
+        return self.run.store.path(blob.digest)

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote
 
-from builder.build.context import RunContext
 from builder.build.layer_lookup import LayerLookup
 from builder.build.programs import Program, Programs
 from builder.common import machine
@@ -41,12 +40,13 @@ from builder.debian import mmdebstrap as installation
 from builder.debian.archives import Archives, DebianFetcher
 from builder.debian.os_lock import OsLock
 from builder.engine.model import is_disk_full
+from builder.engine.run import Run
 from builder.host import FOLDER as HOST_FOLDER
 from builder.host import SYSTEM_BUNDLE, Host
 from builder.index.wheels import arch_of
 from builder.layers import known_layers, os_layer
 from builder.layers.oci import Layer
-from builder.layers.store import BLOBS, PACKAGES, Store
+from builder.layers.store import BLOBS, PACKAGES
 from builder.lock.python_builds import PythonBuilds, PythonFetcher, uv_program
 from builder.matrix.project import Project
 from builder.matrix.schema import AMD64
@@ -127,8 +127,7 @@ def read_inputs(project: Project, image: PlannedImage) -> dict[str, bytes]:
 class SystemLayers:
     """Gets the `os` layers of one run into the store. Every method may be called from several threads."""
 
-    run: RunContext
-    store: Store
+    run: Run
     lookup: LayerLookup
     mmdebstrap: Mmdebstrap
     archives: Archives
@@ -147,7 +146,7 @@ class SystemLayers:
                 return downloaded
 
         # Without this lock, two checkouts with one store made the same operating system at the same time.
-        path = self.store.downloads / f"{image.os_inputs.removeprefix('sha256:')}.lock"
+        path = self.run.store.downloads / f"{image.os_inputs.removeprefix('sha256:')}.lock"
         is_waiting = False
         with path.open("a") as file:
             while True:
@@ -180,8 +179,8 @@ class SystemLayers:
             self.archives,
             image.os_lock,
             image.id,
-            self.store.root / BLOBS,
-            self.store.downloads,
+            self.run.store.root / BLOBS,
+            self.run.store.downloads,
             progress=Meter(run.view, name, "downloaded", sum(package.size for package in packages)).add,
             stopped=self.mmdebstrap.stopped,
         )
@@ -190,8 +189,8 @@ class SystemLayers:
             run.view.begin(name, f"downloading Python {python.release}")
             python_fetcher = PythonFetcher(
                 PythonBuilds(run.host),
-                self.store.root / BLOBS,
-                self.store.downloads,
+                self.run.store.root / BLOBS,
+                self.run.store.downloads,
                 progress=Meter(run.view, name, "downloaded", 0).add,
                 stopped=self.mmdebstrap.stopped,
             )
@@ -206,15 +205,15 @@ class SystemLayers:
                 run.host, name, arguments, files, Path(scratch), debs=debs_by_lock, arch=image.cell.arch
             )
             run.view.note(name, "compressing")
-            with self.store.new_blob() as blob, tar.open("rb") as source:
+            with self.run.store.new_blob() as blob, tar.open("rb") as source:
                 layer = os_layer.write_system(source, blob.file, image.os_layer.prefetch)
                 if known:
                     known_layers.check_layer(name, image.os_inputs, known, layer)
                 blob.digest = layer.digest
-        self.store.put_record(image.os_inputs, layer.as_record())
+        self.run.store.put_record(image.os_inputs, layer.as_record())
         # A record of its own: earlier builders that share the store refuse a record of a layer with more fields.
         record = {"digest": layer.digest, "size": layer.size, PACKAGES: blobs}
-        self.store.put_record(f"{image.os_inputs}.{PACKAGES}", record)
+        self.run.store.put_record(f"{image.os_inputs}.{PACKAGES}", record)
         return layer
 
 
@@ -233,7 +232,7 @@ def obstacle_here() -> str:
 class Mmdebstrap:
     """Runs mmdebstrap for one run of the builder. Every method may be called from several threads."""
 
-    def __init__(self, run: RunContext, programs: Programs | None = None) -> None:
+    def __init__(self, run: Run, programs: Programs | None = None) -> None:
         self._run = run
         self._programs = programs or Programs()
         self.stopped = threading.Event()

@@ -8,11 +8,12 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
-from builder.build.context import LoadedImage, Origin, RunContext
+from builder.build.context import LoadedImage, Origin
 from builder.build.image_tests import Tester
 from builder.common import errors, machine
 from builder.common.errors import BuilderError, FetchError
 from builder.common.text import counted, size
+from builder.engine.run import Run
 from builder.evidence.results import Coverage
 from builder.plan.plan import PlannedImage
 
@@ -59,7 +60,7 @@ class Outcome:
 
 
 def for_each_image(
-    run: RunContext,
+    run: Run,
     tester: Tester | None,
     jobs: int,
     images: Sequence[PlannedImage],

@@ -31,7 +31,6 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from builder.build.assemble import PYTHON, Assembler
-from builder.build.context import RunContext
 from builder.build.layer_lookup import LayerLookup
 from builder.common import git
 from builder.common.console import View
@@ -39,6 +38,7 @@ from builder.common.errors import BuildError, FetchError, StaleError, UsageError
 from builder.common.files import digest_of_data, digests_of_tree, files_below
 from builder.common.text import size
 from builder.engine.client import Engine
+from builder.engine.run import Run
 from builder.host import Host
 from builder.index.download import Fetcher
 from builder.index.releases import parse_metadata
@@ -97,12 +97,14 @@ class SourceBuilder:
         self._archives: dict[str, Path] = {}
 
     @cached_property
-    def _run(self) -> RunContext:
-        return RunContext(engine=self._connect(), project=self._project, host=self._host, view=self._view)
+    def _run(self) -> Run:
+        return Run(
+            checkout=self._project, host=self._host, store=self._store, view=self._view, connected=self._connect()
+        )
 
     @cached_property
     def _lookup(self) -> LayerLookup:
-        return LayerLookup.of(self._project, self._host, self._view, self._store)
+        return LayerLookup.of(self._run)
 
     def requirements(self, build: WheelBuild) -> list[str]:
         """The requirements of a build, in the pyproject.toml of its source. Raises BuildError, FetchError."""
@@ -286,7 +288,7 @@ class SourceBuilder:
         [image] = planned.images
         if error := run.engine.info().foreign_error(image.cell.arch):
             raise error
-        assembler = Assembler(run, self._store, lookup=self._lookup)
+        assembler = Assembler(run, lookup=self._lookup)
         with run.view.live(), closing(assembler):
             if loaded := assembler.find(image):
                 return loaded.id

@@ -139,7 +139,7 @@ def add_command(
 
             engine = Engine.connect()
         if any(each.apt for each in additions):
-            run = context.connect(project or Project.shipped(store.root / "shipped"))
+            run = context.run(project or Project.shipped(store.root / "shipped"))
         done = add(
             additions, project, context.host, store, view, show,
             arch=arch, dry_run=dry_run, engine=engine, run=run, trust=trust, signer=signer,

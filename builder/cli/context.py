@@ -23,7 +23,7 @@ from builder import __version__, host
 from builder.common.console import View
 from builder.common.errors import FileError, UsageError
 from builder.common.reference import ImageRef
-from builder.host import Host, Run
+from builder.host import Host, RunProgram
 from builder.layers.store import Store
 from builder.matrix import support, tags
 from builder.matrix.cells import Cell
@@ -31,7 +31,7 @@ from builder.matrix.project import Project
 from builder.plan.recorded import PATH, read_recorded
 
 if TYPE_CHECKING:
-    from builder.build.context import RunContext
+    from builder.engine.run import Run
 
 SHOWN = 10  # names of written files; the others are counted
 
@@ -68,24 +68,19 @@ class Context:
             settings = host.read_host()
         else:
             settings = host.host_for_matrix(matrix)
-            settings = replace(settings, open_apt=lambda: self._open_apt(self.project, settings))
+            settings = replace(settings, open_apt=self._open_apt)
         return replace(settings, say=self.say)
 
-    def _open_apt(self, project: Project, settings: Host) -> AbstractContextManager[Run]:
+    def _open_apt(self) -> AbstractContextManager[RunProgram]:
         from builder.build import apt_container  # noqa: PLC0415  slow to import
 
-        return apt_container.open_apt(project, settings, View(self.err))
+        return apt_container.open_apt(self.run(self.project))
 
-    def connect(self, project: Project, *, start: bool = False) -> RunContext:
-        """The context of a run, with a running engine. With `start`, installs and starts an engine if necessary."""
-        from builder.build.context import RunContext  # noqa: PLC0415  slow to import
-        from builder.engine import setup  # noqa: PLC0415
-        from builder.engine.client import Engine  # noqa: PLC0415
+    def run(self, project: Project | None, *, start_engine: bool = False) -> Run:
+        """What steps work with. With `start_engine`, installs and starts an engine if none is running."""
+        from builder.engine.run import Run  # noqa: PLC0415  slow to import
 
-        engine = setup.ensure(self.say) if start else Engine.connect()
-        host = self.host  # of no checkout, if packages are put on an image
-        host = replace(host, open_apt=host.open_apt or (lambda: self._open_apt(project, self.host)))
-        return RunContext(engine=engine, project=project, host=host, view=View(self.err))
+        return Run(checkout=project, host=self.host, store=self.store, view=View(self.err), starts_engine=start_engine)
 
     def say(self, text: str) -> None:
         self.err.print(Text(text), soft_wrap=True)

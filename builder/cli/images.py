@@ -11,7 +11,7 @@ import click
 
 from builder.build import operating_systems, outcomes
 from builder.build.assemble import find_image
-from builder.build.context import Origin, RunContext, with_test_files
+from builder.build.context import Origin
 from builder.build.image_tests import new_tester
 from builder.build.outcomes import Outcome
 from builder.cli import options
@@ -19,6 +19,7 @@ from builder.cli.context import Context
 from builder.common.errors import ImageTestError, UsageError
 from builder.common.text import counted, duration
 from builder.compat import gpus
+from builder.engine.run import Run
 from builder.evidence.results import SLOW_S
 from builder.evidence.signing import Signer
 from builder.layers.known_layers import KnownLayers
@@ -99,12 +100,11 @@ def _make(
 ) -> None:
     """Makes images for the command `name`; `values` are fields of `ImageOptions`."""
     began = time.monotonic()
-    again = f"builder images --no-locked{options.given('gpu_mode', 'junit', 'jobs', 'patterns')}"
     project = context.project
     with context.locked(project, name):
         planned = render.load_checked_plan(project, project.select(patterns))
-        run = context.connect(project, start=start_engine)
-        done = make_images(run, context.store, planned, ImageOptions(wait=context.wait, again=again, **values))
+        run = context.run(project, start_engine=start_engine)
+        done = make_images(run, planned, ImageOptions(wait=context.wait, **values))
     show_outcomes(context, run, done, began=began, form=form)
     if failure := outcomes.failure(done):
         raise failure
@@ -142,24 +142,24 @@ def test_command(
     project, store = context.project, context.store
     chosen = project.select(patterns or (("*",) if stamp else ()))
     with context.locked(project, "test"):
-        run = context.connect(project, start=start_engine)
+        run = context.run(project, start_engine=start_engine)
         if stamp:
             area = StagingArea.of(project, place, run.host)
             release = area.read("" if stamp == NEWEST else stamp)
             planned = plan_of_release(run, release, {cell.id for cell in chosen}, own_arch=not patterns)
         else:
             planned = render.load_checked_plan(project, chosen)
-        tester = new_tester(with_test_files(run), planned.images, jobs=how.jobs, gpu_mode=how.gpu_mode, junit=how.junit)
+        tester = new_tester(run, planned.images, jobs=how.jobs, gpu_mode=how.gpu_mode, junit=how.junit)
         store.prepare()
         with store.used():
             if stamp:
                 signer = signer and signer.with_trust(project)
                 done = complete_tests(
-                    run, store, area, release, planned, tester, jobs=how.jobs, signer=signer, attach=not no_attach
+                    run, area, release, planned, tester, jobs=how.jobs, signer=signer, attach=not no_attach
                 )
             else:
                 known = KnownLayers(project.root)
-                found = {image.id: find_image(run, store, image, known) for image in planned.images}
+                found = {image.id: find_image(run, image, known) for image in planned.images}
                 done = retest_images(run, tester, planned, found, how.jobs)
     show_outcomes(context, run, done, began=began, form=form)
     tested = any(outcome.coverage or isinstance(outcome.error, ImageTestError) for outcome in done)
@@ -167,7 +167,7 @@ def test_command(
         raise failed
 
 
-def show_outcomes(context: Context, run: RunContext, done: Sequence[Outcome], *, began: float, form: str) -> None:
+def show_outcomes(context: Context, run: Run, done: Sequence[Outcome], *, began: float, form: str) -> None:
     """Shows the results for images since `began`, a time of `time.monotonic`."""
     seconds = time.monotonic() - began
     if form == "json":

@@ -147,7 +147,7 @@ def stage_command(
     planned = render.load_checked_plan(project, project.select(patterns))
     _warn_unsigned(context, project, signer)
     store, view = context.store, View(context.err)
-    lookup = LayerLookup.of(project, context.host, view, store) if untested else None
+    lookup = LayerLookup.of(context.run(project)) if untested else None
     with store.used():
         staged = stage(
             project, store, view, area, planned,
@@ -222,11 +222,11 @@ def refresh_command(
         _warn_unsigned(context, project, signer)
     context.say_support(project, chosen)
     with context.locked(project, "refresh"), project.scratch() as scratch:
-        run = context.connect(project, start=start_engine)
+        run = context.run(project, start_engine=start_engine)
         builder = SourceBuilder(project, context.host, run.view, store, Path(scratch))
         resolver = Resolver(project, context.host, say=context.say, builder=builder)
         result = refresh(
-            run, store, chosen, resolver, ImageOptions(wait=context.wait, **values),
+            run, chosen, resolver, ImageOptions(wait=context.wait, **values),
             area=area, signer=signer, today=context.today,
         )  # fmt: skip
     if result.outcomes:

@@ -21,7 +21,7 @@ from builder.common.errors import EngineError, LockError
 from builder.common.text import listed
 from builder.debian import control_files, mmdebstrap
 from builder.debian.os_lock import Architecture, DebianPackage, OsLock, OsRequest
-from builder.host import KEYRING, SYSTEM_BUNDLE, Host, Run, apt_of_debian
+from builder.host import KEYRING, SYSTEM_BUNDLE, Host, RunProgram, apt_of_debian
 from builder.matrix.schema import AMD64, Arch
 
 TIMEOUT_S = 300
@@ -51,7 +51,13 @@ class Archive:
     """The packages that the archives of a Debian release have now."""
 
     def __init__(
-        self, release: str, host: Host, folder: Path, run: Run = subprocess.run, arch: Arch = AMD64, status: str = ""
+        self,
+        release: str,
+        host: Host,
+        folder: Path,
+        run: RunProgram = subprocess.run,
+        arch: Arch = AMD64,
+        status: str = "",
     ) -> None:
         """Downloads the lists of packages; `run` runs apt, here or in a container. Raises LockError.
 
@@ -172,7 +178,7 @@ def archive(
         elif not sources:
             reason = "mmdebstrap printed no archive addresses"
     with ExitStack() as stack:
-        run: Run = subprocess.run
+        run: RunProgram = subprocess.run
         if reason:
             error = f"Debian packages cannot be locked on this machine: {reason}"
             hint = (

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from builder.host import KEYRING, AptSource, Run, parse_targets
+from builder.host import KEYRING, AptSource, RunProgram, parse_targets
 
 INSTALL_S = 600
 SOURCES_S = 60
@@ -47,7 +47,7 @@ def is_installed() -> bool:
     return shutil.which("mmdebstrap") is not None and Path(KEYRING).exists()
 
 
-def sources(release: str, run: Run = subprocess.run) -> tuple[AptSource, ...]:
+def sources(release: str, run: RunProgram = subprocess.run) -> tuple[AptSource, ...]:
     """Debian's own archives, as mmdebstrap writes them for a release; none if it cannot run."""
     # The hook stops mmdebstrap before it downloads or installs packages: a mode without root or namespaces is enough.
     hook = f'sed "s/^/{_MARK}/" "$1/etc/apt/sources.list" >&2; exit 1'

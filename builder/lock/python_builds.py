@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote
 
 from builder.common.errors import FetchError, LockError
 from builder.common.tasks import RetryPolicy
-from builder.host import Host, Run
+from builder.host import Host, RunProgram
 from builder.index.download import DEFAULT_POLICY, FileFetcher
 from builder.index.session import IndexSession
 from builder.lock.python_lock import ARCHIVE, LockedPython, python_key
@@ -41,7 +41,7 @@ def uv_program() -> str:
 class PythonBuilds:
     """uv's list of its builds for the images' platform. Reads it on first use, from several threads."""
 
-    def __init__(self, host: Host, run: Run = subprocess.run) -> None:
+    def __init__(self, host: Host, run: RunProgram = subprocess.run) -> None:
         self.host = host
         # Without the user's settings of uv, which may turn off downloads. With UV_PYTHON_CACHE_DIR, the empty archive
         # of `lock` would stay in that cache.

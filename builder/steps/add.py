@@ -16,7 +16,6 @@ from pathlib import Path
 
 from builder.build import added_layers, added_tests, apt_layer
 from builder.build.added_layers import CONFLICT
-from builder.build.context import RunContext
 from builder.common.console import Meter, View
 from builder.common.errors import (
     BuildError,
@@ -33,6 +32,7 @@ from builder.common.reference import ImageRef
 from builder.common.text import counted, listed, size
 from builder.engine.client import Engine
 from builder.engine.load import Loader
+from builder.engine.run import Run
 from builder.evidence import reports, sbom_and_provenance
 from builder.evidence.results import OWN, Evidence, Report, coverage_of
 from builder.evidence.signing import Signer, Trust
@@ -119,7 +119,7 @@ def add(
     arch: str = ALL,
     dry_run: bool = False,
     engine: Engine | None = None,
-    run: RunContext | None = None,
+    run: Run | None = None,
     trust: Trust | None = None,
     signer: Signer | None = None,
     program: Uv | None = None,

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 from builder.build import disk
 from builder.build.assemble import Assembler
-from builder.build.context import LoadedImage, RunContext, with_test_files
+from builder.build.context import LoadedImage
 from builder.build.dockerfile import DockerfileBuilder
 from builder.build.image_tests import Tester, check_docker_client, new_tester
 from builder.build.layer_lookup import LayerLookup
@@ -23,10 +22,8 @@ from builder.common.errors import BuilderError
 from builder.common.reference import ImageRef
 from builder.compat import gpus
 from builder.debian.archives import Archives
-from builder.engine.client import Engine
+from builder.engine.run import Run
 from builder.layers import garbage
-from builder.layers.known_layers import KnownLayers
-from builder.layers.store import Store
 from builder.plan import render
 from builder.plan.plan import Plan, PlannedImage
 from builder.steps.stale_locks import lock_stale_systems
@@ -34,14 +31,19 @@ from builder.steps.stale_locks import lock_stale_systems
 Method = Literal["assemble", "dockerfile"]
 ASSEMBLE: Method = "assemble"
 DOCKERFILE: Method = "dockerfile"
+LOCKS_CHANGED = """\
+locks/ changed, because Debian updated packages:
+  git diff locks                                shows the changes
+  git commit -m 'Update Debian packages' locks  keeps them
+  git restore locks                             undoes them"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions:
     """Options for making images. `jobs` are made at a time; without `test`, they are neither tested nor tagged.
 
-    `locked` makes it an error that locked Debian packages are gone; `again` is the command without it, for the hint.
-    `wait` for other builders that use the store, before garbage is collected. `junit` is a folder for reports of tests.
+    `locked` makes it an error that locked Debian packages are gone. `wait` for other builders that use the store,
+    before garbage is collected. `junit` is a folder for reports of tests.
     """
 
     jobs: int = 2
@@ -51,56 +53,44 @@ class ImageOptions:
     wait: bool = False
     gpu_mode: gpus.Mode = gpus.AUTO
     junit: Path | None = None
-    again: str = "builder images --no-locked"
 
 
-def make_images(run: RunContext, store: Store, planned: Plan, options: ImageOptions) -> list[Outcome]:
+def make_images(run: Run, planned: Plan, options: ImageOptions) -> list[Outcome]:
     """Makes every image of a plan. Returns their outcomes in its order; a failure is in the outcome of its image.
 
     Raises StaleError with `locked` (--locked) if locked Debian packages are gone, or the error of locking them.
     """
-    project, view = run.project, run.view
     tester = None
     if options.test:
-        tester = new_tester(
-            with_test_files(run), planned.images, jobs=options.jobs, gpu_mode=options.gpu_mode, junit=options.junit
-        )
-    lookup = LayerLookup.of(project, run.host, view, store)
+        tester = new_tester(run, planned.images, jobs=options.jobs, gpu_mode=options.gpu_mode, junit=options.junit)
     if options.method == DOCKERFILE:
         # These images do not have the layers of the plan, so that a smaller one may have other contents.
-        planned = with_all_tests(planned)
-        return build_test_tag(run, DockerfileBuilder(run, lookup=lookup), tester, planned, options.jobs)
+        return build_test_tag(
+            run, DockerfileBuilder(run, LayerLookup.of(run)), tester, with_all_tests(planned), options.jobs
+        )
 
     # Debian's archives delete a package when it has a newer version. For a person, that is no failure: today's packages
     # are locked, and the run goes on with them.
-    archives = Archives(project.matrix, run.host, view.say_once)
-    has_new_locks = lock_stale_systems(
-        run, store, planned, lookup, archives, is_locked=options.locked, again=options.again
-    )
+    archives = Archives(run.project.matrix, run.host, run.view.say_once)
+    has_new_locks = lock_stale_systems(run, planned, archives, is_locked=options.locked)
     try:
         if has_new_locks:
-            planned = render.load_checked_plan(project, [image.cell for image in planned.images])
-            lookup.known = KnownLayers(project.root)
+            planned = render.load_checked_plan(run.project, [image.cell for image in planned.images])
 
         # Deletes unused files, to make room for the layers that the store lacks. No other builder may use it meanwhile.
-        garbage.make_room(store, partial(disk.store_bytes, store, planned.images), wait=options.wait)
-        with store.used():
-            assembler = Assembler(run, store, jobs=options.jobs, lookup=lookup, archives=archives)
+        garbage.make_room(run.store, lambda: disk.store_bytes(run.store, planned.images), wait=options.wait)
+        with run.store.used():
+            assembler = Assembler(run, jobs=options.jobs, archives=archives)
             return build_test_tag(run, assembler, tester, planned, options.jobs)
     except BuilderError as error:
         return [Outcome(image=image, error=error) for image in planned.images]
     finally:
         if has_new_locks:  # also after a failure or Ctrl-C: the checkout has changed
-            view.say(
-                "locks/ changed, because Debian updated packages:\n"
-                "  git diff locks                                shows the changes\n"
-                "  git commit -m 'Update Debian packages' locks  keeps them\n"
-                "  git restore locks                             undoes them"
-            )
+            run.view.say(LOCKS_CHANGED)
 
 
 def build_test_tag(
-    run: RunContext, maker: Assembler | DockerfileBuilder, tester: Tester | None, planned: Plan, jobs: int
+    run: Run, maker: Assembler | DockerfileBuilder, tester: Tester | None, planned: Plan, jobs: int
 ) -> list[Outcome]:
     """Builds, tests and tags each image, each only if that is not done; without a tester, only builds.
 
@@ -114,25 +104,25 @@ def build_test_tag(
         # Its layers become an image, and the engine loads it; the id is in the view, for users who want to look inside.
         loaded = present[image.id] or maker.build(image)
         note = loaded.id.removeprefix("sha256:")[:12]
-        # A build may find that the image is complete: the store had it, or the engine's cache all its steps.
-        if outcome := _finished(engine, tester, image, loaded):
-            if tester:
-                maker.record_tagged(image)
-            view.end(image.id, "done", f"{note}, {'unchanged' if tester else loaded.origin}")
-            return outcome
+        if tester is None:
+            view.end(image.id, "done", f"{note}, {loaded.origin}")
+            return Outcome(image=image, loaded=loaded)
 
         # Only the tests that have not passed yet: those on a GPU may be new to this machine.
-        assert tester  # without one, the image is finished
         known = tester.coverage(image, loaded)
         is_tested = tester.is_complete(image, known)
         coverage = known if is_tested else tester.test(image, loaded, known)
 
-        # The full tag last: it marks a complete image.
-        for reference in reversed(image.local_names):
-            engine.tag(loaded.id, ImageRef.parse(reference))
+        # The full tag last: it marks a complete image. The store names the image as tested after that.
+        names = _missing_names(run, image, loaded)
+        for name in names:
+            engine.tag(loaded.id, ImageRef.parse(name))
         maker.record_tagged(image)
-        view.end(image.id, "done", f"{note}, {coverage.summary}\n  {'  '.join(image.local_names)}")
-        return Outcome(image=image, loaded=loaded, tested=not is_tested, tagged=True, coverage=coverage)
+        if names or not is_tested:
+            view.end(image.id, "done", f"{note}, {coverage.summary}\n  {'  '.join(image.local_names)}")
+        elif not present[image.id]:
+            view.end(image.id, "done", f"{note}, unchanged")
+        return Outcome(image=image, loaded=loaded, tested=not is_tested, tagged=bool(names), coverage=coverage)
 
     with closing(maker):
         engine.sweep(str(run.project.root))  # containers of killed runs
@@ -140,15 +130,15 @@ def build_test_tag(
             tester.check(planned.images)
 
         # An image is done if the engine has it as planned, its tests passed, and it has all its tags.
+        todo = []
         for image in planned.images:
             loaded = present[image.id] = maker.find(image)
-            if loaded and (outcome := _finished(engine, tester, image, loaded)):
-                done[image.id] = outcome
-                if tester:
-                    maker.record_tagged(image)  # a run that was killed may not have
+            if loaded and (tester is None or _is_finished(run, tester, image, loaded)):
+                done[image.id] = make_image(image)  # records it: a run that was killed may not have
             elif error := engine.info().foreign_error(image.cell.arch):
                 done[image.id] = Outcome(image=image, error=error)
-        todo = [image for image in planned.images if image.id not in done]
+            else:
+                todo.append(image)
         if todo and tester:
             check_docker_client()
 
@@ -173,17 +163,20 @@ def with_all_tests(planned: Plan) -> Plan:
     return replace(planned, images=tuple(images))
 
 
-def _finished(engine: Engine, tester: Tester | None, image: PlannedImage, loaded: LoadedImage) -> Outcome | None:
-    """An outcome if the image passed its tests, and the engine has it under every tag; without a tester, always."""
-    if tester is None:
-        return Outcome(image=image, loaded=loaded)
-    coverage = tester.coverage(image, loaded)
-    if not tester.is_complete(image, coverage):
-        return None
-    info = engine.image(loaded.id)
-    # The engine lists names in its own form (without `docker.io/`, for example): look up each name that is not listed.
-    for name in set(image.local_names).difference(info.tags if info else ()):
-        tagged = engine.image(name)
-        if tagged is None or tagged.id != loaded.id:
-            return None
-    return Outcome(image=image, loaded=loaded, coverage=coverage)
+def _is_finished(run: Run, tester: Tester, image: PlannedImage, loaded: LoadedImage) -> bool:
+    """True if the image passed its tests, and the engine has it under every tag."""
+    return tester.is_complete(image, tester.coverage(image, loaded)) and not _missing_names(run, image, loaded)
+
+
+def _missing_names(run: Run, image: PlannedImage, loaded: LoadedImage) -> list[str]:
+    """The names of an image that the engine lacks, or has for another image. The full tag, which comes last, is the
+    last one to set."""
+    info = run.engine.image(loaded.id)
+    missing = []
+    for name in reversed(image.local_names):
+        # The engine lists names in its own form (without `docker.io/`, for example): look up each that is not listed.
+        if not info or name not in info.tags:
+            tagged = run.engine.image(name)
+            if tagged is None or tagged.id != loaded.id:
+                missing.append(name)
+    return missing

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from datetime import date
 
 from builder.build import outcomes
-from builder.build.context import RunContext
 from builder.build.outcomes import Outcome
 from builder.common import git
 from builder.common.errors import BuilderError, IncompleteError
 from builder.common.text import counted
+from builder.engine.run import Run
 from builder.evidence.signing import Signer
-from builder.layers.store import Store
 from builder.lock import checks
 from builder.lock.resolve import Resolver
 from builder.matrix.cells import Cell
@@ -41,7 +40,7 @@ class Refreshed:
 
 
 def refresh(
-    run: RunContext, store: Store, chosen: Sequence[Cell], resolver: Resolver, options: ImageOptions, *,
+    run: Run, chosen: Sequence[Cell], resolver: Resolver, options: ImageOptions, *,
     area: StagingArea | None, signer: Signer | None, today: date,
 ) -> Refreshed:  # fmt: skip
     """Locks the newest Debian packages of cells, then builds, tests and stages the images that differ.
@@ -50,7 +49,7 @@ def refresh(
     If a Debian release cannot be locked, or an image fails, the others are completed. Raises the error of locking if
     nothing could be locked.
     """
-    project, view = run.project, run.view
+    project, view, store = run.project, run.view, run.store
     if git.commit(project.root, "HEAD"):
         before = ci.plan_digests(project, "HEAD", view.say)
     else:
@@ -76,7 +75,7 @@ def refresh(
     affected = [image.cell for image in changed if image.id in ids]
     if others := len(changed) - len(affected):
         view.say(f"{counted(others, 'image')} outside the selection also changed: run `builder refresh '*'`")
-    results = make_images(run, store, render.load_checked_plan(project, affected), options) if affected else []
+    results = make_images(run, render.load_checked_plan(project, affected), options) if affected else []
     passed = [outcome.image.cell for outcome in results if not outcome.error]
     if failure := outcomes.failure(results):
         if not (passed or failures):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from builder.build.context import RunContext
 from builder.build.layer_lookup import LayerLookup
 from builder.common.errors import LockError, StaleError, join
 from builder.common.files import write_atomically
 from builder.debian import os_lock, os_resolve
 from builder.debian.archives import Archives
 from builder.debian.os_lock import DebianPackage
+from builder.engine.run import Run
 from builder.layers import known_layers
-from builder.layers.store import Store
 from builder.lock import diff
 from builder.plan import plan, recorded
 from builder.plan.plan import Plan
@@ -20,22 +19,13 @@ from builder.plan.plan import Plan
 SHOWN = 20  # changed packages; the others are counted
 
 
-def lock_stale_systems(
-    run: RunContext,
-    store: Store,
-    planned: Plan,
-    lookup: LayerLookup,
-    archives: Archives,
-    *,
-    is_locked: bool,
-    again: str,
-) -> bool:
+def lock_stale_systems(run: Run, planned: Plan, archives: Archives, *, is_locked: bool) -> bool:
     """Locks current packages for operating systems that must be made, and whose locked packages no archive has.
 
     Returns True if there were any. With `is_locked` (--locked), raises StaleError instead, or the error of locking
-    them; `again` is the command without it, for the hint.
+    them.
     """
-    project, view = run.project, run.view
+    project, view, store, lookup = run.project, run.view, run.store, LayerLookup.of(run)
     with store.used():
         requests = {
             image.os_request
@@ -69,7 +59,7 @@ def lock_stale_systems(
         [f"{reason} {follows}", *(f"  {line}" for line in [*lines[:SHOWN], *more, f"in {', '.join(ids)}"])]
     )
     if is_locked:
-        hint = f"Lock the current versions, build and test with them, then commit locks/: {again}"
+        hint = "Run the same command with --no-locked to lock the current versions, then commit locks/."
         raise StaleError(text, hint=hint)
     view.say(text)
     for request, lock in new.items():

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 
 from builder.build import disk
-from builder.build.context import LoadedImage, RunContext, record_built
+from builder.build.context import LoadedImage, record_built
 from builder.build.image_tests import Tester, check_docker_client
 from builder.build.outcomes import Outcome, for_each_image
 from builder.common import errors
@@ -19,13 +19,13 @@ from builder.common.console import Meter, View
 from builder.common.errors import BuilderError, EngineError, ImageTestError, UsageError
 from builder.common.text import listed
 from builder.engine.load import Loader
+from builder.engine.run import Run
 from builder.evidence import reports, results
 from builder.evidence.results import Requirement
 from builder.evidence.signing import Signer, Trust
 from builder.evidence.suite import Suite
 from builder.layers import stored_layers
 from builder.layers.known_layers import KnownLayers
-from builder.layers.store import Store
 from builder.plan import render
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry import transfer
@@ -37,7 +37,7 @@ SHOWN = 5  # images that are not tested
 
 
 def retest_images(
-    run: RunContext, tester: Tester, planned: Plan, found: Mapping[str, LoadedImage | None], jobs: int
+    run: Run, tester: Tester, planned: Plan, found: Mapping[str, LoadedImage | None], jobs: int
 ) -> list[Outcome]:
     """Runs all tests of images that are built, whatever passed before; tags nothing. `found` are those in the engine.
 
@@ -64,7 +64,7 @@ def retest_images(
 
 
 def complete_tests(
-    run: RunContext, store: Store, area: StagingArea, release: StagedRelease, planned: Plan, tester: Tester,
+    run: Run, area: StagingArea, release: StagedRelease, planned: Plan, tester: Tester,
     *, jobs: int, signer: Signer | None, attach: bool = True,
 ) -> list[Outcome]:  # fmt: skip
     """Downloads staged images, runs the tests that their reports lack, and attaches the results, also of failures.
@@ -72,7 +72,7 @@ def complete_tests(
     Without `attach`, this machine keeps its results: it may not be able to write to the registry. Raises ImageTestError
     or EngineError if tests cannot run.
     """
-    project, engine, view = run.project, run.engine, run.view
+    project, engine, view, store = run.project, run.engine, run.view, run.store
     if attach and project.matrix.evidence and signer is None:
         view.say("the test results will not be signed: `builder release` on another machine will refuse them")
         view.say("  -> Run this again with --sign KEY.")
@@ -102,7 +102,7 @@ def complete_tests(
 
         # Its blobs go to the store, which may have some of them, and from there to the engine.
         blobs = [stored.config, *(layer.descriptor for layer in stored.layers)]
-        disk.check_download(run, store, blobs)
+        disk.check_download(run, blobs)
         transfer.fetch_blobs(repository, store, blobs, Meter(view, image.id, "downloaded", 0).add)
         store.put(stored.manifest.content, stored.manifest.media_type)
         if reported.failure:
@@ -156,7 +156,7 @@ def complete_tests(
     return [done[image.id] for image in planned.images]
 
 
-def plan_of_release(run: RunContext, release: StagedRelease, chosen: set[str], *, own_arch: bool) -> Plan:
+def plan_of_release(run: Run, release: StagedRelease, chosen: set[str], *, own_arch: bool) -> Plan:
     """The planned images of a staged release whose cells are `chosen`; with `own_arch`, only those of this machine.
 
     Raises UsageError for a cell that the release does not have, StaleError for an image of another plan.

@@ -15,6 +15,7 @@ from builder.build.layer_lookup import LayerLookup
 from builder.common.console import Meter, View
 from builder.common.errors import StaleError, UsageError
 from builder.common.reference import ImageRef
+from builder.engine.run import Run
 from builder.evidence.signing import Trust
 from builder.host import Host
 from builder.index.download import Fetcher
@@ -81,7 +82,7 @@ def verify_named(
         # The image is compared with the plan of this checkout for the same cell.
         planned, built = None, None
         if project and (planned := planned_digests(project, store, source.lowest_cell)):
-            built = LayerLookup.of(project, host, view, store).built_wheel
+            built = LayerLookup.of(Run(checkout=project, host=host, store=store, view=view)).built_wheel
         attestations = None
         if isinstance(source, RegistrySource) and trust.signers:
             attestations = Attestations(source=source, reference=tagged, trust=trust)

@@ -7,11 +7,11 @@ import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from builder.build.context import RunContext
 from builder.build.operating_systems import Mmdebstrap
 from builder.common.files import write_atomically
 from builder.debian.archives import DebianFetcher
 from builder.debian.os_lock import DebianPackage, OsLock
+from builder.engine.run import Run
 from builder.host import Host
 from builder.matrix.schema import AMD64
 
@@ -25,7 +25,7 @@ class FakeMmdebstrap(Mmdebstrap):
     `debs` are those of the runs. Every release has a base image.
     """
 
-    def __init__(self, run: RunContext, make: MakeTar = lambda *_: file_system()) -> None:
+    def __init__(self, run: Run, make: MakeTar = lambda *_: file_system()) -> None:
         super().__init__(run)
         self.make = make
         self.hosts: list[Host] = []

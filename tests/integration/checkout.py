@@ -19,12 +19,12 @@ from pathlib import Path
 from rich.console import Console
 
 from builder import host
-from builder.build.context import RunContext
 from builder.build.operating_systems import Mmdebstrap
 from builder.common.console import View
 from builder.common.files import digest_of_data, digests_of_tree
 from builder.common.lock_text import KNOWN_LAYERS
-from builder.engine.client import Engine
+from builder.engine.run import Run
+from builder.layers.store import Store
 from builder.matrix.project import Project
 from tests.integration import stores, wheels
 from tests.integration.builder_process import BuilderProcess
@@ -238,8 +238,8 @@ class Checkout:
     def base_image(self, release: str = "bookworm") -> str:
         """The base image of a Debian release in the machine's own engine, which is made if it cannot be pulled."""
         project = Project(self.root)
-        view = View(Console(file=io.StringIO()))
-        run = RunContext(engine=Engine.connect(), project=project, host=host.host_for_matrix(project.matrix), view=view)
+        settings, view = host.host_for_matrix(project.matrix), View(Console(file=io.StringIO()))
+        run = Run(checkout=project, host=settings, store=Store(self.root / "store"), view=view)
         return Mmdebstrap(run).base_image(release)
 
     def docker(self, *arguments: str) -> str:

@@ -325,7 +325,7 @@ def run_all(
 ) -> list[str]:
     """Tests packages, records each result at once with `keep`, and returns what differs from the list."""
     project = context.project
-    work = context.connect(project)
+    work = context.run(project)
     references = tags.compute(project.matrix, project.cells)
     differences: list[str] = []
     missing: dict[str, str] = {}

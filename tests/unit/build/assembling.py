@@ -13,19 +13,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from builder.build.assemble import Assembler
-from builder.build.context import RunContext
-from builder.build.layer_lookup import LayerLookup
-from builder.common.console import View
 from builder.common.errors import BuilderError, RegistryError
 from builder.common.files import digest_of_bytes, digest_of_data, replacing, short_digest
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
+from builder.engine.run import Run
 from builder.host import Host
 from builder.index.download import Fetcher
 from builder.index.settings import IndexSettings
 from builder.index.wheels import LockedWheel, Sdist, Wheel
 from builder.layers import oci, stored_images, stored_layers
-from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image
 from builder.layers.store import Store
 from builder.matrix.project import Project
@@ -36,6 +33,7 @@ from builder.registry.client import Repository
 from tests.fakes import locks
 from tests.fakes.engine import FakeEngine, MemoryConsole
 from tests.fakes.mmdebstrap import DAY, file_system
+from tests.fakes.run import new_run
 
 EMBER, JUPYTER, QUARTZ, BOARD = locks.LOCKED
 NOTEBOOK = "notebook"
@@ -221,8 +219,8 @@ class AssemblyBench:
         self.assemblers: list[Assembler] = []
 
     @property
-    def context(self) -> RunContext:
-        return RunContext(engine=self.engine, project=self.project, host=Host(), view=View(self.console))
+    def context(self) -> Run:
+        return new_run(self.project, engine=self.engine, store=self.store, console=self.console)
 
     def images(self, *cells: str) -> list[PlannedImage]:
         planned = plan.make_locked_plan(self.project, self.project.select(cells))
@@ -230,13 +228,7 @@ class AssemblyBench:
         return [by_id[cell] for cell in cells]
 
     def begin(self, images: Sequence[PlannedImage]) -> Assembler:
-        context = self.context
-        known = KnownLayers(self.project.root)
-        assembler = Assembler(
-            context,
-            self.store,
-            lookup=LayerLookup(self.project, context.host, context.view, self.store, known),
-        )
+        assembler = Assembler(self.context)
         self.assemblers.append(assembler)
         assembler.start(images)
         return assembler
@@ -250,7 +242,7 @@ class AssemblyBench:
         return ids
 
     def record_tagged(self, cell: str) -> None:
-        Assembler(self.context, self.store).record_tagged(self.images(cell)[0])
+        Assembler(self.context).record_tagged(self.images(cell)[0])
 
     def refresh(self, python: str = locks.PYTHON) -> None:
         """Locks newer Debian packages, and makes operating systems of them from now on."""
@@ -258,7 +250,7 @@ class AssemblyBench:
         locks.write_os_locks(self.project, "2.0-1", python)
 
     def find(self, cell: str) -> str:
-        found = Assembler(self.context, self.store).find(self.images(cell)[0])
+        found = Assembler(self.context).find(self.images(cell)[0])
         return found.id if found else ""
 
     def stored(self, cell: str) -> Image:

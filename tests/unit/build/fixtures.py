@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from builder.build import assemble, layer_lookup, operating_systems
-from builder.build.context import RunContext
+from builder.engine.run import Run
 from builder.layers import oci, stored_layers
 from builder.layers.store import Store
 from builder.matrix.project import Project
@@ -37,7 +37,7 @@ def benches(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     def new_fetcher(*arguments: Any, **options: Any) -> WorldFetcher:
         return WorldFetcher(machines[-1].world, *arguments, **options)
 
-    def new_mmdebstrap(run: RunContext) -> FakeMmdebstrap:
+    def new_mmdebstrap(run: Run) -> FakeMmdebstrap:
         return FakeMmdebstrap(run, machines[-1].world.make_system)
 
     def new_repository(*arguments: Any, **options: Any) -> FakeRepository:

@@ -13,12 +13,12 @@ from typing import Any, BinaryIO, cast
 import pytest
 
 from builder.build import apt_container
-from builder.common.console import View
-from builder.engine.client import Engine, RunningContainer
+from builder.engine.client import RunningContainer
 from builder.host import Apt, AptSource, Host
 from builder.matrix.project import Project
-from tests.fakes.engine import FakeEngine, MemoryConsole
+from tests.fakes.engine import FakeEngine
 from tests.fakes.mmdebstrap import FakeMmdebstrap
+from tests.fakes.run import new_run
 
 
 class MemoryContainer:
@@ -56,9 +56,8 @@ def test_apt_reads_the_same_files_in_the_container(
     tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are copied once: apt's lists of packages stay in the container."""
-    engine, view = OneContainer(), View(MemoryConsole())
+    engine = OneContainer()
     host = Host(read_apt=lambda: Apt(sources=(AptSource(kind="main", uri="http://127.0.0.1:80/debian"),)))
-    monkeypatch.setattr(Engine, "connect", lambda: engine)
     monkeypatch.setattr(apt_container, "Mmdebstrap", FakeMmdebstrap)
     configuration = tmp_path / "apt/apt.conf"
     configuration.parent.mkdir()
@@ -68,7 +67,7 @@ def test_apt_reads_the_same_files_in_the_container(
         "PATH": "/this/machine",
         "HTTP_PROXY": "http://p.example.test",
     }
-    with apt_container.open_apt(tiny, host, view) as run:
+    with apt_container.open_apt(new_run(tiny, engine=engine, host=host)) as run:
         for _ in range(2):
             done = run(["apt-get", "update"], capture_output=True, text=True, env=environment, timeout=5, check=False)
         run(["apt-config", "dump"])

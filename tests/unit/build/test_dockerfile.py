@@ -11,18 +11,16 @@ from pathlib import Path
 import pytest
 
 from builder.build import dockerfile
-from builder.build.context import LoadedImage, RunContext, built_ids
+from builder.build.context import LoadedImage, built_ids
 from builder.build.dockerfile import BUILT, DockerfileBuilder, context_files
 from builder.build.layer_lookup import LayerLookup
 from builder.build.programs import Program
-from builder.common.console import View
 from builder.common.errors import BuildError, BusyError, DiskError, EngineError
 from builder.common.files import digest_of_data
 from builder.host import Host
 from builder.index.settings import IndexSettings
 from builder.index.wheels import LockedWheel
 from builder.layers.known_layers import KnownLayers
-from builder.layers.store import Store
 from builder.lock import lockfile
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
@@ -32,6 +30,7 @@ from tests.fakes import locks
 from tests.fakes.engine import INFO, FakeEngine, MemoryConsole
 from tests.fakes.mmdebstrap import FakeMmdebstrap
 from tests.fakes.programs import FakePrograms
+from tests.fakes.run import new_run
 
 Edit = Callable[[str, str], Project]
 CELL = "qz-0.5-cu129-py311"
@@ -72,7 +71,7 @@ class TinyProject:
         self.project = project
         self.engine = FakeEngine()
         self.console = MemoryConsole()
-        self.run = RunContext(engine=self.engine, project=project, host=HOST, view=View(self.console))
+        self.run = new_run(project, engine=self.engine, host=HOST, console=self.console)
         self.buildx = Buildx(self.engine)
         [self.image] = self.rendered(CELL)
 
@@ -122,9 +121,9 @@ class WheelLookup(LayerLookup):
     """Gives a wheel, if `gc` must wait meanwhile."""
 
     def built_wheel(self, wheel: LockedWheel) -> Path:
-        with pytest.raises(BusyError), self.store.locked(fcntl.LOCK_EX | fcntl.LOCK_NB):
+        with pytest.raises(BusyError), self.run.store.locked(fcntl.LOCK_EX | fcntl.LOCK_NB):
             pass
-        path = self.store.root / "wheel"
+        path = self.run.store.root / "wheel"
         path.write_text(wheel.name)
         return path
 
@@ -133,7 +132,7 @@ def test_wheels_that_were_built_from_source_are_copied_while_gc_waits(checkout: 
     project, run = checkout.project, checkout.run
     first, *others = checkout.image.wheels
     image = replace(checkout.image, wheels=(replace(first, source=f"./src#sha256={'0' * 64}"), *others))
-    lookup = WheelLookup(project, run.host, run.view, Store(tmp_path / "store"), KnownLayers(project.root))
+    lookup = WheelLookup(run, KnownLayers(project.root))
     builder = DockerfileBuilder(run, lookup)
     builder.start([image])
     copied: dict[str, bytes] = {}
@@ -348,7 +347,7 @@ def test_the_login_of_an_index_is_a_secret_of_the_build(
     lockfile.path(project.root, CELL).write_text(lockfile.dump(replace(lock, wheels=wheels)))
     checkout.project = project
     host = replace(HOST, index=HOST.index.with_index("company", url, ""))
-    checkout.run = replace(checkout.run, project=project, host=host)
+    checkout.run = replace(checkout.run, checkout=project, host=host)
     [image] = checkout.rendered(CELL)
     checkout.build(image)
     [program] = checkout.buildx.calls

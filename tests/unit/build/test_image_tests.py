@@ -13,9 +13,8 @@ from typing import ClassVar, Self
 import pytest
 
 from builder.build import image_tests
-from builder.build.context import LoadedImage, RunContext
+from builder.build.context import LoadedImage
 from builder.build.pytest_run import describe, read_results
-from builder.common.console import View
 from builder.common.errors import ImageTestError
 from builder.compat import gpus
 from builder.compat.gpus import Gpu
@@ -23,12 +22,12 @@ from builder.engine.model import EngineInfo
 from builder.evidence import results
 from builder.evidence.results import Evidence, Report, coverage_of
 from builder.evidence.suite import GPU_TESTS, Suite
-from builder.host import Host
 from builder.matrix.project import Project
 from builder.matrix.tags import ARCHITECTURES_LABEL, CUDA_LABEL, DRIVER_LABEL
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from tests.fakes.engine import INFO, FakeEngine, MemoryConsole
+from tests.fakes.run import new_run
 from tests.fakes.suites import write_tests
 
 CELL = "qz-0.5-cu129-py311-board"
@@ -171,7 +170,7 @@ def tester(tiny: Project, image: PlannedImage, monkeypatch: pytest.MonkeyPatch, 
     ) -> image_tests.Tester:
         info = info or replace(INFO, gpu_option="--gpus" if present and runtime else "")
         pool = gpus.Pool(probe=lambda: (driver if present else "", present), poll=0.001)
-        run = RunContext(engine=FakeEngine(info=info), project=tiny, host=Host(), view=View(console))
+        run = new_run(tiny, engine=FakeEngine(info=info), console=console)
         return image_tests.Tester(run, gpu_mode=mode, pool=pool)
 
     return make
@@ -533,7 +532,7 @@ def test_images_that_are_tested_at_once_share_the_gpus(
 
     real = gpus.Pool
     monkeypatch.setattr(gpus, "Pool", pool)
-    run = RunContext(engine=FakeEngine(), project=tiny, host=Host(), view=View(console))
+    run = new_run(tiny, console=console)
     for jobs in (1, 9):
         image_tests.new_tester(run, [image, image], jobs=jobs, gpu_mode="auto", junit=None)
     assert shares == [1, 2]

@@ -14,10 +14,8 @@ from typing import Any, BinaryIO
 import pytest
 
 from builder.build import operating_systems
-from builder.build.context import RunContext
 from builder.build.operating_systems import Mmdebstrap
 from builder.build.programs import Program
-from builder.common.console import View
 from builder.common.errors import BuildError, DiskError, EngineError, UsageError
 from builder.debian.os_lock import DebianPackage, OsLock
 from builder.host import Apt, AptSource, Host
@@ -25,6 +23,7 @@ from builder.matrix.project import Project
 from tests.fakes.engine import INFO, FakeEngine, MemoryConsole, Programs
 from tests.fakes.locks import TIME
 from tests.fakes.programs import FakePrograms
+from tests.fakes.run import new_run
 from tests.unit.debian.test_local_repository import deb
 
 ENOUGH = operating_systems.FREE_MEMORY
@@ -97,7 +96,7 @@ class Machine:
         monkeypatch.setattr("builder.debian.mmdebstrap.KEYRING", str(self.keyring))
         monkeypatch.setattr("builder.common.machine.MEMINFO", folder / "meminfo")
         monkeypatch.setattr("builder.common.machine.CGROUP", folder)
-        run = RunContext(engine=self.engine, project=project, host=HOST, view=View(self.console))
+        run = new_run(project, engine=self.engine, host=HOST, console=self.console)
         self.mmdebstrap = Mmdebstrap(run, self.children)
 
     def set_memory(self, free: int) -> None:
@@ -344,7 +343,7 @@ def test_a_base_image_for_another_architecture_never_replaces_that_of_the_engine
     """A pull would: buildx gets it itself from a registry that has it."""
     assert machine.mmdebstrap.base_image("newbird", "arm64") == f"example/base:new@sha256:{'2' * 64}"
     assert machine.engine.calls == []
-    again = Mmdebstrap(replace(machine.mmdebstrap._run, engine=ContainerEngine(registry=False)), machine.children)
+    again = Mmdebstrap(replace(machine.mmdebstrap._run, connected=ContainerEngine(registry=False)), machine.children)
     name = again.base_image("newbird", "arm64")
     assert name.endswith("-arm64")
     assert again._run.engine.calls == [f"import {name} for arm64"]  # type: ignore[attr-defined]

@@ -15,10 +15,8 @@ from urllib.parse import quote
 import pytest
 
 from builder.build import operating_systems
-from builder.build.context import RunContext
 from builder.build.layer_lookup import LayerLookup
 from builder.build.operating_systems import SystemLayers
-from builder.common.console import View
 from builder.common.errors import BuildError, DiskError, FetchError
 from builder.common.files import digest_of_bytes
 from builder.debian.archives import Archives, DebianFetcher
@@ -34,6 +32,7 @@ from builder.plan import plan
 from tests.fakes import locks
 from tests.fakes.engine import FakeEngine, MemoryConsole
 from tests.fakes.mmdebstrap import FakeDebianFetcher, FakeMmdebstrap, file_system
+from tests.fakes.run import new_run
 from tests.fakes.wire import Reply, Wire
 
 CELL = "qz-0.5-cu129-py311"
@@ -54,7 +53,7 @@ class OneSystem:
         self.store.prepare()
         self.console = MemoryConsole()
         self.engine = FakeEngine()
-        self.run = RunContext(engine=self.engine, project=project, host=Host(), view=View(self.console))
+        self.run = new_run(project, engine=self.engine, store=self.store, console=self.console)
         [self.image] = plan.make_locked_plan(project, project.select([CELL])).images
         self.known = KnownLayers(project.root)
         self.error: BuildError | None = None
@@ -68,11 +67,11 @@ class OneSystem:
         return file_system()
 
     def make(self) -> Layer:
-        lookup = WithoutRegistry(self.run.project, self.run.host, self.run.view, self.store, self.known)
+        lookup = WithoutRegistry(self.run, self.known)
         self.fake = FakeMmdebstrap(self.run, self.mmdebstrap)
         files = operating_systems.read_inputs(self.run.project, self.image)
         archives = Archives(self.run.project.matrix, self.run.host)
-        systems = SystemLayers(self.run, self.store, lookup, self.fake, archives)
+        systems = SystemLayers(self.run, lookup, self.fake, archives)
         return systems.provide(self.image, files)
 
     @property

@@ -129,7 +129,7 @@ def test_outcomes_are_printed_as_json(run: Run, calls: list[Call], tmp_path: Pat
     assert "up to date" not in result.err
 
 
-@pytest.mark.parametrize("command", ["images", "build", "test"])
+@pytest.mark.parametrize("command", ["images", "build"])
 def test_an_engine_is_started_only_with_the_option(
     run: Run, calls: list[Call], monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
@@ -255,19 +255,11 @@ def test_changed_locks_are_named_after_an_interrupted_build(
     assert "git restore locks" not in run("images", CELL).err, "the new locks are current"
 
 
-@pytest.mark.parametrize(
-    ("variable", "arguments", "again"),
-    [
-        ("1", "", ""),
-        ("", "--locked", ""),
-        ("", "--locked --jobs 2 --gpu off", "--gpu off -j 2 "),
-    ],
-)
+@pytest.mark.parametrize(("variable", "arguments"), [("1", ""), ("", "--locked")])
 def test_locked_packages_that_are_gone_are_refused(
     run: Run, locked: Project, calls: list[Call], archive: locks.FakeArchive, monkeypatch: pytest.MonkeyPatch,
-    variable: str, arguments: str, again: str,
+    variable: str, arguments: str,
 ) -> None:  # fmt: skip
-    """An option with a number made the hint fail with an internal error."""
     archive.versions["newbird"] = "2.0-1"
     before = locks_and_images(locked)
     monkeypatch.setenv("GPU_IMAGES_LOCKED", variable)
@@ -277,7 +269,7 @@ def test_locked_packages_that_are_gone_are_refused(
     [images_line] = [line for line in result.err.splitlines() if line.startswith("  in ")]
     assert set(images_line.removeprefix("  in ").split(", ")) == {CELL, f"{CELL}-board", f"{CELL}-jupyter"}
     assert result.err.count("->") > 1
-    assert f"commit locks/: builder images --no-locked {again}'qz-0.5-cu129-py311*'\n" in result.err
+    assert "-> Run the same command with --no-locked" in result.err
     assert locks_and_images(locked) == before
     assert run("images", "--no-locked", CELL).code == 0, "the hint works"
 

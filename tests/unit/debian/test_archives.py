@@ -28,7 +28,7 @@ from builder.debian.archives import (
     Place,
 )  # fmt: skip
 from builder.debian.os_lock import DebianPackage, OsLock
-from builder.host import Apt, AptSource, Host, Run
+from builder.host import Apt, AptSource, Host, RunProgram
 from builder.index.download import AbsentError
 from builder.matrix.project import Project
 from tests.fakes.locks import TIME
@@ -197,7 +197,7 @@ class Container:
         self.image = image
 
     @contextmanager
-    def open(self) -> Iterator[Run]:
+    def open(self) -> Iterator[RunProgram]:
         if not self.image:
             raise EngineError("base image: cannot be pulled")
         self.started += 1

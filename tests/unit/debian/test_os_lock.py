@@ -15,7 +15,7 @@ from builder.common.errors import EngineError, IncompleteError, LockError, Matri
 from builder.debian import apt, os_lock, os_resolve
 from builder.debian.archives import Kept
 from builder.debian.os_lock import OsLock, OsRequest
-from builder.host import Apt, AptSource, Host, Run
+from builder.host import Apt, AptSource, Host, RunProgram
 from builder.lock import checks, lockfile
 from builder.lock.resolve import Resolver
 from builder.matrix.project import Project
@@ -495,7 +495,7 @@ class Elsewhere:
         self.seen: list[tuple[str, str]] = []
 
     @contextmanager
-    def open(self) -> Iterator[Run]:
+    def open(self) -> Iterator[RunProgram]:
         def run(
             command: Sequence[str], env: Mapping[str, str] | None = None, **_: object
         ) -> subprocess.CompletedProcess[str]:
@@ -538,7 +538,7 @@ def test_apt_runs_in_a_container_where_it_cannot_run_here(
 
 @pytest.mark.parametrize("has_engine", [False, True])
 def test_without_apt_and_container_both_ways_out_are_named(monkeypatch: pytest.MonkeyPatch, has_engine: bool) -> None:
-    def fails() -> AbstractContextManager[Run]:
+    def fails() -> AbstractContextManager[RunProgram]:
         raise EngineError("no Docker Engine answers")
 
     monkeypatch.setattr("shutil.which", lambda _: None)

@@ -132,7 +132,7 @@ class GpuMachine:
             self.bench.engine, state=self.bench.project.state, requirement=self.requirement, ran=ran, is_failing=failing
         )
         [outcome] = complete_tests(
-            self.bench.context, self.bench.store, area, StagedRelease(stamp="20261122", revision="", images=(staged,)),
+            self.bench.context, area, StagedRelease(stamp="20261122", revision="", images=(staged,)),
             Plan(images=(self.planned,)), tester, jobs=1, signer=signer, attach=attach,
         )  # fmt: skip
         self.tested = tester.calls

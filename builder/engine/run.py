@@ -1,0 +1,44 @@
+"""What the steps of one command work with: the checkout, this machine, the store, the progress, and the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from builder.common.console import View
+from builder.common.errors import UsageError
+from builder.engine import setup
+from builder.engine.client import Engine
+from builder.host import Host
+from builder.layers.store import Store
+from builder.matrix.project import Project
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of a command. Most commands need no engine: it is connected to on first use.
+
+    `checkout` is None outside a checkout, where some commands work too. With `starts_engine`, installs and starts an
+    engine if none is running. `connected` is an engine to use instead.
+    """
+
+    checkout: Project | None
+    host: Host
+    store: Store
+    view: View
+    starts_engine: bool = False
+    connected: Engine | None = None
+
+    @property
+    def project(self) -> Project:
+        """The checkout. Raises UsageError outside a checkout."""
+        if self.checkout is None:
+            raise UsageError("no matrix.yaml here or in a folder above", hint="Run this in a checkout.")
+        return self.checkout
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine. Raises EngineError if none is running, or cannot be started."""
+        if self.connected:
+            return self.connected
+        return setup.ensure(self.view.say) if self.starts_engine else Engine.connect()
