@@ -128,7 +128,7 @@ class Host:
     def _urls(self) -> list[str]:
         proxies = [value for name, value in self.proxies.items() if name.upper() != "NO_PROXY"]
         indexes = [self.index.url, *(settings.url for settings in self.index.named.values())]
-        clients = [*indexes, self.index.python_mirror, self.index.redist_mirror, self.apt.proxy]
+        clients = [*indexes, self.index.python_mirror, self.apt.proxy]
         return [*clients, *(source.uri for source in self.apt.sources), *proxies]
 
     def with_snapshot(self, address: str, time: str, *, is_past: bool = True) -> Host:

@@ -30,14 +30,12 @@ from builder.debian.archives import Archives
 from builder.engine.load import Loader
 from builder.engine.run import Run
 from builder.index.download import CONNECTIONS, Fetcher
-from builder.layers import estargz, redist, splice, stored_images, stored_layers, wheel_zip
+from builder.layers import estargz, splice, stored_images, stored_layers, wheel_zip
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
 from builder.layers.splice import Entry
-from builder.layers.store import BLOBS, PACKAGES
 from builder.layers.stored_images import UNTESTED
 from builder.layers.wheel import FILE_MODE, InstallScheme, environment, new_folders
-from builder.lock.redist import RedistFetcher
 from builder.matrix.schema import Arch
 from builder.plan import budget, plan
 from builder.plan.layer_order import PlannedLayer
@@ -154,12 +152,11 @@ class Assembler:
             for layer in sorted(missing, key=lambda layer: -min(wheel.size for wheel in layer.wheels)):
                 self._layers[layer.inputs] = self._making_wheels.submit(self._splice, layer, fetcher)
 
-        # Bytecode, which needs an operating system and layers of wheels, and NVIDIA's archives, with links to wheels.
+        # Bytecode, which needs an operating system and layers of wheels.
         for image in images:
             for layer in image.layers:
-                if layer.kind in ("bytecode", "redist") and layer.inputs not in self._layers:
-                    make = self._compile if layer.kind == "bytecode" else self._unpack
-                    self._layers[layer.inputs] = self._compiling.submit(make, layer, image)
+                if layer.kind == "bytecode" and layer.inputs not in self._layers:
+                    self._layers[layer.inputs] = self._compiling.submit(self._compile, layer, image)
 
     def as_ready(self, images: Sequence[PlannedImage]) -> Iterator[PlannedImage]:
         """The images, each when its layers are made or have failed, so that none waits for the layers of another."""
@@ -351,24 +348,6 @@ class Assembler:
             with zip_path.open("rb") as archive:
                 entries = splice.prefetched_first(_bytecode_entries(archive, scheme), layer.prefetch)
                 return stored_layers.store_layer(store, layer, entries, lookup.known.get(layer.inputs))
-
-    def _unpack(self, layer: PlannedLayer, image: PlannedImage) -> Layer:
-        """Makes a layer of NVIDIA's archives, which the store keeps like Debian packages. Raises FetchError."""
-        store, lookup = self._store, self._lookup
-        if made := lookup.in_store(layer.inputs) or lookup.download(layer.component, layer.inputs):
-            return made
-        meter = Meter(self._run.view, image.id, "fetched", layer.bytes)
-        fetcher = RedistFetcher(
-            self._run.host.index, store.root / BLOBS, store.downloads, progress=meter.add, stopped=self._stopped
-        )
-        archives = [(archive, fetcher.fetch(archive)) for archive in layer.archives]
-        wheels = [self._layers[inputs].result() for inputs in layer.compiled]
-        files = [file.name for each in wheels for file in stored_layers.read_toc(store, each)]
-        entries = redist.redist_entries(archives, files)
-        made = stored_layers.store_layer(store, layer, entries, lookup.known.get(layer.inputs))
-        blobs = [f"sha256:{archive.sha256}" for archive in layer.archives]
-        store.put_record(f"{layer.inputs}.{PACKAGES}", {"digest": made.digest, "size": made.size, PACKAGES: blobs})
-        return made
 
 
 def find_image(run: Run, image: PlannedImage, known: KnownLayers) -> LoadedImage | None:

@@ -116,5 +116,5 @@ def _check_free(folder: str, needed: int, action: str) -> None:
 
 
 def _wheel_layers(images: Iterable[PlannedImage]) -> Collection[PlannedLayer]:
-    layers = (layer for image in images for layer in image.layers if layer.wheels or layer.archives)
+    layers = (layer for image in images for layer in image.layers if layer.wheels)
     return {layer.inputs: layer for layer in layers}.values()

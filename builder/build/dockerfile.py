@@ -18,14 +18,12 @@ from builder.common.files import files_below
 from builder.engine.model import is_disk_full
 from builder.engine.run import Run
 from builder.index.logins import netrc_of
-from builder.lock.redist import RedistFetcher
 from builder.matrix.project import Project
 from builder.plan.plan import COMMON_INPUTS, PlannedImage
 from builder.plan.settings import built_labels
 
 TIMEOUT_S = 2 * 3600
 BUILT = "built"  # the stage with wheels that were built from source, and their folder
-REDIST = "redist"  # the stage with NVIDIA's archives, and their folder
 _TAIL = 15  # lines of output in a message
 _STEP = re.compile(r"#\d+ (\[(?!internal).*)")  # of buildx's plain progress
 _FAILED = re.compile(r"^#(\d+) ERROR", re.MULTILINE)
@@ -65,7 +63,7 @@ class DockerfileBuilder:
         host = run.host.for_release(run.project.matrix.debian[image.debian])
         base = self._mmdebstrap.base_image(image.debian, arch)
         with run.project.scratch() as scratch:
-            context, built, redist, id_file = (Path(scratch) / name for name in ("context", BUILT, REDIST, "id"))
+            context, built, id_file = (Path(scratch) / name for name in ("context", BUILT, "id"))
             for name, path in context_files(run.project, image).items():
                 copy = context / name
                 copy.parent.mkdir(parents=True, exist_ok=True)
@@ -77,10 +75,6 @@ class DockerfileBuilder:
             for name, content in host.files(image.debian).items():
                 (context / name).write_bytes(content)
             built.mkdir()
-            archives = RedistFetcher(run.host.index, redist, Path(scratch))
-            for archive in image.archives:
-                redist.mkdir(exist_ok=True)
-                archives.fetch(archive).rename(redist / archive.file)
             if self._lookup and (from_source := [wheel for wheel in image.wheels if wheel.source]):
                 with self._run.store.used():
                     for wheel in from_source:
@@ -97,8 +91,6 @@ class DockerfileBuilder:
                 command.append(f"--network={host.network}")
             if any(wheels.is_built for wheels in image.lists):
                 command.append(f"--build-context={BUILT}={built}")
-            if image.archives:
-                command.append(f"--build-context={REDIST}={redist}")
             # The engine of this run, with its own buildx builder, even if another one is selected.
             environment = {**os.environ, **run.engine.address.variables, **host.proxies}
             environment.pop("BUILDX_BUILDER", None)

@@ -16,7 +16,7 @@ from builder.index.releases import Index
 from builder.lock import lockfile
 from builder.lock.resolve import Resolver
 from builder.matrix import facts, support, tags
-from builder.matrix.cells import Cell, reason_not_built
+from builder.matrix.cells import Cell
 from builder.matrix.schema import Matrix
 from builder.registry.client import Repository, labels_of
 
@@ -98,8 +98,8 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
         for end in support.ends_of_cell(project.matrix, cell):
             reason = f"; released anyway: {end.after_support}" if end.after_support else ""
             click.echo(f"{end.sentence(context.today)} ({end.source}){reason}")
-        if cell.id in known and (not_built := reason_not_built(project.matrix, cell)):
-            click.echo(f"not built yet: {not_built[1]}")
+        if cell.id in known and (not_built := project.matrix.python[cell.python].not_built):
+            click.echo(f"not built yet: {not_built}")
     if not explanation.works:
         raise RefusedError(explanation.verdict)
 

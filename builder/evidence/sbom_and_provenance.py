@@ -100,13 +100,10 @@ def _release_number(versions: Mapping[str, str]) -> str:
 
 
 def _archives(planned: PlannedImage) -> Iterator[Component]:
-    """uv's own build of Python, if the image has one instead of Debian's, and NVIDIA's archives."""
+    """uv's own build of Python, if the image has one instead of Debian's."""
     if planned.locked_python:
         purl = PackageURL("generic", None, "python", planned.uv, {"distribution": "python-build-standalone"})
         yield _component(purl, planned.locked_python.sha256)
-    for archive in planned.archives:
-        version = archive.folder.split("-")[3]
-        yield _component(PackageURL("generic", "nvidia", archive.name, version), archive.sha256)
 
 
 def _wheels(wheels: Iterable[LockedWheel], *, has_index: bool = True) -> Iterator[Component]:

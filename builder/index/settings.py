@@ -21,7 +21,6 @@ from urllib.parse import SplitResult, urlsplit
 
 UV_INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
 PYTHON_MIRROR = "UV_PYTHON_INSTALL_MIRROR"
-REDIST_MIRROR = "NVIDIA_REDIST_MIRROR"  # of NVIDIA's archives of CUDA
 CA_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE")
 DEFAULT_PORTS = {"http": 80, "https": 443}
 PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY", "all_proxy")
@@ -33,7 +32,7 @@ class IndexSettings:
 
     The defaults are PyPI, and the CA certificates of each client. Certificates of the hosts in `trusted_host` are not
     checked. `proxy` is pip's own, used if the environment has none. `python_mirror` has uv's builds of Python; empty
-    for uv's default; `redist_mirror` has NVIDIA's archives of CUDA. `named` are the indexes of matrix.yaml; each has a
+    for uv's default. `named` are the indexes of matrix.yaml; each has a
     `name`, and `login_from` if matrix.yaml names the source of its login.
     """
 
@@ -42,7 +41,6 @@ class IndexSettings:
     trusted_host: str = ""
     proxy: str = ""
     python_mirror: str = ""
-    redist_mirror: str = ""
     name: str = ""
     login_from: str = ""
     named: Mapping[str, IndexSettings] = field(default_factory=dict)
@@ -142,7 +140,6 @@ def read_index_settings(environ: Mapping[str, str], home: Path, etc: Path = Path
         trusted_host=" ".join(trusted.split()),
         proxy=proxy.strip(),
         python_mirror=(_first(environ, PYTHON_MIRROR) or uv_mirror).strip(),
-        redist_mirror=environ.get(REDIST_MIRROR, "").strip(),
     )
 
 

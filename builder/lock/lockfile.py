@@ -13,27 +13,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
-from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass as model
 
 from builder.common import lock_text
 from builder.common.errors import LockError, StaleError
-from builder.index.wheels import PLATFORMS, STRICT, LockedWheel, Sha256, Wheel, is_cuda_wheel
+from builder.index.wheels import PLATFORMS, STRICT, LockedWheel, Wheel, is_cuda_wheel
 from builder.matrix import cells
 from builder.matrix.cells import Cell
-from builder.matrix.schema import Matrix, PackageSource, matches, required_name
+from builder.matrix.schema import Matrix, PackageSource, required_name
 
 FORMAT: Literal[2] = 2
-REDIST = "https://developer.download.nvidia.com/compute/cuda/redist"  # NVIDIA's archives, by release of CUDA
-REDIST_PLATFORMS = {"x86_64": "linux-x86_64", "aarch64": "linux-sbsa"}  # in NVIDIA's lists
-_ARCHIVE = r"([a-z][a-z0-9_]+)/(linux-x86_64|linux-sbsa)/\1-\2-[0-9.]+-archive\.tar\.xz"
 TOOLKIT = "cuda-toolkit"  # NVIDIA's metapackage: each release pins the libraries of one CUDA
 
 
@@ -73,44 +69,14 @@ class LockedBuild:
 
 
 @model(frozen=True, kw_only=True, config=STRICT)
-class LockedArchive:
-    """One of NVIDIA's archives of a CUDA release, by its path below the address of all."""
-
-    path: Annotated[str, matches(_ARCHIVE, "<name>/<platform>/<name>-<platform>-<version>-archive.tar.xz")]
-    size: Annotated[int, Field(gt=0)]
-    sha256: Sha256
-
-    @property
-    def name(self) -> str:
-        return self.path.split("/")[0]
-
-    @property
-    def platform(self) -> str:
-        return self.path.split("/")[1]
-
-    @property
-    def file(self) -> str:
-        return self.path.split("/")[2]
-
-    @property
-    def folder(self) -> str:
-        """The folder in the archive that has all of its files."""
-        return self.file.removesuffix(".tar.xz")
-
-
-@model(frozen=True, kw_only=True, config=STRICT)
 class Lock:
-    """The lock of a group. `builds` are those of the wheels with a `source`, also if only another build needs them.
-
-    `archives` are in the order of the components that need them.
-    """
+    """The lock of a group. `builds` are those of the wheels with a `source`, also if only another build needs them."""
 
     group: str
     basis: Basis
     components: dict[str, LockedComponent]
     wheels: tuple[LockedWheel, ...]
     builds: tuple[LockedBuild, ...] = ()
-    archives: tuple[LockedArchive, ...] = ()
     format: Literal[2] = FORMAT
 
     @property
@@ -151,15 +117,11 @@ class Lock:
 
 @dataclass(frozen=True, kw_only=True)
 class CellLock:
-    """The part of a lock for one cell: its wheels, sorted by component and name, and each component's requirements.
-
-    `archives` are those of NVIDIA's that its components need.
-    """
+    """The part of a lock for one cell: its wheels, sorted by component and name, and each component's requirements."""
 
     cell: str
     requirements: Mapping[str, list[str]]
     wheels: tuple[Wheel, ...]
-    archives: tuple[LockedArchive, ...] = ()
 
 
 def requirements(matrix: Matrix, cell: Cell) -> dict[str, list[str]]:
@@ -168,8 +130,6 @@ def requirements(matrix: Matrix, cell: Cell) -> dict[str, list[str]]:
     result = {}
     for component in cells.components(matrix, cell):
         packages = list(matrix.components[component].packages)
-        if matrix.components[component].redist_on(cell.cuda):  # archives instead
-            packages = []
         if component == cell.framework:
             own = f"{framework.package_for(cell.cuda)}=={cell.release}"
             packages = [own, *packages, *framework.versions[cell.line].packages]
@@ -184,12 +144,6 @@ def group_requirements(matrix: Matrix, group: Iterable[Cell]) -> dict[str, list[
     for cell in group:
         result |= requirements(matrix, cell)
     return result
-
-
-def archive_names(matrix: Matrix, group: Iterable[Cell]) -> list[str]:
-    """The names of NVIDIA's archives that cells of a group need, in the order of their components."""
-    lists = (matrix.components[name].redist_on(cell.cuda) for cell in group for name in cells.components(matrix, cell))
-    return list(dict.fromkeys(chain.from_iterable(lists)))
 
 
 def basis(matrix: Matrix, cell: Cell) -> Basis:
@@ -227,9 +181,6 @@ def stale_reason(matrix: Matrix, lock: Lock | None, chosen: Iterable[Cell], grou
                 return f"the component {component} is new"
             if part.requirements != packages:
                 return f"{component}: matrix.yaml requires {_short(packages)}, the lock has {_short(part.requirements)}"
-    needed, locked = set(archive_names(matrix, chosen)), {archive.name for archive in lock.archives}
-    if not needed <= locked or (group and not locked <= set(archive_names(matrix, group))):
-        return "matrix.yaml needs other archives of `redist` than the lock has"
     unused = lock.components.keys() - group_requirements(matrix, group).keys() if group else set()
     return f"no cell has the component {min(unused)}" if unused else ""
 
@@ -292,9 +243,7 @@ def of_cell(matrix: Matrix, cell: Cell, lock: Lock) -> CellLock:
         for wheel in lock.by_component[component, component in foundation]:
             wheels.setdefault(wheel.name, wheel)
     ordered = sorted(wheels.values(), key=attrgetter("component", "name"))
-    names = archive_names(matrix, [cell])
-    archives = tuple(archive for archive in lock.archives if archive.name in names)
-    return CellLock(cell=cell.id, requirements=needs, wheels=tuple(ordered), archives=archives)
+    return CellLock(cell=cell.id, requirements=needs, wheels=tuple(ordered))
 
 
 def path(root: Path, group: str) -> Path:
@@ -312,9 +261,7 @@ def dump(lock: Lock) -> str:
         builds.append(json.dumps(vars(build) | {"recipe": recipe, "wheels": needed}))
     components, entries = lock_text.json_block("{", parts, "}"), lock_text.json_block("[", wheels, "]")
     built = f',\n "builds": {lock_text.json_block("[", builds, "]")}' if builds else ""
-    archives = [json.dumps(vars(archive)) for archive in lock.archives]
-    unpacked = f',\n "archives": {lock_text.json_block("[", archives, "]")}' if archives else ""
-    return f'{head},\n "components": {components},\n "wheels": {entries}{built}{unpacked}\n}}\n'
+    return f'{head},\n "components": {components},\n "wheels": {entries}{built}\n}}\n'
 
 
 def _fields(wheel: LockedWheel) -> dict[str, Any]:
@@ -378,9 +325,6 @@ def _faults(lock: Lock) -> Iterator[str]:
             lock.built  # noqa: B018  computed
         except CycleError as error:
             yield f"builds need each other: {' -> '.join(error.args[1])}"
-    for archive in lock.archives:
-        if archive.platform != REDIST_PLATFORMS[lock.basis.platform]:
-            yield f"{archive.file} is not {archive.name} for {lock.basis.platform}"
     needed = {name for part in lock.components.values() for name in part.wheels}
     for name in sorted(needed ^ set(names)):
         yield f"missing wheel {name}" if name in needed else f"unused wheel {name}"

@@ -20,8 +20,8 @@ from builder.host import Host
 from builder.index.local_index import LocalIndex, Sources, serve_index
 from builder.index.releases import Index
 from builder.index.wheels import ORIGIN, BuiltWheel, LockedWheel, Wheel
-from builder.lock import checks, lockfile, redist, sources, uv
-from builder.lock.lockfile import Basis, Lock, LockedArchive, LockedBuild, LockedComponent
+from builder.lock import checks, lockfile, sources, uv
+from builder.lock.lockfile import Basis, Lock, LockedBuild, LockedComponent
 from builder.lock.sources import WheelBuild, WheelBuilder
 from builder.lock.uv import ListedWheels, Target, Uv
 from builder.matrix import cells
@@ -59,7 +59,6 @@ class Resolver:
         self.builder = builder
         self.uv = Uv(host, run, catalogue or Index(host.index), serve, project.scratch)
         self.sizes: dict[str, int] = {}
-        self.locks: Sequence[Lock] = ()  # whose archives of a release are those of every group
         self.toolkits: dict[tuple[str, str, str, frozenset[tuple[str, str]]], Mapping[str, str]] = {}
 
     def resolve(self, group: Sequence[Cell], present: Lock | None, prefer: Mapping[str, str]) -> Lock:
@@ -69,23 +68,19 @@ class Resolver:
         is resolved, with the versions in `prefer` and in `present` where they still fit. Builds the packages of
         `sources` that the group needs. Raises LockError, and errors of the builder.
         """
-        basis, names = lockfile.basis(self.matrix, group[0]), lockfile.archive_names(self.matrix, group)
-        alike = [lock for lock in (*self.locks, present) if lock and lock.basis.toolkit == basis.toolkit]
-        locked = [each for lock in alike if lock.basis.platform == basis.platform for each in lock.archives]
-        archives = redist.list_archives(self.host, basis, names, locked)
         images = [cell for cell in group if not lockfile.packages_from_source(self.matrix, cell)]
         if len(images) == len(group):
-            return _Resolution(self, present, archives).lock(group, present, prefer)
+            return _Resolution(self, present).lock(group, present, prefer)
         if not images:
             name = min(lockfile.packages_from_source(self.matrix, group[0]))
             sources.cell_to_build_in(self.matrix, name, group[0].group, images)  # raises the error
         # The images without such packages first: the packages are built in them.
-        base = _Resolution(self, present, archives).lock(images, present, prefer)
+        base = _Resolution(self, present).lock(images, present, prefer)
         prefer = {**prefer, **(present.versions if present else {})}
         kept = present
         while True:
             is_same = kept is not None and _part(kept, base.components) == base
-            resolution = _Resolution(self, present, archives, image_lock=base, images=images)
+            resolution = _Resolution(self, present, image_lock=base, images=images)
             lock = resolution.lock(group, kept if is_same else base, prefer)
             if (part := _part(lock, base.components)) == base:
                 return lock
@@ -158,7 +153,6 @@ class _Resolution:
 
     resolver: Resolver
     present: Lock | None
-    archives: tuple[LockedArchive, ...] = ()
     image_lock: Lock | None = None
     images: Sequence[Cell] = ()
     built: dict[tuple[str, str], BuiltWheel] = field(default_factory=dict)
@@ -217,7 +211,6 @@ class _Resolution:
             components={component: parts[component] for component in needs},
             wheels=tuple(wheels[name] for name in sorted(wheels)),
             builds=self._all_builds(cell, wheels.values()),
-            archives=self.archives,
         )
 
     def versions(

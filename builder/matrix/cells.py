@@ -13,7 +13,6 @@ from typing import TypeVar
 from packaging.version import Version
 
 from builder.common.errors import MatrixError, UsageError, did_you_mean
-from builder.common.strict_yaml import Key
 from builder.matrix.schema import AMD64, ARM64, CPU, Arch, Matrix, cuda_major
 
 NOT_BUILT = "not-built"
@@ -262,7 +261,8 @@ def _is_in(matrix: Matrix, cell: Cell, name: str) -> bool:
     """
     if ARM64 in (name, cell.arch):
         return name == cell.arch
-    python, was_built = matrix.python[cell.python], not reason_not_built(matrix, cell)
+    python = matrix.python[cell.python]
+    was_built = not python.not_built
     if not was_built or name == NOT_BUILT:
         return was_built == (name != NOT_BUILT)
     if name in BUILT_IN_SETS:
@@ -270,17 +270,6 @@ def _is_in(matrix: Matrix, cell: Cell, name: str) -> bool:
         entries = (matrix.debian[python.debian], python, matrix.cuda[cell.cuda], line)
         return any(entry.after_support for entry in entries) == (name == "unsupported")
     return name in (python.debian, cell.framework)
-
-
-def reason_not_built(matrix: Matrix, cell: Cell) -> tuple[Key, str] | None:
-    """The place of the reason that the image of a cell was not built yet, and the reason; None for other cells."""
-    if reason := matrix.python[cell.python].not_built:
-        return ("python", cell.python, "not_built"), reason
-    for name in components(matrix, cell):
-        for major, reason in matrix.components[name].not_built_on.items():
-            if major == cuda_major(cell.cuda):
-                return ("components", name, "not_built_on", major), reason
-    return None
 
 
 def cell_of_id(matrix: Matrix, cell_id: str, where: str) -> Cell:

@@ -66,9 +66,6 @@ def _names(matrix: Matrix) -> Iterator[_Name]:
             yield ("components", name, "index"), component.index, matrix.indexes, "index"
         yield from _items(("components", name, "needs"), component.needs, matrix.components, "component")
         yield from _items(("components", name, "only_on"), component.only_on, majors, "CUDA major version")
-        for key, by_major in (("redist", component.redist), ("not_built_on", component.not_built_on)):
-            for major in by_major:
-                yield ("components", name, key, major), major, majors, "CUDA major version"
     for name, members in matrix.variants.items():
         yield from _items(("variants", name), members, matrix.components, "component")
     for name, source in matrix.sources.items():

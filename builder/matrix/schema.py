@@ -174,7 +174,6 @@ PublicVersion = Annotated[
     str,
     matches(PUBLIC_VERSION, 'a full version such as "2.9.1" or "2.10.0rc1", without a local version such as +cu128'),
 ]
-RedistName = Annotated[str, matches(r"[a-z][a-z0-9_]{1,60}", "a name in NVIDIA's list such as cuda_nvcc")]
 DEBIAN_PACKAGE = r"[a-z0-9][a-z0-9+.-]{1,99}"
 AptPackage = Annotated[str, matches(DEBIAN_PACKAGE, "the name of a Debian package")]
 File = Annotated[str, matches(PATH_OF_CHECKOUT, "a file of the checkout such as keys/ci.pub")]
@@ -347,25 +346,18 @@ class Framework(StrictModel):
 class Component(StrictModel):
     """A component. `only_on` are the CUDA majors (or `cpu`) with it; empty for all.
 
-    `index` is the index of its `packages`, in every image, also if another package requires them. `redist` are what it
-    consists of on a CUDA major instead of its packages: NVIDIA's archives of the release `toolkit`, in CUDA_HOME.
-    `not_built_on` has the reasons, by CUDA major, that images with it were not built and tested yet.
+    `index` is the index of its `packages`, in every image, also if another package requires them.
     """
 
     needs: list[Name] = []
     only_on: list[CudaMajor] = []
     apt: list[AptPackage] = []
     packages: list[PackageName] = []
-    redist: dict[CudaMajor, list[RedistName]] = {}
-    not_built_on: dict[CudaMajor, Reason] = {}
     index: IndexName | None = None
     env: dict[EnvName, EnvValue] = {}
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     command: list[Word] = []
     healthcheck: list[Word] = []
-
-    def redist_on(self, cuda: str) -> list[str]:
-        return self.redist.get(cuda_major(cuda), [])
 
 
 class PackageSource(StrictModel):

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from datetime import date
 
 from builder.common.errors import RefusedError
-from builder.common.strict_yaml import Key
 from builder.common.text import counted, listed
 from builder.matrix import facts
-from builder.matrix.cells import Cell, reason_not_built
+from builder.matrix.cells import Cell
 from builder.matrix.schema import Matrix
 
 WARN_DAYS = 60
@@ -133,16 +132,16 @@ def refusals(matrix: Matrix, cells: Iterable[Cell], today: date) -> list[Refused
 
 def not_built(matrix: Matrix, cells: Iterable[Cell], *, are_built: bool = False) -> list[str]:
     """A line for each reason in matrix.yaml that cells were not built; `are_built`: their images exist by now."""
-    by_reason: dict[tuple[Key, str], list[Cell]] = {}
+    by_python: dict[str, list[Cell]] = {}
     for cell in cells:
-        if reason := reason_not_built(matrix, cell):
-            by_reason.setdefault(reason, []).append(cell)
+        if matrix.python[cell.python].not_built:
+            by_python.setdefault(cell.python, []).append(cell)
     return [
-        f"{_named(members)}: built and tested: delete `{'.'.join(map(str, path[2:]))}` of {path[0]}.{path[1]} "
-        f"({matrix.where(*path)}), to add them to the set `all`"
+        f"{_named(members)}: built and tested: delete `not_built` of python.{version} "
+        f"({matrix.where('python', version, 'not_built')}), to add them to the set `all`"
         if are_built
-        else f"{_named(members)}: not built yet: {reason}"
-        for (path, reason), members in by_reason.items()
+        else f"{_named(members)}: not built yet: {matrix.python[version].not_built}"
+        for version, members in by_python.items()
     ]
 
 

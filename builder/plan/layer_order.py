@@ -20,13 +20,11 @@ from typing import Literal
 from builder.common.errors import MatrixError
 from builder.common.files import digest_of_data
 from builder.index.wheels import Wheel
-from builder.lock.lockfile import LockedArchive
 from builder.matrix.cells import CUDA, Cell
 
 # Raise it with every change of the bytes that `estargz`, `splice`, `wheel` or `wheel_zip` of builder.layers write, also
 # by a new version of libdeflate (`deflate` in locks/builder.txt).
 LAYER_FORMAT = 6
-REDIST_FORMAT = 1  # the same for `redist` of builder.layers, and for CUDA_HOME
 MTIME = 946684800  # 2000-01-01, of every file: constant, and after 1980, the earliest that zip can store
 LARGE = 25_000_000  # bytes of a wheel with a layer of its own; docs/decisions/0014-layers-by-a-local-rule.md
 MOST = 125  # the most layers that Docker's overlay2 can stack
@@ -36,7 +34,7 @@ _NOT_FOR_ALL = ("cusparselt", "nvshmem", "cufile", "curand")
 # Parts of CUDA's compiler, which few images have: with the small wheels, whatever their size.
 _COMPILERS = ("nvcc", "nvvm")
 
-LayerKind = Literal["os", "apt", "wheels", "bytecode", "redist", "files"]
+LayerKind = Literal["os", "apt", "wheels", "bytecode", "files"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +42,9 @@ class PlannedLayer:
     """A layer to build. `inputs` is the digest of everything that determines its bytes, as known before the build.
 
     `python` is empty for CUDA wheels, which do not depend on it. `compiled` are the `inputs` of the wheel layers whose
-    bytecode is in this layer, or to whose files it links: that of NVIDIA's `archives`. `component` is the owner of the
-    files; `debian` are the bytes of Debian's packages; `prefetch` are the paths that come first, see
-    `builder.layers.estargz.prefetch_order`. `is_foundation` is for layers below the operating system, which all images
-    of the group have.
+    bytecode is in this layer. `component` is the owner of the files; `debian` are the bytes of Debian's packages;
+    `prefetch` are the paths that come first, see `builder.layers.estargz.prefetch_order`. `is_foundation` is for layers
+    below the operating system, which all images of the group have.
     """
 
     kind: LayerKind
@@ -55,7 +52,6 @@ class PlannedLayer:
     component: str
     inputs: str
     wheels: tuple[Wheel, ...] = ()
-    archives: tuple[LockedArchive, ...] = ()
     python: str = ""
     compiled: tuple[str, ...] = ()
     debian: int = 0
@@ -72,11 +68,8 @@ class PlannedLayer:
 
     @property
     def bytes(self) -> int:
-        """Bytes of its wheels, archives or Debian packages as downloaded.
-
-        Layers of wheels are within 2 % of it, `os` 25 %. Those of archives are larger: xz compresses better than gzip.
-        """
-        return sum(wheel.size for wheel in self.wheels) + sum(each.size for each in self.archives) + self.debian
+        """Bytes of its wheels or Debian packages as downloaded: layers of wheels are within 2 % of it, `os` 25 %."""
+        return sum(wheel.size for wheel in self.wheels) + self.debian
 
 
 def lowest_layers(
@@ -104,13 +97,12 @@ def stack(
     os: PlannedLayer,
     files: str,
     compiler: str,
-    archives: Sequence[LockedArchive] = (),
     prefetch: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> tuple[PlannedLayer, ...]:
     """The layers of an image, lowest first: `lowest` are `lowest_layers`, `wheels` all wheels of the image.
 
-    `files` and `compiler` are digests of inputs, `archives` are NVIDIA's, `prefetch` is as for `lowest_layers`. Raises
-    MatrixError for more layers than Docker allows.
+    `files` and `compiler` are digests of inputs, `prefetch` is as for `lowest_layers`. Raises MatrixError for
+    more layers than Docker allows.
     """
     below = {wheel.component for layer in lowest for wheel in layer.wheels}
     above = [wheel for wheel in wheels if wheel.component not in below]
@@ -118,17 +110,6 @@ def stack(
         *lowest,
         os,
         *_layers_with_bytecode(above, cell.python, compiler, prefetch, cuda_name=cell.variant, name=cell.variant),
-    )
-    if archives:
-        linked = tuple(layer.inputs for layer in layers if layer.kind == "wheels" and not layer.python)
-        entries = [[archive.file, archive.size, archive.sha256] for archive in archives]
-        inputs = digest_of_data([LAYER_FORMAT, "redist", REDIST_FORMAT, entries, list(linked)])
-        redist = PlannedLayer(
-            kind="redist", name="redist", component=CUDA, inputs=inputs, archives=tuple(archives), compiled=linked
-        )
-        layers = (*layers, redist)
-    layers = (
-        *layers,
         PlannedLayer(kind="files", name="files", component="base", inputs=files),
     )
     if len(layers) > MOST:

@@ -19,7 +19,7 @@ from builder.debian import os_lock
 from builder.debian.os_lock import OsLock, OsRequest
 from builder.index.wheels import LockedWheel, Wheel, is_cuda_wheel
 from builder.lock import lockfile, python_lock
-from builder.lock.lockfile import CellLock, Lock, LockedArchive
+from builder.lock.lockfile import CellLock, Lock
 from builder.lock.python_lock import LockedPython
 from builder.matrix import cells, support, tags
 from builder.matrix.cells import CUDA, Cell
@@ -56,7 +56,7 @@ _OVERRIDE_HINT = "!=0+to.override.unset.PIP_CONSTRAINT"
 UV_PYTHON_SCRIPT = f"{STEPS}/uv-python.sh"
 UV_PYTHON_INPUTS = (UV_LOCK, "templates/os-uv.j2", UV_PYTHON_SCRIPT, COMPILER)
 WHEEL_SCRIPTS = (f"{STEPS}/uv.sh", f"{STEPS}/wheels.sh", f"{STEPS}/overlaps.py", COMPILER)
-COMMON_INPUTS = (*OS_INPUTS, UV_PYTHON_SCRIPT, *WHEEL_SCRIPTS, f"{STEPS}/redist.py", UV_LOCK)
+COMMON_INPUTS = (*OS_INPUTS, UV_PYTHON_SCRIPT, *WHEEL_SCRIPTS, UV_LOCK)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,10 +120,6 @@ class PlannedImage:
     def local_names(self) -> tuple[str, ...]:
         """Its names in the store and in an engine, the full one first."""
         return tuple(tags.local_name(reference, self.cell) for reference in self.references)
-
-    @property
-    def archives(self) -> tuple[LockedArchive, ...]:
-        return tuple(archive for layer in self.layers for archive in layer.archives)
 
     @property
     def os_layer(self) -> PlannedLayer:
@@ -252,7 +248,7 @@ def thorough_components(images: Iterable[PlannedImage]) -> dict[str, frozenset[s
                 *image.components,
                 *image.files,
                 *image.os_lock.versions.items(),
-                *(layer.inputs for layer in image.layers if layer.kind in ("wheels", "bytecode", "redist")),
+                *(layer.inputs for layer in image.layers if layer.kind in ("wheels", "bytecode")),
                 frozenset(image.settings.env.items()),
             ]
         )
@@ -400,7 +396,6 @@ class _Planner:
             os=system.layer,
             files=self._files(with_files, group.constraints),
             compiler=system.compiler,
-            archives=locked.archives,
             prefetch=self._prefetch,
         )
         debian = matrix.python[cell.python].debian

@@ -15,7 +15,6 @@ import jinja2
 
 from builder.common.errors import StaleError, TemplateError, for_cells
 from builder.common.files import write_atomically
-from builder.lock import lockfile
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.plan import budget, layer_order, plan, settings
@@ -41,8 +40,6 @@ def render(project: Project, plan: Plan) -> dict[str, str]:
             "system": image.os_request,
             "epoch": layer_order.MTIME,
             "constraints": settings.CONSTRAINTS,
-            "cuda_home": settings.CUDA_HOME,
-            "redist": lockfile.REDIST,
             "python": image.cell.python,
             "has_environment_files": any(
                 project.path(f"templates/{name}/files/opt/venv").exists() for name in image.file_components

@@ -20,7 +20,6 @@ PATH = "/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/b
 # -s: reap orphans also where tini is not process 1 (`--init`, `--pid=host`), instead of a warning that it cannot.
 ENTRYPOINT = ("/usr/bin/tini", "-s", "-g", "--", "/usr/local/bin/start")
 CONSTRAINTS = "/etc/pip/constraints.txt"
-CUDA_HOME = "/opt/venv/lib/python/site-packages/nvidia/toolkit"  # of NVIDIA's archives, beside the libraries of wheels
 _ENV = {
     "PATH": PATH,
     "LANG": "C.UTF-8",
@@ -94,8 +93,6 @@ def of_image(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) ->
             label = ".".join([*path, "env", reserved[0]])
             raise MatrixError(f"{where}: {label}: every image sets {reserved[0]}", hint="Use another variable.")
         env |= variables
-    if any(component.redist_on(cell.cuda) for component in components.values()):
-        env["CUDA_HOME"] = CUDA_HOME
     license_ = matrix.frameworks[cell.framework].license
     licenses = [f"({license_})" if " " in license_ else license_]
     licenses += ["" if cell.is_cpu else "LicenseRef-NVIDIA-CUDA", "LicenseRef-Packages"]  # NOTICE explains both

@@ -19,7 +19,7 @@ from builder.compat.gpu_support import Device
 from builder.index.wheels import is_cuda_wheel
 from builder.layers.known_layers import KnownLayers
 from builder.matrix import facts
-from builder.matrix.cells import Cell, reason_not_built
+from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.matrix.schema import ARM64, Matrix, Trusted, required_name
 from builder.plan.plan import PlannedImage
@@ -198,12 +198,12 @@ def catalog_image(
 
 def _released(matrix: Matrix, state: ImageState, full: ImageRef, stamped: str) -> str:
     """A sentence about the release of an image."""
-    tagged, not_built = state.tagged, reason_not_built(matrix, state.planned.cell)
+    tagged, not_built = state.tagged, matrix.python[state.planned.cell.python].not_built
     if tagged.is_expected:
         tag = f" as {stamped}" if stamped else ", under no known tag with a stamp"
         return f"released{tag}{tagged.released.removeprefix(status.YES)}"
     if not_built:
-        return f"not built yet: {not_built[1]}"
+        return f"not built yet: {not_built}"
     if not full.registry:
         return "not published: matrix.yaml names no registry"
     if tagged.released == status.NONE:

@@ -13,7 +13,7 @@ import yaml
 from builder.common import git
 from builder.common.errors import BuilderError, UsageError
 from builder.common.text import counted, size
-from builder.matrix.cells import NOT_BUILT, Cell, reason_not_built
+from builder.matrix.cells import NOT_BUILT, Cell
 from builder.matrix.project import Project
 from builder.matrix.schema import AMD64, ARM64, Arch, Matrix
 from builder.plan import plan, recorded
@@ -97,10 +97,10 @@ def updates(matrix: Matrix, cells: Sequence[Cell]) -> dict[str, list[str]]:
     those of no cell. Cells that were not built yet, and those for arm64, are in none of these sets: their own sets are
     in both lists.
     """
-    built = [cell for cell in cells if cell.arch == AMD64 and not reason_not_built(matrix, cell)]
+    built = [cell for cell in cells if cell.arch == AMD64 and not matrix.python[cell.python].not_built]
     releases = {matrix.python[cell.python].debian for cell in built}
     frameworks = {cell.framework for cell in built}
-    others = [NOT_BUILT] if any(reason_not_built(matrix, cell) for cell in cells) else []
+    others = [NOT_BUILT] if any(matrix.python[cell.python].not_built for cell in cells) else []
     others += [ARM64] if any(cell.arch == ARM64 for cell in cells) else []
     return {
         "debian": [*(name for name in matrix.debian if name in releases), *others],

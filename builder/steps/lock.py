@@ -217,7 +217,6 @@ def _lock_wheels(
         or lockfile.stale_reason(project.matrix, present[group], project.groups[group], project.groups[group])
     ]
     locks = [lock for group, lock in present.items() if lock and group not in stale]
-    resolver.locks = [lock for lock in present.values() if lock]
     resolver.sizes.update({wheel.sha256: wheel.size for lock in present.values() if lock for wheel in lock.wheels})
     new: list[Lock] = []
     failures: dict[str, BuilderError] = {}

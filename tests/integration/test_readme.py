@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from builder.compat import gpu_support
 from builder.compat.gpu_support import Device
-from builder.matrix import cells, facts, support, tags
+from builder.matrix import facts, support, tags
 from builder.matrix.project import Project
 from builder.matrix.schema import AMD64, ARM64, CPU, Arch
 from builder.plan import plan
@@ -252,7 +252,7 @@ def images_for(image: str, device: Device, arch: Arch) -> tuple[str, set[str]]:
         for cell in PROJECT.select(["*"])
         if (matrix.frameworks[cell.framework].image, cell.variant, cell.arch) == (image, "plain", arch)
         and not cell.is_cpu
-        and not cells.reason_not_built(matrix, cell)
+        and not matrix.python[cell.python].not_built
         and cell.python == matrix.frameworks[cell.framework].versions[cell.line].python[0]
     ]
     unsupported = {*PROJECT.select(["unsupported"])}
@@ -289,7 +289,7 @@ def test_the_images_share_as_much_as_the_readme_says() -> None:
     claim = re.search(r"the (\d+) images on CUDA ([\d.]+) take, of the sum of their sizes \| \*\*(\d+) %", text)
     assert claim
     count, cuda, percent = int(claim[1]), claim[2], int(claim[3])
-    built = [cell for cell in PROJECT.cells if not cells.reason_not_built(PROJECT.matrix, cell)]
+    built = [cell for cell in PROJECT.cells if not PROJECT.matrix.python[cell.python].not_built]
     chosen = [cell for cell in built if cell.cuda == cuda]
     planned = plan.make_locked_plan(PROJECT, chosen)
     assert len(planned.images) == count

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not host.is_debian(), reason="only on Debian, wh
 CLI = "@devcontainers/cli@0.89.0"  # needs Node 20
 SOCKET = Path("/var/run/docker.sock")
 TIMEOUT_S = 300
-IMAGE = '"registry.example.com/org/pt-cuda:2.9-devel"'
+IMAGE = '"registry.example.com/org/pt-cuda:2.15-devel"'
 SHM = '["--shm-size=8g"]'
 
 

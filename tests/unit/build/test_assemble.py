@@ -24,10 +24,7 @@ from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
 from tests.fakes import locks
 from tests.fakes.engine import INFO, FakeEngine
-from tests.fakes.redist import locked, pack
-from tests.fakes.wire import Reply, Wire
 from tests.unit.build.assembling import BOARD, CUDA, EMBER, JUPYTER, NOTEBOOK, NOTHING, QUARTZ, AssemblyBench
-from tests.unit.plan.test_plan import with_archives
 
 # ---- once
 
@@ -71,34 +68,6 @@ def test_another_image_adds_only_its_own_layers(bench: AssemblyBench) -> None:
     bench.world.did()
     bench.run(JUPYTER)
     assert bench.world.did() == (["board", NOTEBOOK], ["jupyter"], [], 1)
-
-
-def test_nvidias_archives_are_a_layer_with_links_to_wheels(
-    bench: AssemblyBench, edit: Callable[[str, str], Project], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    archives = {name: pack(name, {f"bin/{name}": b"#!"}) for name in ("cuda_nvcc", "cuda_cudart")}
-    bench.project = with_archives(edit, archives=archives)
-    contents = {f"/{locked(name, content).path}": content for name, content in archives.items()}
-    wire = Wire.install(monkeypatch, lambda sent: Reply(body=contents[sent.path.removeprefix("/compute/cuda/redist")]))
-    bench.world.more = {CUDA[0]: {"nvidia/runtime/include/cuda.h": b"1"}}
-    bench.run(JUPYTER)
-    assert len(wire.seen) == 2
-    toc = stored_layers.read_toc(bench.store, bench.layer("redist", JUPYTER))
-    site = "opt/venv/lib/python/site-packages/nvidia"
-    files = {file.name: file for file in toc if file.name.startswith(f"{site}/toolkit/") and file.type != "dir"}
-    assert {name.removeprefix(f"{site}/toolkit/"): file.link for name, file in files.items()} == {
-        "bin/cuda_nvcc": "",
-        "bin/cuda_cudart": "",
-        "include/cuda.h": f"/{site}/runtime/include/cuda.h",
-        "lib64": "lib",
-    }
-    assert bench.images(JUPYTER)[0].layers[-2].inputs in (bench.project.root / KNOWN_LAYERS).read_text("utf-8")
-
-    garbage.remove_garbage(bench.store)
-    for name, content in archives.items():
-        assert bench.store.path(f"sha256:{locked(name, content).sha256}").exists(), "kept while its image is"
-    bench.run(JUPYTER)
-    assert len(wire.seen) == 2
 
 
 def test_wheels_are_removed_when_their_layer_is_made(bench: AssemblyBench) -> None:

@@ -368,11 +368,6 @@ def test_cells_that_were_not_built_yet_are_named_with_the_reason(run: Run, edit:
     assert "not built yet" not in run(command[0], "em-1.9-cu129-py39").err
 
 
-def test_cells_with_a_component_that_was_not_built_yet_are_named_with_the_reason(run: Run, edit: Edit) -> None:
-    edit("board: {needs", 'board: {not_built_on: {"12": "nobody can fetch it"}, needs')
-    assert run("plan", f"{CELL}*").err == "2 images of qz-0.5-cu129-py311: not built yet: nobody can fetch it\n"
-
-
 def test_a_reason_why_cells_were_not_built_changes_no_image(tiny: Project, edit: Edit) -> None:
     before = [image.plan for image in plan.make_plan(tiny, tiny.cells).images]
     edited = edit('"3.11": {debian: newbird}', '"3.11": {debian: newbird, not_built: "nobody can fetch it"}')

@@ -367,16 +367,6 @@ def test_cells_that_were_not_built_yet_are_in_one_built_in_set(tiny: Project, ed
     assert [cell.id for cell in project.select(["*"])] == TINY_IDS
 
 
-def test_cells_with_a_component_that_was_not_built_yet_on_their_cuda(edit: Edit) -> None:
-    project = edit("board: {needs", 'board: {not_built_on: {"12": "nobody can fetch it"}, needs')
-    chosen = [cell.id for cell in project.select(["not-built"])]
-    assert chosen == [name for name in TINY_IDS if name.endswith(("-board", "-jupyter"))]
-    assert [cell.id for cell in project.select(["all"])] == [name for name in TINY_IDS if name not in chosen]
-    project = edit('not_built_on: {"12"', 'not_built_on: {"13"')
-    with pytest.raises(MatrixError, match=r"components\.board\.not_built_on\.13: no CUDA major version '13'"):
-        _ = project.matrix
-
-
 @pytest.mark.parametrize("name", ["all", "unsupported", "newbird", "quartz"])
 def test_a_set_may_not_have_the_name_of_a_built_in_one(edit: Edit, name: str) -> None:
     project = edit('boards: ["*-board"]', f'{name}: ["*-board"]')

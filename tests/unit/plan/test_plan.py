@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from builder.matrix.project import Project
 from builder.plan import layer_order, plan, render
 from builder.plan.plan import Plan, PlannedImage
 from tests.fakes import locks
-from tests.fakes.redist import locked
 from tests.unit.matrix.test_cells import big
 
 Edit = Callable[[str, str], Project]
@@ -324,71 +323,6 @@ def test_a_python_of_uv_that_is_not_locked(edit: Edit) -> None:
     (project.root / "locks/python-3.11.15.json").unlink()
     with pytest.raises(LockError, match=f"^not locked: {CELL}$"):
         planned(project)
-
-
-ARCHIVES = {"cuda_nvcc": b"a compiler", "cuda_cudart": b"a runtime"}
-
-
-def with_archives(
-    edit: Edit, names: str = "cuda_nvcc, cuda_cudart", archives: Mapping[str, bytes] = ARCHIVES
-) -> Project:
-    """The tiny project, whose component `board` has archives instead of its package."""
-    old, archive_list = "board: {needs: [python], packages: [board]", f"redist: {{'12': [{names}]}}"
-    project = relock(edit(old, f"board: {{needs: [python], packages: [board], env: {{CUDA_HOME: /x}}, {archive_list}"))
-    path = lockfile.path(project.root, GROUP)
-    lock = replace(locks.locks(project)[GROUP], archives=tuple(locked(*item) for item in archives.items()))
-    path.write_text(lockfile.dump(lock))
-    return project
-
-
-def test_nvidias_archives_are_a_layer_below_the_files_of_components(tiny: Project, edit: Edit) -> None:
-    before, plain = planned(tiny), planned(tiny, GROUP)
-    project = with_archives(edit)
-    image = planned(project)
-    assert [layer.name for layer in image.layers] == [*(each.name for each in before.layers[:-1]), "redist", "files"]
-    layer = image.layers[-2]
-    assert layer.archives == image.archives == tuple(locked(*item) for item in ARCHIVES.items())
-    assert layer.compiled == tuple(each.inputs for each in image.layers if each.kind == "wheels" and not each.python)
-    assert layer.bytes == sum(map(len, ARCHIVES.values()))
-    assert "board" not in {wheel.name for wheel in image.wheels}, "its package is for other CUDA versions"
-    assert image.settings.env["CUDA_HOME"] == "/opt/venv/lib/python/site-packages/nvidia/toolkit"
-    assert planned(project, GROUP).plan == plain.plan, "an image without the component"
-    assert "CUDA_HOME" not in planned(project, GROUP).settings.env
-
-
-def test_the_layer_of_archives_depends_on_them_and_on_the_wheels_that_it_links_to(edit: Edit) -> None:
-    project = with_archives(edit)
-    first = planned(project).layers[-2]
-    lock = lockfile.read_lock(project.root, GROUP)
-    assert lock
-    newer = replace(lock, archives=(lock.archives[0], replace(lock.archives[1], sha256="0" * 64)))
-    lockfile.path(project.root, GROUP).write_text(lockfile.dump(newer))
-    second = planned(project).layers[-2]
-    wheels = [replace(each, sha256="0" * 64) if each.name in locks.CUDA else each for each in lock.wheels]
-    lockfile.path(project.root, GROUP).write_text(lockfile.dump(replace(lock, wheels=tuple(wheels))))
-    third = planned(project).layers[-2]
-    wheels = [replace(each, sha256="0" * 64) if each.name not in locks.CUDA else each for each in lock.wheels]
-    lockfile.path(project.root, GROUP).write_text(lockfile.dump(replace(lock, wheels=tuple(wheels))))
-    assert planned(project).layers[-2].inputs == first.inputs, "it has no links to other wheels"
-    assert len({first.inputs, second.inputs, third.inputs}) == 3
-
-
-def test_archives_that_are_not_locked(edit: Edit) -> None:
-    project = with_archives(edit, archives={"cuda_nvcc": b"a compiler"})
-    with pytest.raises(StaleError, match="needs other archives of `redist` than the lock has"):
-        planned(project)
-    assert planned(project, GROUP)
-
-
-def test_the_dockerfile_of_an_image_with_archives(edit: Edit) -> None:
-    text = dockerfile(with_archives(edit))
-    nvcc, cudart = (locked(*item) for item in ARCHIVES.items())
-    address = "https://developer.download.nvidia.com/compute/cuda/redist"
-    assert f"\nFROM scratch AS redist\nADD --checksum=sha256:{nvcc.sha256} {address}/{nvcc.path} /\n" in text
-    home = "/opt/venv/lib/python/site-packages/nvidia/toolkit"
-    step = f"redist.py {home} \\\n    {nvcc.sha256}:{nvcc.file} \\\n    {cudart.sha256}:{cudart.file}\n\nCOPY"
-    assert step in text
-    assert text.index("--mount=type=bind,from=redist") > text.rindex("wheels.sh"), "after the wheels that it links to"
 
 
 def test_a_link_is_content(tiny: Project) -> None:
