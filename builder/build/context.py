@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -41,8 +40,12 @@ def project_of_tests(run: Run) -> Project:
     project = run.project
     if len(project.folders) == 1:
         return project
-    shutil.rmtree(_test_files(project), ignore_errors=True)
-    root = copy_test_files(project.folders, _test_files(project))
+    root = _test_files(project)
+    shutil.rmtree(root, ignore_errors=True)
+    for name in Suite.of(*project.folders).files.keys() - {RUNNER}:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(next(path for each in project.folders if (path := each / name).is_file()), root / name)
+    shutil.copyfile(project.folders[-1] / "pyproject.toml", root / "pyproject.toml")  # pytest's options
     (root / project.state.name).symlink_to("..")
     run.engine.sweep(str(root))  # containers of killed runs
     return Project(root)
@@ -51,17 +54,6 @@ def project_of_tests(run: Run) -> Project:
 def _test_files(project: Project) -> Path:
     """The root of `project_of_tests`, whose test containers have its name."""
     return project.state / "tests"
-
-
-def copy_test_files(folders: Sequence[Path], root: Path) -> Path:
-    """The folder with all test files of a project: the only one of its folders, or `root`, to which it copies them."""
-    if len(folders) == 1:
-        return folders[0]
-    for name in Suite.of(*folders).files.keys() - {RUNNER}:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(next(path for each in folders if (path := each / name).is_file()), root / name)
-    shutil.copyfile(folders[-1] / "pyproject.toml", root / "pyproject.toml")  # pytest's options
-    return root
 
 
 def record_built(state: Path, image_id: str) -> None:

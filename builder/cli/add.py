@@ -16,9 +16,8 @@ from builder.cli.options import format_option, sign_option, trusted_options, tru
 from builder.common.console import View
 from builder.common.errors import UsageError
 from builder.evidence.signing import Signer, Trust
-from builder.matrix.project import Project
 from builder.matrix.schema import Arch
-from builder.release.additions import PLACES, new_addition, read_team_file, repeat_addition
+from builder.release.additions import new_addition, read_team_file, repeat_addition
 from builder.release.image_sources import ALL
 from builder.steps.add import Added, add, find_parents
 
@@ -32,34 +31,13 @@ from builder.steps.add import Added, add, find_parents
     "files",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A file of requirements as for pip, a pyproject.toml (with its uv.lock), or an environment.yml with a pip "
-    "list. Hashes are compared. Repeat the option for several.",
-)
-@click.option(
-    "--apt",
-    multiple=True,
-    metavar="PACKAGE",
-    help="Install a Debian package and what it needs. Needs Docker. Repeat for several.",
+    help="A file of requirements as for pip. Hashes are compared. Repeat the option for several.",
 )
 @click.option(
     "--env",
     multiple=True,
     metavar="NAME=VALUE",
     help="Set a variable, which everyone who can pull the image can read. Repeat for several.",
-)
-@click.option(
-    "--service",
-    "services",
-    multiple=True,
-    metavar="NAME=COMMAND",
-    help="Run a command in each container, and again when it ends, as the user of the container. Repeat for several.",
-)
-@click.option(
-    "--copy",
-    "copies",
-    multiple=True,
-    metavar="SRC:DST",
-    help=f"Copy a file or a folder to a path below {', '.join(PLACES)}. Repeat for several; 1 GB together.",
 )
 @click.option("-t", "--tag", "target", default="", help="The image to make: REGISTRY/NAME:TAG, or NAME:TAG in Docker.")
 @click.option(
@@ -82,24 +60,23 @@ from builder.steps.add import Added, add, find_parents
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Make the images of this file (docs/team-images.md). Takes no other request.",
 )
-@click.option("--test", is_flag=True, help="First import each package in Docker, and run the parent's quick tests.")
+@click.option("--test", is_flag=True, help="First import each package in Docker, and run `pip check`.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be added.")
 @trusted_options
 @sign_option
 @format_option()
 @click.pass_obj
 def add_command(
-    context: Context, /, parent: str | None, packages: Sequence[str], files: Sequence[Path], apt: Sequence[str],
-    env: Sequence[str], services: Sequence[str], copies: Sequence[str], target: str, refresh: str, arch: str,
-    team: Path | None, test: bool, dry_run: bool, keys: Sequence[str], identity: str, issuer: str,
-    signer: Signer | None, form: str
+    context: Context, /, parent: str | None, packages: Sequence[str], files: Sequence[Path], env: Sequence[str],
+    target: str, refresh: str, arch: str, team: Path | None, test: bool, dry_run: bool, keys: Sequence[str],
+    identity: str, issuer: str, signer: Signer | None, form: str
 ) -> None:  # fmt: skip
     """Put packages on an image, without building it.
 
     PARENT is an image that builder made, in a registry or in the store. Its packages and files stay as they are: what
     would replace the framework or CUDA is refused. With --key or --identity, or `evidence` in matrix.yaml, its
     signature is checked first. From registry to registry, only the new layers are sent. Needs no checkout, and Docker
-    only for --apt and --test.
+    only for --test.
 
     The request and the chosen wheels are in a label of the image, so --refresh needs no file. An image without a
     registry (-t vision:1) is loaded into Docker instead, and tested as with --test.
@@ -116,7 +93,7 @@ def add_command(
         if form == "text":
             context.out.print(Text(f"{step:<8} {result}  {time.monotonic() - began:.1f} s"), soft_wrap=True)
 
-    is_request = bool(parent or files or apt or env or services or copies or target)
+    is_request = bool(parent or files or env or target)
     if (bool(refresh), bool(team), is_request).count(True) != 1 or (is_request and not (parent and target)):
         raise UsageError("name a PARENT and the image to make (-t), or an image to --refresh, or a file of images (-f)")
     with store.used(), view.live():
@@ -127,22 +104,15 @@ def add_command(
             additions = read_team_file(team)
         else:
             name = parse_image(parent or "")
-            additions = [
-                new_addition(
-                    name, parse_image(target), packages,
-                    files=files, apt=apt, env=env, services=services, copies=copies,
-                )
-            ]  # fmt: skip
-        engine = run = None
+            additions = [new_addition(name, parse_image(target), packages, files=files, env=env)]
+        engine = None
         if not dry_run and (test or not all(each.target.registry for each in additions)):
             from builder.engine.client import Engine  # noqa: PLC0415  slow to import
 
             engine = Engine.connect()
-        if any(each.apt for each in additions):
-            run = context.run(project or Project.shipped(store.root / "shipped"))
         done = add(
             additions, project, context.host, store, view, show,
-            arch=arch, dry_run=dry_run, engine=engine, run=run, trust=trust, signer=signer,
+            arch=arch, dry_run=dry_run, engine=engine, trust=trust, signer=signer,
         )  # fmt: skip
     if form == "json":
         context.print_json([_as_data(added) for added in done])

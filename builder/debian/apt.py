@@ -18,7 +18,6 @@ from tempfile import TemporaryDirectory
 from typing import cast
 
 from builder.common.errors import EngineError, LockError
-from builder.common.text import listed
 from builder.debian import control_files, mmdebstrap
 from builder.debian.os_lock import Architecture, DebianPackage, OsLock, OsRequest
 from builder.host import KEYRING, SYSTEM_BUNDLE, Host, RunProgram, apt_of_debian
@@ -28,7 +27,6 @@ TIMEOUT_S = 300
 # What mmdebstrap's variant `minbase` installs.
 _RELEASE = ("?essential", "?priority(required)", "apt")
 _INSTALL = re.compile(r"^Inst (\S+) \((\S+) ", re.MULTILINE)
-_REPLACE = re.compile(r"^(?:Inst|Remv) (\S+) \[(\S+)\](?: \((\S+) )?", re.MULTILINE)
 _FIELDS = ("Package", "Version", "Architecture", "Size", "SHA256")  # of every package
 _CONFIGURATION = """\
 Dir "/";
@@ -51,20 +49,10 @@ class Archive:
     """The packages that the archives of a Debian release have now."""
 
     def __init__(
-        self,
-        release: str,
-        host: Host,
-        folder: Path,
-        run: RunProgram = subprocess.run,
-        arch: Arch = AMD64,
-        status: str = "",
+        self, release: str, host: Host, folder: Path, run: RunProgram = subprocess.run, arch: Arch = AMD64
     ) -> None:
-        """Downloads the lists of packages; `run` runs apt, here or in a container. Raises LockError.
-
-        `status` is dpkg's status file in an image; empty for an empty system.
-        """
+        """Downloads the lists of packages; `run` runs apt, here or in a container. Raises LockError."""
         self._run = run
-        self._status = status
         self._release = release
         self._host = host
         self._environment = {
@@ -80,32 +68,20 @@ class Archive:
             configuration += f'Acquire::https::CAInfo "{folder}/ca.crt";\n'
         (folder / "apt.conf").write_text(configuration, encoding="utf-8")
         (folder / "sources.list").write_text(host.sources_list(release), encoding="utf-8")
-        (folder / "status").write_text(status, encoding="utf-8")
+        (folder / "status").touch()  # an empty system
         for name in ("lists/partial", "cache/archives/partial"):
             (folder / name).mkdir(parents=True)
         # By default, apt-get exits with 0 although it could not reach an archive.
         self._apt("apt-get", "update", "-q", "-o", "APT::Update::Error-Mode=any")
 
     def resolve(self, request: OsRequest, time: str) -> OsLock:
-        """The newest packages for a request, at this time. Raises LockError, e.g. if there is no such package.
-
-        For an image, only the packages that it lacks; raises LockError if apt would replace or remove one that it has.
-        """
-        release = () if self._status else _RELEASE
-        output = self._apt("apt-get", "install", "-s", "-q", *release, *request.packages)
-        if replaced := _REPLACE.findall(output):
-            changes = [f"{name} {old} -> {new or 'removed'}" for name, old, new in replaced]
-            raise LockError(
-                f"Debian {self._release}: {listed(request.packages, 5)} would replace packages of the image: "
-                f"{listed(changes, 5)}",
-                hint="Use a newer release of the image, which has today's packages, or a Dockerfile with FROM.",
-            )
+        """The newest packages for a request, at this time. Raises LockError, e.g. if there is no such package."""
+        output = self._apt("apt-get", "install", "-s", "-q", *_RELEASE, *request.packages)
         versions = dict(_INSTALL.findall(output))
         packages = self._packages(versions)
         if unknown := versions.keys() - packages.keys():
             raise LockError(f"Debian {self._release}: apt-cache does not show {min(unknown)} {versions[min(unknown)]}")
-        present = {fields["Package"] for fields in control_files.stanzas(self._status)}
-        if missing := [name for name in request.packages if name not in packages.keys() | present]:
+        if missing := [name for name in request.packages if name not in packages]:
             raise LockError(
                 f"Debian {self._release}: {missing[0]} is a virtual package",
                 hint="Name the package that provides it.",
@@ -154,12 +130,10 @@ class Archive:
 
 
 @contextmanager
-def archive(
-    release: str, host: Host, say: Callable[[str], None], arch: Arch = AMD64, status: str = ""
-) -> Iterator[Archive]:
+def archive(release: str, host: Host, say: Callable[[str], None], arch: Arch = AMD64) -> Iterator[Archive]:
     """The archives of a Debian release, with the lists of packages in a temporary folder. Raises LockError.
 
-    apt chooses packages for any architecture on any machine, for an image by its dpkg's `status`.
+    apt chooses packages for any architecture on any machine.
 
     Where this machine has no apt, or lacks Debian's keys or archives, runs apt in a container of Debian. On other
     distributions, the addresses are those of mmdebstrap, which is installed for root.
@@ -198,4 +172,4 @@ def archive(
                 host = replace(host, ca=SYSTEM_BUNDLE.read_bytes())
         folder = stack.enter_context(TemporaryDirectory(prefix="builder-apt-"))
         apt = replace(host.apt, sources=sources)
-        yield Archive(release, replace(host, read_apt=lambda: apt), Path(folder), run, arch, status)
+        yield Archive(release, replace(host, read_apt=lambda: apt), Path(folder), run, arch)

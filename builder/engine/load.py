@@ -48,13 +48,13 @@ class Loader:
         # over TLS unless its configuration lists the registry as insecure.
         self._can_pull = engine.info().name != "Podman"
 
-    def load_bare(self, *layers: Layer) -> str:
-        """Loads a temporary image of layers, to run a program in; returns its id. `sweep` removes it.
+    def load_bare(self, layer: Layer) -> str:
+        """Loads a temporary image of one layer, to run a program in; returns its id. `sweep` removes it.
 
-        It is for the engine's architecture, even if the layers are for another one.
+        It is for the engine's architecture, even if the layer is for another one.
         """
-        config = oci.bare_config(layers, {RUN_LABEL: self._checkout}, self._engine.info().arch)
-        return self.load(stored_images.put_image(self._store, config, layers))
+        config = oci.bare_config([layer], {RUN_LABEL: self._checkout}, self._engine.info().arch)
+        return self.load(stored_images.put_image(self._store, config, [layer]))
 
     def load(self, image: Image, progress: Progress = lambda _: None) -> str:
         """Loads the image untagged, unless the engine has it; returns its id.

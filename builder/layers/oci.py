@@ -165,19 +165,17 @@ def config(
 
 def derived_config(
     parent: bytes, added: Sequence[Layer], history: Sequence[str], *,
-    env: Mapping[str, str], labels: Mapping[str, str], services: bool,
+    env: Mapping[str, str], labels: Mapping[str, str],
 ) -> bytes:  # fmt: skip
     """The configuration of an image that adds layers and variables to another one.
 
     `parent` is a configuration that `read_image` has accepted; `history` has a line for each added layer, `labels` are
-    all of the new image. With `services`, its command runs services.
+    all of the new image.
     """
     data = json.loads(parent)
     inner = data["config"]
     variables = {**dict(text.partition("=")[::2] for text in inner.get("Env") or ()), **env}
     inner |= {"Env": [f"{name}={value}" for name, value in variables.items()], "Labels": dict(labels)}
-    if services:
-        inner["Cmd"] = ["services"]
     data["rootfs"]["diff_ids"] += [layer.diff_id for layer in added]
     data["history"] += [{"created": data.get("created", ""), "created_by": line} for line in history]
     return _json(data)

@@ -10,37 +10,21 @@ import tarfile
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from pathlib import PurePosixPath
 from typing import BinaryIO
 
-from builder.common.errors import BuildError
-from builder.common.files import digest_of_bytes
-from builder.common.text import listed
 from builder.layers import estargz, splice
-from builder.layers.estargz import TocEntry
 from builder.layers.oci import Layer
 from builder.layers.splice import Entry
 
 
-def write_system(
-    tar: BinaryIO, out: BinaryIO, prefetch: Collection[str] = (), below: Mapping[str, TocEntry] | None = None
-) -> Layer:
+def write_system(tar: BinaryIO, out: BinaryIO, prefetch: Collection[str] = ()) -> Layer:
     """Writes the file system of a tar as a layer; a pure function of its files. Raises tarfile.TarError, OSError.
 
-    `prefetch` are the paths that come first, see `estargz.prefetch_order`. With `below`, the files of lower layers by
-    path, writes only what differs from them, and raises BuildError if one of them is missing.
+    `prefetch` are the paths that come first, see `estargz.prefetch_order`.
     """
     with tarfile.open(fileobj=tar) as source:
         files = {name: info for info in source if (name := _plain(info.name))}
         newest = _newest(source, files)
-        if below is not None:
-            if missing := sorted(below.keys() - files.keys()):
-                raise BuildError(f"Debian's packages delete files of the image: {listed(missing, 3)}")
-            changed = {name for name, info in files.items() if not _is_same(source, info, below.get(name))}
-            changed |= {_plain(files[name].linkname) for name in changed if files[name].islnk()}
-            # A layer without the folders of its files would replace the modes and owners that these folders have.
-            changed |= {str(folder) for name in changed for folder in PurePosixPath(name).parents}
-            files = {name: info for name, info in files.items() if name in changed}
 
         def entries() -> Iterator[Entry]:
             # Links last: a hard link needs its target before it.
@@ -76,19 +60,6 @@ def write_system(
 def _plain(name: str) -> str:
     """A path without a slash at either end; empty for the root."""
     return "" if name == "." else name.removeprefix("./").strip("/")
-
-
-def _is_same(source: tarfile.TarFile, info: tarfile.TarInfo, entry: TocEntry | None) -> bool:
-    """True if a file of the tar is as in a lower layer, whatever its time."""
-    if entry is None or estargz.TYPES.get(info.type, "reg") != entry.type:
-        return False
-    link = _plain(info.linkname) if info.islnk() else info.linkname
-    if info.islnk() or info.issym():
-        return (link, info.uid, info.gid) == (entry.link, entry.uid, entry.gid)
-    if (info.mode & 0o7777, info.uid, info.gid, info.size) != (entry.mode, entry.uid, entry.gid, entry.size):
-        return False
-    content = source.extractfile(info) if info.size else None
-    return content is None or digest_of_bytes(content.read()) == entry.digest
 
 
 def _newest(source: tarfile.TarFile, files: Mapping[str, tarfile.TarInfo]) -> int:

@@ -17,7 +17,6 @@ from builder.common.errors import LockError, UsageError, of_file
 from builder.common.files import SHA256_HEX
 from builder.index.wheels import LockedWheel
 
-PYTHON = "python"  # a constraint of this name is on the Python of the parent
 LONGEST = 4000  # characters of a requirement; packaging fails for longer numbers
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _HASH = re.compile(rf"--hash[=\s]\s*sha256:({SHA256_HEX})", re.ASCII)
@@ -31,19 +30,14 @@ _ADVICE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Requested:
-    """A requirement (PEP 508), the SHA-256 that its wheel may have, any if there are none, and its place."""
+    """A requirement (PEP 508), and the SHA-256 that its wheel may have, any if there are none."""
 
     text: str
     hashes: frozenset[str] = frozenset()
-    place: str = ""
 
     @property
     def name(self) -> str:
         return canonicalize_name(Requirement(self.text).name)
-
-    def allows(self, name: str, version: str) -> bool:
-        """True if it is a requirement of this package that the version meets. Its marker does not count."""
-        return self.name == name and Requirement(self.text).specifier.contains(version, prereleases=True)
 
     def __str__(self) -> str:
         return " ".join([self.text, *(f"--hash=sha256:{sha256}" for sha256 in sorted(self.hashes))])
@@ -51,16 +45,20 @@ class Requested:
 
 def read_requirements(path: Path) -> list[Requested]:
     """The requirements in a file. Raises UsageError, with the line, for anything else."""
+    if path.suffix in (".toml", ".yml", ".yaml"):
+        raise UsageError(
+            f"{path} is not a file of requirements as for pip", hint="For a pyproject.toml: docs/team-images.md."
+        )
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not a text file") from error
     except OSError as error:
         raise of_file(error) from error
-    return [parse_requirement(text, f"{path}:{number}") for number, text in joined_lines(lines)]
+    return [parse_requirement(text, f"{path}:{number}") for number, text in _joined_lines(lines)]
 
 
-def joined_lines(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
+def _joined_lines(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
     """The requirements in lines, without comments, each with the number of its first line."""
     joined, first = "", 1
     for number, line in enumerate(lines, 1):
@@ -92,7 +90,7 @@ def parse_requirement(text: str, place: str) -> Requested:
         raise UsageError(
             f"{place}: {requirement.name} is at an address", hint="Publish its wheel on the index of this machine."
         )
-    return Requested(text=bare, hashes=frozenset(_HASH.findall(text)), place=place)
+    return Requested(text=bare, hashes=frozenset(_HASH.findall(text)))
 
 
 def check_hashes(requested: Iterable[Requested], wheels: Mapping[str, LockedWheel]) -> None:

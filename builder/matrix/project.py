@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 from builder.common import strict_yaml
 from builder.common.errors import BusyError, MatrixError, UsageError, did_you_mean
-from builder.common.files import TEMPORARY_SUFFIX, write_atomically
+from builder.common.files import TEMPORARY_SUFFIX
 from builder.matrix import cells, extends, reader
 from builder.matrix.cells import Cell
 from builder.matrix.schema import Matrix
@@ -35,12 +35,6 @@ class Project:
             if (folder / "matrix.yaml").is_file():
                 return cls(folder)
         raise UsageError(f"no matrix.yaml in {start} or above it", hint="Run this inside a checkout, or use --root.")
-
-    @classmethod
-    def shipped(cls, folder: Path) -> Project:
-        """The shipped matrix and files as a project in `folder`, for work outside a checkout."""
-        write_atomically(folder / "matrix.yaml", "extends: gpu-images\nregistry: docker.io\nnamespace: org\n")
-        return cls(folder)
 
     @cached_property
     def folders(self) -> tuple[Path, ...]:

@@ -34,7 +34,7 @@ _NOT_FOR_ALL = ("cusparselt", "nvshmem", "cufile", "curand")
 # Parts of CUDA's compiler, which few images have: with the small wheels, whatever their size.
 _COMPILERS = ("nvcc", "nvvm")
 
-LayerKind = Literal["os", "apt", "wheels", "bytecode", "files"]
+LayerKind = Literal["os", "wheels", "bytecode", "files"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,6 @@ from builder.registry.parallel import look_up
 from builder.release.image_sources import ImageSource
 from builder.release.verify import locked_wheel
 
-APT = "apt: "  # begins the line of a layer of Debian packages in the history
 LONGEST_FILE = 16 << 20  # bytes of a file that is read whole
 _INFO = re.compile(rf"{wheel.environment('').site}/([^/]+)-[^/-]+\.dist-info/METADATA")
 _OTHER = "Name an image that `builder` made. Packages go on any other image by a Dockerfile."
@@ -67,20 +66,6 @@ class Parent:
         return {
             entry.name.rstrip("/"): (layer, entry) for layer, toc in layers for entry in toc if entry.type != "chunk"
         }
-
-    @cached_property
-    def systems(self) -> Mapping[str, Layer]:
-        """The layers of Debian packages by digest, lowest first: the operating system, and those put on it."""
-        lines = zip(self.image.layers, self.image.history, strict=True)
-        return {layer.digest: layer for layer, line in lines if line == "os" or line.startswith(APT)}
-
-    @cached_property
-    def debian_release(self) -> str:
-        """The codename of its Debian release. Raises VerifyError."""
-        text = self.read_file("usr/lib/os-release").decode("utf-8", "replace")
-        if not (match := re.search(r"^VERSION_CODENAME=([a-z]{1,20})$", text, re.MULTILINE)):
-            raise VerifyError("usr/lib/os-release of the image has no VERSION_CODENAME", hint=_OTHER)
-        return match[1]
 
     @cached_property
     def debian(self) -> set[InstalledPackage]:

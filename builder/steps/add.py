@@ -6,15 +6,17 @@ From registry to registry, only the new layers are sent. Needs no engine and no 
 from __future__ import annotations
 
 import fcntl
+import platform
 import re
 import subprocess
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from builder.build import added_layers, added_tests, apt_layer
+from builder.build import added_layers
 from builder.build.added_layers import CONFLICT
 from builder.common.console import Meter, View
 from builder.common.errors import (
@@ -32,7 +34,6 @@ from builder.common.reference import ImageRef
 from builder.common.text import counted, listed, size
 from builder.engine.client import Engine
 from builder.engine.load import Loader
-from builder.engine.run import Run
 from builder.evidence import reports, sbom_and_provenance
 from builder.evidence.results import OWN, Evidence, Report, coverage_of
 from builder.evidence.signing import Signer, Trust
@@ -43,12 +44,10 @@ from builder.index.releases import Index
 from builder.index.wheels import LockedWheel, is_cuda_wheel
 from builder.layers import oci, wheel
 from builder.layers.blobs import Descriptor
-from builder.layers.installed import InstalledPackage
 from builder.layers.oci import Image, Layer, Manifest
 from builder.layers.store import Store
 from builder.lock import checks, requirements, uv
 from builder.lock.diff import package_changes
-from builder.lock.requirements import PYTHON, Requested
 from builder.lock.uv import Target, Uv
 from builder.matrix import facts, tags
 from builder.matrix.project import Project
@@ -64,8 +63,8 @@ from builder.release.parent import Parent, read_parent
 from builder.steps import verify
 
 SHOWN = 8  # packages in a line
-SERVICE_S = 3  # that a service must run
 IMPORT_S = 600  # all imports; the first one of a framework takes seconds
+PIP_CHECK = "pip check"
 # Imports the top-level modules of each package, or the packages in a namespace. Tests of a wheel need other packages.
 IMPORTS = """
 import importlib, importlib.metadata, sys
@@ -85,16 +84,12 @@ for name in sys.argv[1:]:
 
 @dataclass(frozen=True, kw_only=True)
 class AddedImage:
-    """An image with additions for one architecture: its new wheels and layers, and all its Debian packages.
-
-    `results` are those of its tests, if it was tested.
-    """
+    """An image with additions for one architecture: its new wheels and layers, and the results of its tests."""
 
     parent: Parent
     wheels: Sequence[LockedWheel]
     layers: Sequence[Layer]
     image: Image
-    debian: Collection[InstalledPackage] = ()
     results: Sequence[Evidence] = ()
 
 
@@ -119,7 +114,6 @@ def add(
     arch: str = ALL,
     dry_run: bool = False,
     engine: Engine | None = None,
-    run: Run | None = None,
     trust: Trust | None = None,
     signer: Signer | None = None,
     program: Uv | None = None,
@@ -130,8 +124,8 @@ def add(
 
     `arch` is the architecture of a parent for several, or ALL. `show` gets the name of each step and its result. With
     `dry_run`, only resolves. With an `engine`, imports the packages in a container first; it gets the images whose tag
-    has no registry. `run` makes layers of Debian packages. A signer of `trust`, if it has any, must have signed each
-    parent. `program` chooses versions. Leaves out a repeated addition whose parent is the same.
+    has no registry. A signer of `trust`, if it has any, must have signed each parent. `program` chooses versions.
+    Leaves out a repeated addition whose parent is the same.
     """
     signer = signer and replace(signer, trust=trust)
     host = replace(host, read_apt=Apt)  # apt takes 0.5 s, and no archive of Debian is used here
@@ -142,7 +136,7 @@ def add(
     for addition in additions:
         if addition.target.name == addition.parent.name and addition.target.target == addition.parent.target:
             raise UsageError(f"{addition.target} is the parent itself", hint="Choose another tag or repository.")
-        if not (any(addition.request.values()) or addition.files or addition.earlier):
+        if not (any(addition.request.values()) or addition.earlier):
             raise UsageError(f"{addition.target}: nothing to add", hint="Name packages, or a file of them with -r.")
         # Whoever can push the tag of an earlier image wrote its request: its signer counts as that of the parent does.
         for each_earlier in addition.earlier.values():
@@ -167,35 +161,21 @@ def add(
             kept = f", {parent.framework} unchanged" if parent.framework else ""
             changes = listed(_changes(addition.earlier.get(parent.arch), parent, wheels), SHOWN)
             show("resolve", f"{len(wheels)} new, {len(parent.packages)} kept{kept}{': ' if changes else ''}{changes}")
-            _say_other_versions(view, addition, parent, solution)
-            debian = None
-            if addition.apt:
-                assert run
-                debian = apt_layer.resolve_packages(run, parent, addition.apt)
-                names = listed([f"{package.name} {package.version}" for package in debian.packages], SHOWN)
-                show("debian", f"{len(debian.packages)} new{': ' if names else ''}{names}")
             if dry_run:
                 made.append(AddedImage(parent=parent, wheels=wheels, layers=(), image=parent.image))
                 continue
 
             # Layers by the rule of all images. The store may have them from an earlier run.
             layers = added_layers.make_layers(store, fetcher, parent, wheels, view.say_once)
-            if run and debian and debian.packages:
-                with _alone(run.engine, store):
-                    planned, layer = apt_layer.make_layer(run, store, parent, debian, str(addition.target))
-                layers.insert(0, added_layers.added_layer(store, planned, layer))
-            if copied := added_layers.copied_layer(store, parent, addition):
-                layers.append(copied)
             if (count := len(parent.image.layers) + len(layers)) > layer_order.MOST:
                 raise BuildError(f"{addition.target} would have {count} layers; the limit is {layer_order.MOST}")
 
             # Nothing may replace a file of the parent, such as one of the framework or the launcher.
             for warning in added_layers.check_paths(str(addition.target), parent, layers):
                 view.say(warning)
-            image = added_layers.write_image(store, parent, addition, wheels, layers, debian)
-            packages = added_layers.debian_packages(store, parent, layers)
+            image = added_layers.write_image(store, parent, addition, wheels, layers)
             stacked = [each.layer for each in layers]
-            made.append(AddedImage(parent=parent, wheels=wheels, layers=stacked, image=image, debian=packages))
+            made.append(AddedImage(parent=parent, wheels=wheels, layers=stacked, image=image))
             sizes = sum(each.layer.size for each in layers)
             show("layers", f"{len(layers)} new ({size(sizes)}), {len(parent.image.layers)} of the parent (0 B)")
         assembled.append(Added(addition=addition, images=made))
@@ -205,7 +185,7 @@ def add(
     # What this machine can run is tried before anything is pushed.
     if engine:
         with _alone(engine, store):
-            assembled = [try_images(engine, project, host, store, view, show, added) for added in assembled]
+            assembled = [try_images(engine, store, view, show, added) for added in assembled]
 
     # All images are complete in their registries, and signed, before the first tag is set.
     pushed: list[tuple[Added, Repository, Manifest]] = []
@@ -289,15 +269,7 @@ def check_signature(reference: ImageRef, image: Parent, trust: Trust | None) -> 
 
 
 def resolve(program: Uv, parent: Parent, addition: Addition) -> dict[str, LockedWheel]:
-    """The wheels that the requested packages need, those of the parent too, by name. Raises LockError.
-
-    Raises RefusedError for a parent with a Python that the request excludes.
-    """
-    for each in addition.constraints:
-        patches = (f"{parent.python}.{patch}" for patch in range(100))
-        if each.name == PYTHON and not any(each.allows(PYTHON, patch) for patch in patches):
-            message = f"{each.place}: requires {each.text}, {addition.parent} has Python {parent.python}"
-            raise RefusedError(message, hint="Choose a parent with such a Python.")
+    """The wheels that the requested packages need, those of the parent too, by name. Raises LockError."""
     target = Target(
         name=str(addition.target),
         python=parent.python,
@@ -309,7 +281,6 @@ def resolve(program: Uv, parent: Parent, addition: Addition) -> dict[str, Locked
     if not addition.requested:
         return {}
     packages, constraints = [each.text for each in addition.requested], list(parent.constraints)
-    constraints += [each.text for each in addition.constraints if each.name not in {PYTHON, *parent.packages}]
     try:
         if earlier := addition.earlier.get(parent.arch):
             preferred = {name: wheel.version for name, wheel in earlier.packages.items()}
@@ -328,7 +299,7 @@ def resolve(program: Uv, parent: Parent, addition: Addition) -> dict[str, Locked
     sizes = program.sizes(target, unknown) if unknown else {}
     wheels = {name: replace(wheel, size=sizes.get(name, wheel.size)) for name, (wheel, _) in found.items()}
     new = {name: each for name, each in wheels.items() if name not in parent.packages}
-    requirements.check_hashes([*addition.requested, *addition.constraints], new)
+    requirements.check_hashes(addition.requested, new)
     check_cuda(addition, parent, wheels)
     return wheels
 
@@ -364,10 +335,7 @@ def push_image(repository: Repository, store: Store, view: View, addition: Addit
     return transfer.push_image(repository, image.manifest, files, fetch=fetch, mount_from=mounts, progress=progress)
 
 
-def try_images(
-    engine: Engine, project: Project | None, host: Host, store: Store, view: View, show: Callable[[str, str], None],
-    added: Added,
-) -> Added:  # fmt: skip
+def try_images(engine: Engine, store: Store, view: View, show: Callable[[str, str], None], added: Added) -> Added:
     """Loads the images that this machine can run, and tests them. Returns all images, with the results.
 
     Those without a registry stay in the engine. Raises EngineError if there are only other ones.
@@ -392,54 +360,55 @@ def try_images(
         loader = Loader(engine, store, str(store.root), view.say)
         image_id = loader.load(each.image, Meter(view, "image", "loaded", 0).add)
         try:
-            modules = import_packages(engine, store, added.addition, each, image_id)
-            result = added_tests.test_added(
-                engine, project, host, store, view, str(target), each.parent, each.image, each.wheels, image_id, modules
-            )
-            count = len(result.passed) - len(modules)
-            tested = f", {counted(count, 'test')} of the parent passed" if count else ""
-            show("tests", f"{counted(len(modules), 'module')} imported{tested} ({each.parent.arch})")
+            modules = try_packages(engine, store, added.addition, each, image_id)
+            show("tests", f"{counted(len(modules), 'module')} imported, {PIP_CHECK} passed ({each.parent.arch})")
             is_kept = is_kept or not target.registry
         finally:
             if not is_kept:
                 engine.remove_image(image_id)
-        images.append(replace(each, results=[result] if result.passed else []))
+        images.append(replace(each, results=[_evidence(engine, each.image, modules)]))
     return replace(added, images=images)
 
 
-def import_packages(
-    engine: Engine, store: Store, addition: Addition, added: AddedImage, image_id: str
-) -> Sequence[str]:
-    """Imports the requested packages of a loaded image in a container, and runs its services. Returns the modules.
+def try_packages(engine: Engine, store: Store, addition: Addition, added: AddedImage, image_id: str) -> list[str]:
+    """Imports the requested packages of a loaded image in a container, and runs `pip check`. Returns the modules.
 
-    Raises ImageTestError for a module that cannot be imported, or a service that ends.
+    Raises ImageTestError for a module that cannot be imported, and for requirements that are not met.
     """
     # A requirement with a marker for another system is not installed.
     installed = {*added.parent.packages, *(each.name for each in added.wheels)}
     names = [each.name for each in addition.requested if each.name in installed]
+    python, pip_options = f"/{wheel.ENVIRONMENT}/bin/python", {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     with engine.running(image_id, checkout=str(store.root)) as container:
-        done = container.run([f"/{wheel.ENVIRONMENT}/bin/python", "-c", IMPORTS, *names], {}, IMPORT_S)
+        imports = container.run([python, "-c", IMPORTS, *names], {}, IMPORT_S)
+        check = container.run([python, "-m", *PIP_CHECK.split()], pip_options, IMPORT_S)
+    for problem, done in (("a package cannot be imported", imports), (f"{PIP_CHECK} failed", check)):
         if done.returncode:
-            reason = "\n".join(done.stderr.strip().splitlines()[-SHOWN:])
-            raise ImageTestError(
-                f"{addition.target}: a package cannot be imported\n{reason}", hint="Nothing was pushed."
-            )
-        for name in addition.services:
-            with suppress(subprocess.TimeoutExpired):
-                service = container.run([f"/{added_layers.SERVICES}/{name}/run"], {}, SERVICE_S)
-                lines = "\n".join([service.stdout, service.stderr]).strip().splitlines()[-SHOWN:]
-                raise ImageTestError(
-                    f"{addition.target}: service {name} ended with status {service.returncode}\n" + "\n".join(lines),
-                    hint="Nothing was pushed.",
-                )
-    return [each for each in done.stdout.split() if all(map(str.isidentifier, each.split(".")))]
+            lines = "\n".join([done.stdout, done.stderr]).strip().splitlines()[-SHOWN:]
+            raise ImageTestError(f"{addition.target}: {problem}\n" + "\n".join(lines), hint="Nothing was pushed.")
+    return [each for each in imports.stdout.split() if all(map(str.isidentifier, each.split(".")))]
+
+
+def _evidence(engine: Engine, image: Image, modules: Sequence[str]) -> Evidence:
+    info, is_cpu = engine.info(), image.labels.get(CUDA_LABEL) == "cpu"
+    return Evidence(
+        image=image.manifest.digest,
+        cell="",
+        plan="",
+        suite={},
+        kind="image",
+        passed=(*(f"import {each}" for each in modules), PIP_CHECK),
+        failed=(),
+        no_gpu="the image is for the CPU" if is_cpu else "`builder add` runs no GPU tests",
+        machine={"engine": info.version, "kernel": platform.release(), **({"engine_id": info.id} if info.id else {})},
+        finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    )
 
 
 def sign(signer: Signer, repository: Repository, added: Added, manifest: Manifest) -> None:
     """Attaches SBOM and provenance to each image, which names its parent by digest, then signs images and index."""
-    # Without the values of variables and commands: a public transparency log may show it.
-    names = {"env": sorted(added.addition.env), "services": sorted(added.addition.services)}
-    public = added.addition.request | {name: value for name, value in names.items() if name in added.addition.request}
+    # Without the values of variables: a public transparency log may show it.
+    public = added.addition.request | {"env": sorted(added.addition.env)}
     for each in added.images:
         parent, name = each.parent, added.addition.parent.name
         kept = parent.packages.values()
@@ -449,7 +418,7 @@ def sign(signer: Signer, repository: Repository, added: Added, manifest: Manifes
             each.image.manifest.digest,
             {
                 sbom_and_provenance.SBOM: sbom_and_provenance.sbom_of_additions(
-                    repository.name, each.image, kept, each.wheels, each.debian
+                    repository.name, each.image, kept, each.wheels, parent.debian
                 ),
                 sbom_and_provenance.PROVENANCE: sbom_and_provenance.provenance_of_additions(
                     public, name, parent.image.manifest.digest, each.wheels
@@ -464,20 +433,6 @@ def sign(signer: Signer, repository: Repository, added: Added, manifest: Manifes
         if tags.is_stamp(target.tag.rpartition("-")[2]):  # see `_is_for` of builder.release.attestations
             notes["release"] = target.tag
         signer.sign_manifest(repository, digest, notes)
-
-
-def _say_other_versions(view: View, addition: Addition, parent: Parent, needed: Mapping[str, object]) -> None:
-    """Names the needed packages that the parent has in none of the versions of uv.lock."""
-    locked: dict[str, list[Requested]] = {}
-    for each in addition.constraints:
-        locked.setdefault(each.name, []).append(each)
-    others = []
-    for kept in (parent.packages[name] for name in sorted(needed.keys() & parent.packages.keys() & locked.keys())):
-        if not any(each.allows(kept.name, kept.version) for each in locked[kept.name]):
-            versions = [each.text.split()[0].partition("==")[2] for each in locked[kept.name]]
-            others.append(f"{kept.name} {kept.version} (uv.lock: {', '.join(versions)})")
-    if others:
-        view.say(f"the parent's versions stay: {listed(others, SHOWN)}")
 
 
 def _changes(earlier: Parent | None, parent: Parent, wheels: Iterable[LockedWheel]) -> list[str]:

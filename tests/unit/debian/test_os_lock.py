@@ -131,21 +131,21 @@ SHA256: {sha256}
 """
 
 
-def archive_with(folder: Path, *, more: str = "", status: str = "", **installed: str) -> apt.Archive:
-    """The archive of a release with the packages in SHOWN; apt would install these versions, and print `more`."""
+def archive_with(folder: Path, **installed: str) -> apt.Archive:
+    """The archive of a release with the packages in SHOWN; apt would install these versions."""
     output = {
         "update": "",
-        "install": more + "".join(f"Inst {name} ({version} Debian [amd64])\n" for name, version in installed.items()),
+        "install": "".join(f"Inst {name} ({version} Debian [amd64])\n" for name, version in installed.items()),
         "show": SHOWN.format(sha256="a" * 64),
     }
 
     def run(command: Sequence[str], **_: object) -> subprocess.CompletedProcess[str]:
-        assert (folder / "status").read_text(encoding="utf-8") == status
-        assert ("?essential" in command) == (command[1] == "install" and not status)
+        assert (folder / "status").read_text(encoding="utf-8") == ""
+        assert ("?essential" in command) == (command[1] == "install")
         return subprocess.CompletedProcess(command, 0, output[command[1]], "")
 
     sources = (AptSource(kind="main", uri="http://deb.example.test"),)
-    return apt.Archive("newbird", Host(read_apt=lambda: Apt(sources=sources)), folder, run, status=status)
+    return apt.Archive("newbird", Host(read_apt=lambda: Apt(sources=sources)), folder, run)
 
 
 def test_apt_names_the_source_of_each_package(tmp_path: Path) -> None:
@@ -165,30 +165,6 @@ def test_a_package_that_apt_does_not_show(tmp_path: Path, other: str, message: s
     archive = archive_with(tmp_path, libc6="1", **{other: "1"})
     with pytest.raises(LockError, match=message):
         archive.resolve(OsRequest(debian="newbird", packages=("editor",)), locks.TIME)
-
-
-BASH = "Package: bash\nStatus: install ok installed\nVersion: 5.2\n"
-
-
-def test_the_packages_that_an_image_lacks(tmp_path: Path) -> None:
-    archive = archive_with(tmp_path, status=BASH, tini="0.19.0-1")
-    lock = archive.resolve(OsRequest(debian="newbird", packages=("bash", "tini")), locks.TIME)
-    assert "tini" in lock.versions
-    assert "bash" not in lock.versions
-
-
-@pytest.mark.parametrize(
-    ("line", "change"),
-    [
-        ("Inst bash [5.2] (5.3 Debian [amd64])\n", "bash 5.2 -> 5.3"),
-        ("Remv bash [5.2]\n", "bash 5.2 -> removed"),
-    ],
-)
-def test_packages_of_an_image_are_not_replaced(tmp_path: Path, line: str, change: str) -> None:
-    archive = archive_with(tmp_path, more=line, status=BASH, tini="0.19.0-1")
-    with pytest.raises(LockError, match=f"tini would replace packages of the image: {change}") as caught:
-        archive.resolve(OsRequest(debian="newbird", packages=("tini",)), locks.TIME)
-    assert "newer release of the image" in caught.value.hint
 
 
 def test_cells_with_the_same_packages_share_a_lock(tiny: Project, edit: Edit) -> None:

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builder.common.errors import BuildError
 from builder.layers import estargz, os_layer, splice
 from builder.layers.oci import Layer
 
@@ -125,53 +124,6 @@ def test_the_layer_has_exactly_the_files_of_the_tar(
     assert all(flat.infos[name].issym() and flat.infos[name].linkname == to for name, to in links.items())
     read = {name: (flat.infos[name].mode, flat.infos[name].uid, flat.contents[name]) for name in files}
     assert read == files
-
-
-def toc_of(flat: Flat) -> dict[str, estargz.TocEntry]:
-    toc = estargz.read_toc(io.BytesIO(flat.blob), flat.layer.toc)
-    return {entry.name.rstrip("/"): entry for entry in toc if entry.name not in estargz.RESERVED}
-
-
-def test_only_what_differs_from_lower_layers(write: Write, tmp_path: Path) -> None:
-    """Files with another time are the same; each folder of a changed file keeps its mode and owner."""
-    below = toc_of(
-        write(
-            [
-                item("./etc/", mode=0o1777, gid=7),
-                item("./etc/status", content=b"old"),
-                item("./etc/kept", content=b"same"),
-                item("./etc/mode", content=b"same"),
-                item("./lib/"),
-                item("./lib/a", content=b"a"),
-                hardlink("./lib/b", "./lib/a"),
-                symlink("./lib/link", "a"),
-            ]
-        )
-    )
-    now = [
-        item("./etc/", mode=0o1777, gid=7, mtime=5),
-        item("./etc/status", content=b"new"),
-        item("./etc/kept", content=b"same", mtime=9),
-        item("./etc/mode", content=b"same", mode=0o600),
-        item("./lib/"),
-        item("./lib/a", content=b"a"),
-        hardlink("./lib/b", "./lib/a"),
-        hardlink("./lib/c", "./lib/a"),
-        symlink("./lib/link", "a"),
-        item("./srv/"),
-        item("./srv/x", content=b"x"),
-    ]
-    (tmp_path / "new.tar").write_bytes(tar_of(now))
-    out = io.BytesIO()
-    flat = Flat(
-        os_layer.write_system(io.BytesIO((tmp_path / "new.tar").read_bytes()), out, below=below), out.getvalue()
-    )
-    assert flat.paths == {"etc", "etc/status", "etc/mode", "lib", "lib/a", "lib/c", "srv", "srv/x"}
-    assert (flat.infos["etc"].mode, flat.infos["etc"].gid) == (0o1777, 7)
-
-    (tmp_path / "new.tar").write_bytes(tar_of(each for each in now if each[0].name != "./etc/kept"))
-    with pytest.raises(BuildError, match="delete files of the image: etc/kept"):
-        os_layer.write_system(io.BytesIO((tmp_path / "new.tar").read_bytes()), io.BytesIO(), below=below)
 
 
 def test_files_to_prefetch_come_first_and_hard_links_last(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_requirements_as_pip_writes_them(tmp_path: Path) -> None:
         "polars",
     ]
     assert [each.name for each in listed] == ["einops", "tqdm", "polars"]
-    assert [parse_requirement(str(each), each.place) for each in listed] == listed, "as the image records them"
+    assert [parse_requirement(str(each), "label") for each in listed] == listed, "as the image records them"
 
 
 @pytest.mark.parametrize(

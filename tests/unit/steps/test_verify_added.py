@@ -19,7 +19,6 @@ from builder.evidence.signing import Signer, Trust
 from builder.host import Host
 from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, Descriptor
-from builder.layers.splice import Entry
 from builder.layers.store import Store
 from builder.matrix.schema import Trusted
 from builder.plan.plan import PlannedImage
@@ -30,11 +29,8 @@ from builder.release.image_sources import sources_in_registry
 from builder.release.verify import Finding
 from builder.steps.verify import verify_image
 from tests.unit.release.parents import plain, project
-from tests.unit.steps.test_add import PARENT, TARGET, Bench, ImportingEngine, ParentTests, addition, parent_tests
+from tests.unit.steps.test_add import PARENT, TARGET, Bench, ImportingEngine, addition
 
-__all__ = ["parent_tests"]
-
-FILES = {"srv/a": Entry(path="srv/a", mode=0o664, content=b"a")}
 PLANNED = PlannedDigests(image=cast("PlannedImage", SimpleNamespace(wheels=())), layers={})
 
 
@@ -74,7 +70,7 @@ class Desk:
             def sign_manifest(self, repository: Any, digest: str, annotations: Mapping[str, str] = {}) -> None:
                 signatures.manifests.setdefault(digest, []).append(dict(annotations))
 
-        self.bench.add(addition("einops", env={"TEAM": "vision"}, files=FILES), signer=MemorySigner(key="k"), **options)
+        self.bench.add(addition("einops", env={"TEAM": "vision"}), signer=MemorySigner(key="k"), **options)
         self.bench.target.contents |= {
             digest: content for digest, content in self.bench.parent.registry.contents.items()
             if digest not in self.bench.parent.registry.types
@@ -125,7 +121,7 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parent_tests: ParentTests) -> Desk:
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     desk = Desk(bench := Bench(Store(tmp_path / "store")))
     bench.parent.push("1")
     bench.offer(project("einops", version="0.8"))
@@ -147,7 +143,6 @@ def test_a_signed_image_is_verified(desk: Desk) -> None:
         "os": "signed",
         "files": "signed",
         "einops": "derived",
-        "files: copied": "signed",
         "test results": "signed",
         "SBOM": "signed",
         "provenance": "signed",
@@ -168,7 +163,7 @@ def test_the_signer_of_the_parent_is_named(desk: Desk) -> None:
 
 def test_results_of_tests_are_signed(desk: Desk) -> None:
     desk.add(engine=ImportingEngine())
-    assert desk.findings()["test results"].detail == "1 passed, gpu: not run (the image is for the CPU)"
+    assert desk.findings()["test results"].detail == "2 passed, gpu: not run (the image is for the CPU)"
 
 
 def test_layers_of_a_parent_whose_sbom_names_the_index_are_rebuilt(desk: Desk) -> None:
