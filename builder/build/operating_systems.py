@@ -42,7 +42,6 @@ from builder.debian.os_lock import OsLock
 from builder.engine.model import is_disk_full
 from builder.engine.run import Run
 from builder.host import FOLDER as HOST_FOLDER
-from builder.host import SYSTEM_BUNDLE, Host
 from builder.index.wheels import arch_of
 from builder.layers import known_layers, os_layer
 from builder.layers.oci import Layer
@@ -200,10 +199,8 @@ class SystemLayers:
 
         run.view.begin(name, "building")
         with run.project.scratch() as scratch:
-            debs_by_lock = (image.os_lock, debs)
-            tar = self.mmdebstrap.run(
-                run.host, name, arguments, files, Path(scratch), debs=debs_by_lock, arch=image.cell.arch
-            )
+            locked = (image.os_lock, debs)
+            tar = self.mmdebstrap.run(name, arguments, files, Path(scratch), locked, image.cell.arch)
             run.view.note(name, "compressing")
             with self.run.store.new_blob() as blob, tar.open("rb") as source:
                 layer = os_layer.write_system(source, blob.file, image.os_layer.prefetch)
@@ -251,84 +248,69 @@ class Mmdebstrap:
 
     def run(
         self,
-        host: Host,
         name: str,
         arguments: Sequence[str],
         files: Mapping[str, bytes],
         folder: Path,
-        *,
         debs: tuple[OsLock, Mapping[str, Path]] | None = None,
-        container: str | None = None,
         arch: str = AMD64,
     ) -> Path:
         """Makes a file system in an empty `folder`; returns the path of its tar.
 
         `name` is the row in the view and the name of the log, `arguments` are those of mmdebstrap.sh, the first of them
         the Debian release, and `files` (path -> content) are those that it reads. `debs` are the packages to install
-        and their files by SHA-256; without them, packages come from the archives of `host`. `container` is the image to
-        run in, empty for this machine; by default this machine, if it can. `arch` is the architecture of the file
-        system. Raises BuildError with the last lines of the output, DiskError, EngineError, UsageError for an archive
-        with a password.
+        and their files by SHA-256. Without them, installs current packages of the archives, on this machine. `arch` is
+        the architecture of the file system. Raises BuildError with the last lines of the output, DiskError,
+        EngineError, UsageError for an archive with a password.
         """
-        if container is None:
-            container = self._choose_container()
         project, engine, release = self._run.project, self._run.engine, arguments[0]
-        if arch != (engine.info().arch if container else arch_of(platform.machine())):
-            files = {**files, f"{_BIN}/mmdebstrap": _FOR_ARCH.format(arch=arch).encode()}
-        if not debs:
-            host.files(release, with_index=False)  # refuses a password, which the scripts of packages could read
-        log = project.logs / f"{name}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-
-        # The archives of this machine, and the certificates that they need; or a repository of the locked packages.
+        host = self._run.host.for_release(project.matrix.debian[release])
+        container = self._choose_container() if debs else ""
         place = CONTAINER_FOLDER if container else str(folder)
-        apt_options, sources = host.apt_options(release), host.sources_list(release)
-        links: dict[str, Path] = {}
-        ca = host.ca
+
+        # A repository of the locked packages, whose hashes were checked; or the archives that this machine uses.
+        inputs, links = dict(files), dict[str, Path]()
         if debs:
             lock, paths = debs
             links = {f"{_DEBS}/{package.file}": paths[package.sha256] for package in lock.packages}
-            index = local_repository.index(lock, paths)
-            files = {**files, **{f"{_DEBS}/{name}": content for name, content in index.items()}}
-            apt_options, sources = [], f"deb [trusted=yes] copy:{quote(place)}/{_DEBS}/ ./\n"  # the hashes are checked
-        elif container and not ca and SYSTEM_BUNDLE.exists() and "https:" in sources:
-            ca = SYSTEM_BUNDLE.read_bytes()  # Debian's slim images have no certificates
-        if ca:
-            apt_options.append(f'Acquire::https::CAInfo "{place}/ca.crt";')
-        settings = {
-            "apt.conf": "".join(f"{option}\n" for option in apt_options).encode(),
-            "sources.list": sources.encode(),
-            "ca.crt": ca,
-        }
-        inputs = {**files, **{path: content for path, content in settings.items() if content}}
-        if not container:
-            for path, content in inputs.items():
-                (folder / path).parent.mkdir(parents=True, exist_ok=True)
-                (folder / path).write_bytes(content)
-                (folder / path).chmod(0o755)
-            for path, target in links.items():
-                (folder / path).symlink_to(target)
+            inputs |= {f"{_DEBS}/{file}": content for file, content in local_repository.index(lock, paths).items()}
+            options, sources = [], f"deb [trusted=yes] copy:{quote(place)}/{_DEBS}/ ./\n"
+        else:
+            host.files(release, with_index=False)  # refuses a password, which the scripts of packages could read
+            options, sources = host.apt_options(release), host.sources_list(release)
+        if host.ca:
+            inputs["ca.crt"] = host.ca
+            options.append(f'Acquire::https::CAInfo "{place}/ca.crt";')
+        if options:
+            inputs["apt.conf"] = "".join(f"{option}\n" for option in options).encode()
+        if sources:
+            inputs["sources.list"] = sources.encode()
+        if arch != (engine.info().arch if container else arch_of(platform.machine())):
+            inputs[f"{_BIN}/mmdebstrap"] = _FOR_ARCH.format(arch=arch).encode()
         # Nothing else of this machine: packages have scripts. apt reads the names of proxies in lower case.
         proxies = {**host.proxies, **{key.lower(): value for key, value in host.proxies.items()}}
         environment = {"LC_ALL": "C.UTF-8", **proxies}
 
+        log = project.logs / f"{name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
         tail: deque[str] = deque(maxlen=_TAIL)
 
         def on_line(line: str) -> str:
-            line = host.hide(line)
+            line = self._run.host.hide(line)
             if step := next((step for pattern, step in _STEPS.items() if re.match(pattern, line)), ""):
                 self._run.view.note(name, step)
             tail.append(f"  | {line.rstrip()}")
             return line
 
         with self._memory() as fits:
-            # The memory of a remote engine is unknown. If a file system fills it up, the file system is made again on
-            # the disk.
-            for is_in_memory in (True, False) if fits and (not container or engine.info().is_local) else (False,):
+            # The memory of a remote engine is unknown. A file system that fills the memory is made again on the disk.
+            is_in_memory = fits and (not container or engine.info().is_local)
+            while True:
                 if self.stopped.is_set():
                     raise BuildError(f"{name}: stopped")
                 tail.clear()
                 if container:
+                    tmpfs = {f"{CONTAINER_FOLDER}/tmp": f"exec,suid,dev,size={TMPFS}"} if is_in_memory else {}  # noqa: S108  in the container
                     with (
                         log.open("w", encoding="utf-8", buffering=1) as log_file,
                         (folder / _RESULT).open("wb") as out,
@@ -350,17 +332,15 @@ class Mmdebstrap:
                             # For the mounts of the new file system; the default profiles forbid them.
                             cap_add=["SYS_ADMIN"],
                             security_opt=["apparmor=unconfined", "seccomp=unconfined", "label=disable"],
-                            tmpfs={f"{CONTAINER_FOLDER}/tmp": f"exec,suid,dev,size={TMPFS}"} if is_in_memory else {},  # noqa: S108  in the container
+                            tmpfs=tmpfs,
                         )
                 else:
+                    _write_folder(folder, inputs, links)
+                    path = f"{folder}/{_BIN}:{os.environ.get('PATH', os.defpath)}"
+                    variables = {"PATH": path, "HOME": os.environ.get("HOME", "/"), **environment}
                     program = Program(
                         command=[*_ISOLATED, "sh", "steps/mmdebstrap.sh", *arguments],
-                        environment={
-                            "PATH": f"{folder}/{_BIN}:{os.environ.get('PATH', os.defpath)}",
-                            "HOME": os.environ.get("HOME", "/"),
-                            **environment,
-                            **({"TMPFS": str(TMPFS)} if is_in_memory else {}),
-                        },
+                        environment={**variables, "TMPFS": str(TMPFS)} if is_in_memory else variables,
                         folder=folder,
                         log=log,
                         timeout_s=TIMEOUT_S,
@@ -368,8 +348,9 @@ class Mmdebstrap:
                     status = self._programs.run(program, on_line)
                 if status == 0:
                     return folder / _RESULT
-                if not is_disk_full("\n".join(tail)):
+                if not (is_in_memory and is_disk_full("\n".join(tail))):
                     break
+                is_in_memory = False
 
         output = "\n".join(tail)
         if is_disk_full(output):
@@ -429,11 +410,8 @@ class Mmdebstrap:
         run.view.say(f"base image: cannot be pulled; making {local} from Debian packages (about 15 s)")
         with run.project.scratch() as scratch:
             try:
-                files = _read_steps(run.project)
-                host = run.host.for_release(run.project.matrix.debian[release])
-                tar = self.run(
-                    host, f"base-{release}{suffix}", [release], files, Path(scratch), container="", arch=arch
-                )
+                name, files = f"base-{release}{suffix}", _read_steps(run.project)
+                tar = self.run(name, [release], files, Path(scratch), arch=arch)
             except BuildError as failure:
                 raise EngineError(str(failure), hint=f"Error of the registry: {pull_error}") from failure
             run.engine.import_tar(tar, local, arch if is_foreign else "")
@@ -498,6 +476,17 @@ class Mmdebstrap:
         finally:
             with self._counting:
                 self._in_memory -= fits
+
+
+def _write_folder(folder: Path, inputs: Mapping[str, bytes], links: Mapping[str, Path]) -> None:
+    """Writes the inputs of mmdebstrap.sh, if they are not there yet, for a run on this machine."""
+    for path, content in inputs.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+        (folder / path).chmod(0o755)
+    for path, target in links.items():
+        (folder / path).unlink(missing_ok=True)
+        (folder / path).symlink_to(target)
 
 
 def _read_steps(project: Project) -> dict[str, bytes]:

@@ -12,7 +12,6 @@ from builder.common.files import write_atomically
 from builder.debian.archives import DebianFetcher
 from builder.debian.os_lock import DebianPackage, OsLock
 from builder.engine.run import Run
-from builder.host import Host
 from builder.matrix.schema import AMD64
 
 DAY = 1_767_225_600  # 2026-01-01T00:00:00Z
@@ -21,29 +20,24 @@ MakeTar = Callable[[str, Sequence[str], Mapping[str, bytes]], bytes]
 
 
 class FakeMmdebstrap(Mmdebstrap):
-    """Calls `make` with the name, the arguments and the files of each run, in place of mmdebstrap. `hosts` and
-    `debs` are those of the runs. Every release has a base image.
+    """Calls `make` with the name, the arguments and the files of each run, in place of mmdebstrap. `debs` are the
+    packages of each. Every release has a base image.
     """
 
     def __init__(self, run: Run, make: MakeTar = lambda *_: file_system()) -> None:
         super().__init__(run)
         self.make = make
-        self.hosts: list[Host] = []
         self.debs: list[tuple[OsLock, Mapping[str, Path]] | None] = []
 
     def run(
         self,
-        host: Host,
         name: str,
         arguments: Sequence[str],
         files: Mapping[str, bytes],
         folder: Path,
-        *,
         debs: tuple[OsLock, Mapping[str, Path]] | None = None,
-        container: str | None = None,
         arch: str = AMD64,
     ) -> Path:
-        self.hosts.append(host)
         self.debs.append(debs)
         (folder / "root.tar").write_bytes(self.make(name, arguments, files))
         return folder / "root.tar"

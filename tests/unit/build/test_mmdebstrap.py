@@ -73,6 +73,16 @@ class ContainerEngine(FakeEngine):
         return self.status
 
 
+def locked_tini(folder: Path) -> tuple[OsLock, dict[str, Path]]:
+    """A lock of one package, and its file in a store."""
+    content = deb("tini")
+    sha256 = hashlib.sha256(content).hexdigest()
+    package = DebianPackage(name="tini", version="1:2.0", architecture="amd64", size=len(content), sha256=sha256)
+    (folder / "blob").write_bytes(content)
+    lock = OsLock(debian="newbird", time=TIME, requested=("tini",), packages=(package,))
+    return lock, {sha256: folder / "blob"}
+
+
 class Machine:
     """A machine on which root can run mmdebstrap; tests change what it has."""
 
@@ -83,7 +93,7 @@ class Machine:
         self.commands = Programs(lambda _: (0, "", ""))
         self.children = FakePrograms()
         self.engine = ContainerEngine()
-        self.host = HOST
+        self.debs: tuple[OsLock, dict[str, Path]] | None = locked_tini(folder)
         self.arch = "amd64"  # of the file system
         monkeypatch.setattr("platform.machine", lambda: "x86_64")
         self.console = MemoryConsole()
@@ -99,6 +109,9 @@ class Machine:
         run = new_run(project, engine=self.engine, host=HOST, console=self.console)
         self.mmdebstrap = Mmdebstrap(run, self.children)
 
+    def use(self, host: Host) -> None:
+        self.mmdebstrap = Mmdebstrap(replace(self.mmdebstrap._run, host=host), self.children)
+
     def set_memory(self, free: int) -> None:
         (self.folder / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable:   {free >> 10} kB\n")
 
@@ -111,7 +124,8 @@ class Machine:
         scratch = self.folder / name
         scratch.mkdir(exist_ok=True)
         files = {"steps/mmdebstrap.sh": b"script", "packages.json": b"lock"}
-        assert self.mmdebstrap.run(self.host, "os-x", ARGUMENTS, files, scratch, arch=self.arch) == scratch / "root.tar"
+        tar = self.mmdebstrap.run("os-x", ARGUMENTS, files, scratch, self.debs, self.arch)
+        assert tar == scratch / "root.tar"
         return scratch
 
     def run_here(self) -> Program:
@@ -163,6 +177,8 @@ def test_another_architecture_in_a_container(machine: Machine, monkeypatch: pyte
 
 
 def test_it_runs_isolated_in_a_folder_of_its_own(machine: Machine) -> None:
+    """Without locked packages, apt reads the archives of this machine."""
+    machine.debs = None
     program = machine.run_here()
     assert list(program.command)[-5:] == ["sh", "steps/mmdebstrap.sh", *ARGUMENTS]
     assert {"unshare", "--mount", "--pid", "--kill-child"} <= set(program.command)
@@ -234,7 +250,6 @@ def test_a_container_gets_the_same_files_and_the_settings_to_install_mmdebstrap(
     [files] = machine.engine.inputs
     assert files["/build/steps/mmdebstrap.sh"] == b"script"
     assert files["/build/apt.conf"] == b'Acquire::https::CAInfo "/build/ca.crt";\n'
-    assert files["/build/sources.list"] == HOST.sources_list("newbird").encode()
     names = {Path(name).name for name in files if name.startswith("/mnt/host/")}
     assert names == {"env.sh", "ca.crt", "apt.conf", "sources.list"}, "not the package index, which may need a password"
 
@@ -252,51 +267,24 @@ def test_nothing_starts_after_it_was_stopped(machine: Machine, monkeypatch: pyte
 
 def test_an_archive_with_a_password_is_refused(machine: Machine) -> None:
     """The scripts of packages could read it."""
-    machine.host = Host(
-        read_apt=lambda: Apt(sources=(AptSource(kind="main", uri="http://u:p@mirror.example.test/debian"),))
-    )
+    password = Apt(sources=(AptSource(kind="main", uri="http://u:p@mirror.example.test/debian"),))
+    machine.use(Host(read_apt=lambda: password))
+    machine.debs = None
     with pytest.raises(UsageError, match="contains a user name or password"):
         machine.run()
     assert machine.children.calls == []
 
 
-def test_https_archives_need_certificates_in_a_container(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Debian's slim images have none."""
-    (tmp_path / "bundle").write_bytes(b"system")
-    monkeypatch.setattr(operating_systems, "SYSTEM_BUNDLE", tmp_path / "bundle")
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
-    machine.host = Host(
-        read_apt=lambda: Apt(sources=(AptSource(kind="main", uri="https://mirror.example.test/debian"),))
-    )
-    machine.run()
-    assert machine.engine.inputs[0]["/build/ca.crt"] == b"system"
-
-
 # ---- locked packages
 
 
-@pytest.fixture
-def debs(tmp_path: Path) -> tuple[OsLock, dict[str, Path]]:
-    """A lock of one package, and its file in a store."""
-    content = deb("tini")
-    sha256 = hashlib.sha256(content).hexdigest()
-    package = DebianPackage(name="tini", version="1:2.0", architecture="amd64", size=len(content), sha256=sha256)
-    (tmp_path / "blob").write_bytes(content)
-    lock = OsLock(debian="newbird", time=TIME, requested=("tini",), packages=(package,))
-    return lock, {sha256: tmp_path / "blob"}
-
-
-def test_locked_packages_are_installed_without_the_network(
-    machine: Machine, debs: tuple[OsLock, dict[str, Path]], tmp_path: Path
-) -> None:
+def test_locked_packages_are_installed_without_the_network(machine: Machine, tmp_path: Path) -> None:
     """apt needs neither this machine's archives nor their proxy or password."""
     password = AptSource(kind="main", uri="http://u:p@mirror.example.test/debian")
-    machine.host = replace(HOST, read_apt=lambda: Apt(sources=(password,), proxy="http://proxy.example.test"))
+    machine.use(replace(HOST, read_apt=lambda: Apt(sources=(password,), proxy="http://proxy.example.test")))
     folder = tmp_path / "a folder"
     folder.mkdir()
-    machine.mmdebstrap.run(machine.host, "os-x", ARGUMENTS, {"packages.json": b"lock"}, folder, debs=debs)
+    machine.mmdebstrap.run("os-x", ARGUMENTS, {"packages.json": b"lock"}, folder, machine.debs)
     expected = f"deb [trusted=yes] copy:{tmp_path}/a%20folder/debs/ ./\n"
     assert (folder / "sources.list").read_text() == expected
     assert (folder / "apt.conf").read_text() == f'Acquire::https::CAInfo "{folder}/ca.crt";\n'
@@ -305,11 +293,9 @@ def test_locked_packages_are_installed_without_the_network(
     assert (folder / "debs/Release").exists()
 
 
-def test_a_container_gets_the_locked_packages(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, debs: tuple[OsLock, dict[str, Path]], tmp_path: Path
-) -> None:
+def test_a_container_gets_the_locked_packages(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    machine.mmdebstrap.run(machine.host, "os-x", ARGUMENTS, {"packages.json": b"lock"}, tmp_path, debs=debs)
+    machine.run()
     [files] = machine.engine.inputs
     assert files["/build/sources.list"] == b"deb [trusted=yes] copy:/build/debs/ ./\n"
     assert files["/build/debs/tini_2.0_amd64.deb"] == deb("tini")
