@@ -265,7 +265,7 @@ def publish(checkout: Path, store: Store, cell: str) -> dict[str, int]:
     """Assembles an image and pushes it, tagged with its id; returns bytes fetched, sent and already present, and peak
     memory.
 
-    Without tests, as by the other method; `builder push` does not publish untested images.
+    Without tests, as by the other method; `builder stage` does not stage untested images.
     """
     image, settings = planned(checkout, cell), host.read_host()
     run = Run(checkout=Project(checkout), host=settings, store=store, view=View(Console(quiet=True)))

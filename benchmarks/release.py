@@ -136,7 +136,6 @@ def prepared(target: Path) -> Path:
     matrix = checkout / "matrix.yaml"
     text = matrix.read_text(encoding="utf-8")
     text = re.sub("(?m)^registry: .*", f'registry: "127.0.0.1:{PORT}"', text)
-    text = re.sub("(?m)^staging: .*", f"staging: 127.0.0.1:{PORT}/staging", text)
     more = "".join(f"  v{number}: [tools, tensorboard, science, jupyter]\n" for number in range(1, MORE))
     text = text.replace("variants:\n", f"variants:\n{more}")
     matrix.write_text(text, encoding="utf-8")

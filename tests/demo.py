@@ -156,7 +156,7 @@ def prepared() -> Iterator[Demo]:
         )  # fmt: skip
         (builder.root / "keys").mkdir()
         shutil.move(folder / "key.pub", builder.root / "keys/key.pub")
-        settings = f'registry: "{address}"\nstaging: {address}/staging\nevidence: [{{key: keys/key.pub}}]'
+        settings = f'registry: "{address}"\nevidence: [{{key: keys/key.pub}}]'
         builder.edit("matrix.yaml", 'registry: ""', settings)
         yield Demo(builder, folder, address)
 

@@ -120,9 +120,9 @@ class LayerLookup:
     def references(self) -> Iterator[ImageRef]:
         """The repositories to search for layers, staging first."""
         matrix = self.run.project.matrix
-        if matrix.staging:
+        if place := matrix.staging_place:
             for name in matrix.image_names:
-                yield staged_repository(matrix.staging, matrix.registry, name)
+                yield staged_repository(place, matrix.registry, name)
         if matrix.registry:
             for name in matrix.image_names:
                 yield ImageRef(registry=matrix.registry, repository=f"{matrix.namespace}/{name}")

@@ -41,7 +41,6 @@ COMMANDS = {
     "init": ("init", "Write a repository for images of your own to FOLDER."),
     "lock": ("lock", "Choose the exact wheels and Debian packages of CELLS."),
     "plan": ("plan", "Show what would be built: cells, tags, layers, sizes."),
-    "push": ("release", "Publish images that passed their tests."),
     "refresh": ("release", "Apply Debian security updates: lock, build, test and stage."),
     "registry": ("registry", "Inspect the registry, and delete what is not needed."),
     "release": ("release", "Publish the staged release STAMP: sign it, then set its tags."),
@@ -126,8 +125,8 @@ def cli(context: click.Context, root: Path | None, wait: bool, store: Path | Non
       release publish what is tested and staged         -> signatures, tags in the registry
 
     \b
-    `test --staged` tests staged images on another machine, such as one with a GPU; `push` publishes without staging;
-    `status` shows how far each cell is.
+    `test --staged` tests staged images on another machine, such as one with a GPU; `status` shows how far
+    each cell is.
 
     \b
     To find out more: explain (does a combination work, and if not, why), diff (what changed),

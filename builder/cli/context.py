@@ -105,9 +105,9 @@ class Context:
         for line in support.warnings(project.matrix, cells, self.today):
             self.say(line)
 
-    def say_not_built(self, project: Project, cells: Iterable[Cell], *, are_built: bool = False) -> None:
+    def say_not_built(self, project: Project, cells: Iterable[Cell]) -> None:
         """Names the cells that were not built yet, according to matrix.yaml."""
-        for line in support.not_built(project.matrix, cells, are_built=are_built):
+        for line in support.not_built(project.matrix, cells):
             self.say(line)
 
     def references(self) -> dict[str, tuple[str, ...]]:

@@ -62,7 +62,8 @@ staging_option = click.option(
     "place",
     default="",
     metavar="PLACE",
-    help="Use this staging place (REGISTRY or REGISTRY/PREFIX) instead of `staging` in matrix.yaml.",
+    help="Use this staging place (REGISTRY or REGISTRY/PREFIX) instead of `staging` in matrix.yaml, whose default is "
+    "<registry>/<namespace>/staging-<image>.",
 )
 sign_option = click.option(
     "--sign",
@@ -115,17 +116,6 @@ skip_incomplete_option = click.option(
     "--skip-incomplete",
     is_flag=True,
     help="Leave out images that are not ready, name them, and end with exit code 18. Default: fail and change nothing.",
-)
-roll_back_option = click.option(
-    "--roll-back",
-    is_flag=True,
-    help="Allow tags to move to an older release or older Debian packages, and away from images that cannot be read.",
-)
-missing_arch_option = click.option(
-    "--allow-missing-arch",
-    is_flag=True,
-    help="Publish images without those for other architectures that matrix.yaml has, or that their tags have now. On "
-    "machines of these architectures, `docker pull` then fails.",
 )
 
 

@@ -1,4 +1,4 @@
-"""The commands push, stage, refresh, release and status."""
+"""The commands stage, refresh, release and status."""
 
 from __future__ import annotations
 
@@ -16,86 +16,23 @@ from builder.build.wheel_builds import SourceBuilder
 from builder.cli import options
 from builder.cli.context import Context, new_table
 from builder.cli.images import gpu_option, show_outcomes
-from builder.common import errors, git
+from builder.common import git
 from builder.common.console import View
-from builder.common.errors import BuilderError, IncompleteError, UsageError
+from builder.common.errors import BuilderError, IncompleteError
 from builder.common.text import counted, duration, size
 from builder.evidence.signing import Signer
 from builder.lock.resolve import Resolver
-from builder.matrix import support
 from builder.matrix.project import Project
 from builder.plan import plan, render
 from builder.plan.plan import Plan
 from builder.release import publish, status
-from builder.release.publish import Released
 from builder.release.staging import StagingArea
 from builder.release.status import Status, StatusReader
 from builder.steps import ci
 from builder.steps.images import ImageOptions
-from builder.steps.push import push
 from builder.steps.refresh import refresh
 from builder.steps.release import EXEMPTIONS, ReleaseOptions, release
 from builder.steps.stage import StagingResult, stage
-
-
-@click.command(name="push", epilog=options.CELLS_HELP)
-@options.cells_argument
-@options.to_option
-@options.missing_arch_option
-@options.roll_back_option
-@options.format_option("json: print digests, bytes, seconds, and tags before and after, to standard output.")
-@click.pass_obj
-def push_command(
-    context: Context, patterns: Sequence[str], registry: str, allow_missing_arch: bool, roll_back: bool, form: str
-) -> None:
-    """Publish images that passed their tests.
-
-    Pushes the images by digest to the registry in matrix.yaml, then sets their tags. Uses the credentials of `docker
-    login`. Skips data that the registry already has. After all images are in the registry, each new image gets a tag
-    with today's date (2.9.1-cu128-py311-20261122), which never moves. The other tags move last.
-
-    The images are not signed, and have no test results attached: `builder stage` and `builder release` do that. If
-    matrix.yaml lists signers under `evidence`, `push` fails. It also fails after the end of support, as `builder
-    release` does, and for an image that only an emulation has run.
-    """
-    began = time.monotonic()
-    project = context.project
-    publish.require_registry(project, registry)
-    if project.matrix.evidence:
-        raise UsageError(
-            "matrix.yaml requires signed test results (`evidence`), and `builder push` publishes without them",
-            hint=f"Use `builder stage{options.given('patterns')}`, then `builder release{options.given('registry')}`.",
-        )
-    selected = project.select(patterns)
-    planned = render.load_checked_plan(project, selected)
-    context.say_support(project, selected)
-    if refusals := support.refusals(project.matrix, selected, context.today):
-        raise errors.join(refusals, "ends of support are over")
-    store = context.store
-    instead = f"builder stage{options.given('patterns')} && builder release{options.given('registry')} --allow-not-run"
-    with store.used():
-        result = push(
-            project, context.host, store, View(context.err), planned,
-            today=context.today, registry=registry, roll_back=roll_back, allow_missing_arch=allow_missing_arch,
-            instead=f"{instead} (the release records it)",
-        )  # fmt: skip
-    context.say_not_built(project, selected, are_built=True)
-    seconds = time.monotonic() - began
-    _show(context, result, form, seconds=round(seconds, 1))
-    if form == "text":
-        sent, changed = counted(len(result.images), "image"), counted(len(result.changed), "tag")
-        context.say(f"{sent} in the registry, {changed} changed ({duration(seconds)})")
-
-
-def _show(context: Context, result: Released, form: str, **data: Any) -> None:
-    """Prints the result of a push or a release; `data` is for JSON. Raises its error."""
-    if form == "json":
-        context.print_json(result.as_data() | data)
-    if result.error:
-        raise result.error
-    if form != "json":
-        for line in result.lines:
-            context.say(line)
 
 
 def _require_all(left_out: Sequence[BuilderError], action: str) -> None:
@@ -217,7 +154,7 @@ def refresh_command(
     began = time.monotonic()
     project, store = context.project, context.store
     chosen = project.select(patterns)
-    area = StagingArea.if_set(project, place, context.host)
+    area = StagingArea.of(project, place, context.host) if place or project.matrix.staging else None
     if area:
         _warn_unsigned(context, project, signer)
     context.say_support(project, chosen)
@@ -259,8 +196,17 @@ def refresh_command(
     is_flag=True,
     help="Release images that only an emulation has run: `built, not run`. The release records it.",
 )
-@options.missing_arch_option
-@options.roll_back_option
+@click.option(
+    "--allow-missing-arch",
+    is_flag=True,
+    help="Publish images without those for other architectures that matrix.yaml has, or that their tags have now. On "
+    "machines of these architectures, `docker pull` then fails.",
+)
+@click.option(
+    "--roll-back",
+    is_flag=True,
+    help="Allow tags to move to an older release or older Debian packages, and away from images that cannot be read.",
+)
 @options.skip_incomplete_option
 @click.option("--check", is_flag=True, help="Only check whether the release may be published.")
 @options.format_option(
@@ -287,8 +233,8 @@ def release_command(
     """
     began = time.monotonic()
     project = context.project
-    area = StagingArea.of(project, place, context.host)
     publish.require_registry(project, registry)
+    area = StagingArea.of(project, place, context.host, registry)
     staged = area.read(stamp)
     # Only the cells of the release: an image of it without its smaller sibling must have passed all tests itself.
     planned = {image.id: image for image in render.load_checked_plan(project, staged.cells(project)).images}
@@ -306,8 +252,13 @@ def release_command(
         _require_all(result.left_out, "ready")
         return
     seconds = time.monotonic() - began
-    _show(context, result, form, stamp=staged.stamp, seconds=round(seconds, 1))
+    if form == "json":
+        context.print_json(result.as_data() | {"stamp": staged.stamp, "seconds": round(seconds, 1)})
+    if result.error:
+        raise result.error
     if form != "json":
+        for line in result.lines:
+            context.say(line)
         images, changed = counted(len(result.images), "image"), counted(len(result.changed), "tag")
         context.say(f"release {staged.stamp}: {images}, {changed} changed ({duration(seconds)})")
     if form == "github":
@@ -351,7 +302,7 @@ def status_command(
         project=project,
         store=context.store,
         host=context.host,
-        area=None if here else StagingArea.if_set(project, place, context.host),
+        area=None if here else StagingArea.if_set(project, place, context.host, registry),
         registry=registry,
         here=here,
     )

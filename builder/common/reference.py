@@ -83,7 +83,8 @@ class ImageRef:
 def staged_repository(staging: str, registry: str, name: str) -> ImageRef:
     """The repository of staged images of a name. Raises ValueError.
 
-    `staging` is a registry, optionally with a prefix for names, or a prefix alone: then the registry is `registry`.
+    `staging` is a registry, optionally with a prefix for names, or a prefix alone: then the registry is `registry`. A
+    prefix that ends with a hyphen begins the last part of the names: `docker.io/org/staging-`.
     """
-    reference = ImageRef.parse(f"{staging}/{name}")
+    reference = ImageRef.parse(f"{staging}{name}" if staging.endswith("-") else f"{staging}/{name}")
     return replace(reference, registry=reference.registry or registry)

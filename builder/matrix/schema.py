@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from builder.common import strict_yaml
 from builder.common.errors import MatrixError
 from builder.common.files import digest_of_data, digests_of_tree, files_below
-from builder.common.reference import ImageRef
+from builder.common.reference import ImageRef, staged_repository
 from builder.common.strict_yaml import Key
 
 CPU = "cpu"  # the value of the CUDA axis for images without CUDA
@@ -110,7 +110,7 @@ def _check_placeholders(command: list[str], *known: str) -> None:
 
 def _staging(value: str) -> str:
     if value:
-        ImageRef.parse(f"{value}/x")
+        staged_repository(value, "", "x")
     return value
 
 
@@ -462,6 +462,14 @@ class Matrix(StrictModel):
     exclude: list[Exclusion] = []
     include: list[Inclusion] = []
     sets: dict[Name, Annotated[list[Pattern], Field(min_length=1)]] = {}
+
+    @property
+    def staging_place(self) -> str:
+        """The place for staged images: `staging`, or else names beside those of the images; empty without a registry.
+
+        The default adds no level to the names: Docker Hub allows two.
+        """
+        return self.staging or (f"{self.registry}/{self.namespace}/staging-" if self.registry else "")
 
     @property
     def image_names(self) -> list[str]:

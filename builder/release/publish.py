@@ -1,4 +1,4 @@
-"""Parts of `builder push` and `builder release`: images with their tags and stamps, and pushing them by digest.
+"""Parts of `builder stage` and `builder release`: images with their tags and stamps, and pushing them by digest.
 
 First each image gets the tag of this release, which never moves; then the other tags move. So no tag names an image of
 half a release. Images that differ only in their architecture share their tags, which name an index of them.
@@ -134,7 +134,7 @@ class PushedImage:
 
 @dataclass(kw_only=True)
 class Released:
-    """The result of a push or a release, up to the error that ended it, if there was one.
+    """The result of a release, up to the error that ended it, if there was one.
 
     `images` are those to publish, `left_out` the errors of the others; `pushed` are in the registry now, by cell.
     """
@@ -202,13 +202,8 @@ def references(image: PlannedImage, registry: str = "") -> tuple[ImageRef, ...]:
     return tuple(replace(reference, registry=registry) if registry else reference for reference in parsed)
 
 
-def passed_images(
-    project: Project, store: Store, plan: Plan, registry: str = ""
-) -> tuple[list[PublishableImage], dict[str, BuilderError]]:
-    """The images of the store that passed their tests, and, by cell, the errors of the others.
-
-    `registry` overrides the setting in matrix.yaml.
-    """
+def passed_images(project: Project, store: Store, plan: Plan) -> tuple[list[PublishableImage], dict[str, BuilderError]]:
+    """The images of the store that passed their tests, and, by cell, the errors of the others."""
     images: list[PublishableImage] = []
     failures: dict[str, BuilderError] = {}
     suite = Suite.of(*project.folders)
@@ -220,7 +215,7 @@ def passed_images(
             coverage = results.local_coverage(project.state, Requirement.of(planned, stored.manifest.digest, suite))
             if coverage.failure:
                 raise ImageTestError(coverage.failure)
-            images.append(PublishableImage.of(project, planned, stored, coverage, registry))
+            images.append(PublishableImage.of(project, planned, stored, coverage))
         except (DamagedError, ImageTestError) as error:
             failures[planned.id] = type(error)(f"{planned.id}: {error}", hint=f"builder images {planned.id}")
     return images, failures

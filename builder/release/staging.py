@@ -103,16 +103,19 @@ class ReleaseRecord(BaseModel, extra="forbid", frozen=True):
 
 
 class StagingArea:
-    """The place where images are staged: a registry, optionally with a prefix for the names of repositories."""
+    """The place where images are staged: a registry, optionally with a prefix for the names of repositories.
+
+    Never that of the public images.
+    """
 
     def __init__(
         self, text: str, registry: str, host: Host, *, new_registry: Callable[..., Repository] | None = None
     ) -> None:
-        """`text` is `staging` of matrix.yaml, `registry` the registry if it names none. Raises UsageError."""
+        """`text` is the place, `registry` the registry if it names none. Raises UsageError."""
         if not text:
             raise UsageError(
-                "`staging` is not set in matrix.yaml",
-                hint='Set `staging: "registry.example.com/staging"` there, or use --staging.',
+                "no registry in matrix.yaml",
+                hint='Set `registry: "registry.example.com"` there, or use --staging registry.example.com/staging.',
             )
         self._text, self._default, self._host = text, registry, host
         self._new_registry = new_registry or Repository
@@ -125,16 +128,28 @@ class StagingArea:
             raise UsageError(f"staging: no registry in {text!r}", hint='Use e.g. "registry.example.com/staging".')
 
     @classmethod
-    def of(cls, project: Project, text: str, host: Host) -> StagingArea:
-        """The staging area of a project; `text` overrides matrix.yaml. Raises UsageError."""
-        area = cls(text or project.matrix.staging, project.matrix.registry, host)
+    def of(cls, project: Project, text: str, host: Host, registry: str = "") -> StagingArea:
+        """The staging area of a project; `text` and `registry` override matrix.yaml.
+
+        Raises UsageError without a place, and for the place of the public images.
+        """
+        matrix = project.matrix
+        area = cls(text or matrix.staging_place, matrix.registry, host)
         area.option = f" --staging {quote(text)}" if text else ""
+        for name in matrix.image_names:
+            public = ImageRef(registry=registry or matrix.registry, repository=f"{matrix.namespace}/{name}")
+            if public in {area.repository(each) for each in (*matrix.image_names, INDEX)}:
+                raise UsageError(
+                    f"staging: {public} is the place of public images",
+                    hint="Use another place for `staging` in matrix.yaml or --staging. "
+                    f"Default: {matrix.registry or 'REGISTRY'}/{matrix.namespace}/staging-<image>.",
+                )
         return area
 
     @classmethod
-    def if_set(cls, project: Project, text: str, host: Host) -> StagingArea | None:
-        """The staging area of the text or of matrix.yaml; None if neither names one."""
-        return cls.of(project, text, host) if text or project.matrix.staging else None
+    def if_set(cls, project: Project, text: str, host: Host, registry: str = "") -> StagingArea | None:
+        """The staging area of the text or of matrix.yaml; None if neither names a registry."""
+        return cls.of(project, text, host, registry) if text or project.matrix.staging_place else None
 
     def repository(self, name: str) -> ImageRef:
         """The repository of images of this name."""
@@ -261,10 +276,10 @@ class StagingArea:
         """Raises VerifyError unless this checkout, or a signer of matrix.yaml, listed exactly these images.
 
         Anyone who can write to staging could remove an image from the list, and its tags would stay on an older image.
-        Without signers in matrix.yaml, every list counts. `again` is the command that releases it, for the hint.
+        `again` is the command that releases it, for the hint.
         """
         content = release.model_dump_json().encode()
-        if not project.matrix.evidence or _own(project, content).exists():
+        if _own(project, content).exists():
             return
         # The digest of exactly this list, whatever its tag names now.
         repository, digest = self.open(INDEX), artifacts.manifest(TYPE, {TYPE: content}).digest
@@ -272,11 +287,11 @@ class StagingArea:
             signer, _ = signing.signer_of_manifest(repository, digest, {}, Trust.of(project))
             if signer:
                 return
+        key = " --sign KEY" if project.matrix.evidence else ""
         raise VerifyError(
-            f"release {release.stamp}: images may be missing: no signer listed under `evidence` in matrix.yaml signed "
-            "the list of its images",
-            hint=f"List them again: builder stage{self.option} --sign KEY   "
-            f"To accept it unsigned: {again} --allow-unsigned",
+            f"release {release.stamp}: images may be missing: this checkout did not stage it, and no signer listed "
+            "under `evidence` in matrix.yaml signed the list of its images",
+            hint=f"List them again: builder stage{self.option}{key}   To accept it unsigned: {again} --allow-unsigned",
         )
 
 

@@ -38,12 +38,12 @@ class Status:
 
     `tested` is the number of tests that passed, or the reason that the image does not count as tested: of the staged
     image, else of the same image as built here and as released. `seconds` is the duration of these tests. `gpu` is the
-    state of its GPU tests. `staged` is a stamp. `released` is `yes` if the full tag names that image, with the checks
-    that its release left out, a note if it relies on unsigned results of one machine, and the other tags that name
-    another image or are missing. `signature` is `yes` if a trusted signer signed it for this cell and tag; UNTRUSTED if
-    only others did, LISTED if matrix.yaml lists no signers to check its signature with. `packages` is the age of the
-    lock of its Debian packages in days, None if it is not locked. `support` is the last day of support of all its
-    parts, if known.
+    state of its GPU tests. `staged` is a stamp, or `not readable` without the permission to read staging. `released` is
+    `yes` if the full tag names that image, with the checks that its release left out, a note if it relies on unsigned
+    results of one machine, and the other tags that name another image or are missing. `signature` is `yes` if a
+    trusted signer signed it for this cell and tag; UNTRUSTED if only others did, LISTED if matrix.yaml lists no signers
+    to check its signature with. `packages` is the age of the lock of its Debian packages in days, None if it is not
+    locked. `support` is the last day of support of all its parts, if known.
     """
 
     cell: str
@@ -108,9 +108,14 @@ class StatusReader:
         self._release: StagedRelease | None = None  # the newest that is staged
         self._notes: dict[str, str] = {}  # on releases, by digest
         self._unreadable = ""
+        self._not_staged = NONE
         if self.area is not None:
-            self._release = self.area.read(stamps[0]) if (stamps := self.area.stamps()) else None
-            for stamp in reversed(self.area.released_stamps()):
+            try:
+                stamps, released_stamps = self.area.stamps(), self.area.released_stamps()
+            except RejectedError:  # whoever may read the public images may not read those of staging
+                stamps, released_stamps, self._not_staged = [], [], "not readable"
+            self._release = self.area.read(stamps[0]) if stamps else None
+            for stamp in reversed(released_stamps):
                 try:
                     if released := self.area.released(stamp):
                         allowed = "".join(f", {name} allowed" for name in released.allowed)
@@ -159,7 +164,7 @@ class StatusReader:
             tested=tests,
             seconds=seconds,
             gpu="cpu" if planned.cell.is_cpu else gpu,
-            staged=(stamp if is_current else f"{stamp}, another plan") if staged else NONE,
+            staged=(stamp if is_current else f"{stamp}, another plan") if staged else self._not_staged,
             released=tagged.released,
             signature=tagged.signature,
             packages=planned.os_lock.age(datetime.now(UTC)),

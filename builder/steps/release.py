@@ -97,7 +97,7 @@ def release(
     # Check all images before anything changes: an image that may not be released holds back all of them.
     images, left_out = check_images(project, view, area, staged, planned, options)
     if signer is None:
-        view.say("nothing is signed: use --sign, so that users can check the images")
+        view.say("this release is unsigned: users cannot check who made its images. To sign it: --sign KEY")
     own = [image.cell for image in images if OWN in image.coverage.signers]
     if own and project.matrix.evidence:  # without `evidence`, results need no signature
         view.say(f"the release will record `{OWN}` for {listed(own, SHOWN)}: only this machine ran their tests")
@@ -364,14 +364,13 @@ def _attach_documents(repository: Repository, area: StagingArea, store: Store, i
     """Attaches the reports that count, the wheels that were built from source, the SBOM and the scan."""
     source = _staged_in(area, image)
     with artifacts.attaching(repository, image.stored.manifest.descriptor) as attachments:
-        if source.name != repository.name:
-            for report in image.coverage.reports:
-                attachments.copy(source, report.artifact)
-            for wheel in (wheel for wheel in image.planned.wheels if wheel.source):
-                file = wheel_file(wheel)
-                if source.has_blob(file.digest):  # else it was staged without it
-                    fetch, notes = partial(transfer.fetch_blob, source, store), {artifacts.TITLE: wheel.file}
-                    attachments.add_file(file, None, notes, fetch=fetch, mount_from=_mounts(area, image))
+        for report in image.coverage.reports:
+            attachments.copy(source, report.artifact)
+        for wheel in (wheel for wheel in image.planned.wheels if wheel.source):
+            file = wheel_file(wheel)
+            if source.has_blob(file.digest):  # else it was staged without it
+                fetch, notes = partial(transfer.fetch_blob, source, store), {artifacts.TITLE: wheel.file}
+                attachments.add_file(file, None, notes, fetch=fetch, mount_from=_mounts(area, image))
         attachments.add(sbom_and_provenance.SBOM_TYPE, {sbom_and_provenance.SBOM_TYPE: image.sbom})
         if image.scan:
             image.scan.add_to(attachments)

@@ -245,11 +245,11 @@ def test_damaged_sources_are_noticed_when_they_are_compiled(released: Checkout) 
     assert released.stored()[released.references()[0]] == before
 
 
-def test_a_damaged_layer_is_noticed_when_it_is_pushed(released: Checkout, tmp_path: Path) -> None:
+def test_a_damaged_layer_is_noticed_when_it_is_staged(released: Checkout, tmp_path: Path) -> None:
     registries.install()
     damaged = stores.flip(released.store, _layer(released, "tinyframe-"))
     with Server(folder=tmp_path / "registry").serving() as server:
-        output = released.builder("push", "--to", f"127.0.0.1:{server.port}", code=12)
+        output = released.builder("stage", "--staging", f"{server.address}/staging", code=12)
         assert "damaged: its SHA-256 is not" in output
         assert str(damaged) in output
         assert "builder gc --check" in output
@@ -257,5 +257,5 @@ def test_a_damaged_layer_is_noticed_when_it_is_pushed(released: Checkout, tmp_pa
         assert f"sha256:{damaged.name} did not match its digest and was removed" in output
         released.builder("images")
         assert "all match their digests" in released.builder("gc", "--check")
-        assert "2 images in the registry" in released.builder("push", "--to", f"127.0.0.1:{server.port}")
+        assert ": 2 images, " in released.publish(server.address)
     assert stores.faults(released.store) == []

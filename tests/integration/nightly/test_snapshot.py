@@ -165,7 +165,7 @@ def test_every_place_gives_the_same_bytes(
     registries.install()
     with Server(folder=tmp_path / "registry").serving() as server:
         checkout.builder("images", PLAIN, APT_CONFIG=apt_config)
-        checkout.builder("push", "--to", server.address, PLAIN)
+        checkout.publish(server.address, PLAIN)
         checkout.edit("matrix.yaml", 'registry: ""', f"registry: {server.address}")
         checkout.builder("render")
         checkout.take_store()

@@ -39,7 +39,8 @@ def images_of_both(checkout: Checkout, registry: str) -> list[PublishableImage]:
     """The image of the store, and the same for arm64."""
     project, store = Project(checkout.root), Store(checkout.store)
     planned = plan.make_locked_plan(project, project.select([PLAIN]))
-    [amd64], _ = publish.passed_images(project, store, planned, registry)
+    [built], _ = publish.passed_images(project, store, planned)
+    amd64 = replace(built, references=publish.references(built.planned, registry))
     config = json.loads(store.read(amd64.stored.config.digest))
     config["architecture"] = "arm64"
     config["config"]["Labels"][CELL_LABEL] = TWIN

@@ -29,7 +29,8 @@ def test_bytecode_of_the_registry_is_not_compiled_again(machines: tuple[Assembly
     first, second = machines
     second.run(EMBER)
     assert second.world.compiled == []
-    assert second.world.downloaded == ["registry.example.test:5000/team/ember-cuda"] * len(second.world.registry)
+    staged = "registry.example.test:5000/team/staging-ember-cuda"
+    assert second.world.downloaded == [staged] * len(second.world.registry)
     assert second.stored(EMBER) == first.stored(EMBER)
     assert second.world.fetched, "wheels are taken from the index"
 

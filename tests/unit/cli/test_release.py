@@ -18,8 +18,8 @@ from builder.registry import transfer
 from builder.release import publish, staging
 from tests.fakes.registry import MemoryRegistry
 from tests.unit.cli.conftest import CELL, Result, Run
+from tests.unit.release.test_publish import EMBER, PublishBench
 from tests.unit.steps import test_release, test_stage
-from tests.unit.steps.test_push import EMBER, PublishBench
 from tests.unit.steps.test_release import STAMP, ReleaseDesk
 
 PLACE = "registry.example.test:5000/staging"
@@ -163,12 +163,6 @@ def test_only_results_of_staged_images_can_be_kept(run: Run, rendered: Project) 
     assert (result.code, "--no-attach needs --staged" in result.err) == (2, True)
 
 
-def test_push_names_the_cells_and_the_registry_that_were_given(run: Run, tiny: Project) -> None:
-    trust(tiny)
-    result = run("push", "pt-*", EMBER, "--to", "other.example.test")
-    assert f"Use `builder stage 'pt-*' {EMBER}`, then `builder release --to other.example.test`." in result.err
-
-
 # ---- ends of support: Debian bookworm gets its last updates on 2028-06-30
 
 LAST_DAY, FIRST_WARNING = date(2028, 6, 30), date(2028, 5, 1)
@@ -227,12 +221,6 @@ def test_a_release_of_images_that_were_not_built_before_names_the_key_to_delete(
     assert f"{built}, to add them to the set `all`\n" in released.err
     assert "not built yet" not in released.err
     assert bool(desk.tags) == (not option)
-
-
-def test_push_refuses_images_after_the_end_of_support(run: Run, bookworm: Project, rendered: Project) -> None:
-    result = run("push", test_release.CELL, today=date(2028, 7, 1))
-    assert result.code == 16
-    assert "support of Debian bookworm ended on 2028-06-30" in result.err
 
 
 def test_without_a_key_stage_does_not_repeat_what_identities_of_the_matrix_signed(

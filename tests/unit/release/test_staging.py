@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +18,10 @@ from builder.matrix.schema import Trusted
 from builder.registry import artifacts
 from builder.registry.client import Repository
 from builder.release import staging
-from builder.release.staging import ReleaseRecord, StagedImage, StagedRelease, StagingArea
+from builder.release.staging import INDEX, ReleaseRecord, StagedImage, StagedRelease, StagingArea
 from tests.fakes.registry import MemoryRegistry
 
+Edit = Callable[[str, str], Project]
 DIGEST = "sha256:" + "a" * 64
 IMAGE = StagedImage(cell="c", repository="pt-cuda", digest=DIGEST, plan=DIGEST)
 
@@ -32,6 +33,7 @@ IMAGE = StagedImage(cell="c", repository="pt-cuda", digest=DIGEST, plan=DIGEST)
         ("registry.example.test:5000", "", "registry.example.test:5000/pt-cuda"),
         ("staging", "registry.example.test", "registry.example.test/staging/pt-cuda"),
         ("a/b", "registry.example.test", "registry.example.test/a/b/pt-cuda"),
+        ("docker.io/org/new-", "", "docker.io/org/new-pt-cuda"),
     ],
 )
 def test_the_repository_of_an_image(text: str, registry: str, expected: str) -> None:
@@ -42,6 +44,31 @@ def test_the_repository_of_an_image(text: str, registry: str, expected: str) -> 
 def test_places_that_are_none(text: str) -> None:
     with pytest.raises(UsageError):
         StagingArea(text, "", Host())
+
+
+def test_the_default_place_is_beside_the_images(tiny: Project, edit: Edit) -> None:
+    """With no further level: Docker Hub has names of two."""
+    images = StagingArea.of(tiny, "", Host())
+    assert str(images.repository("pt-cuda")) == "registry.example.test:5000/team/staging-pt-cuda"
+    assert str(images.repository(INDEX)) == "registry.example.test:5000/team/staging-releases"
+    project = edit("registry: registry.example.test:5000", 'registry: ""')
+    assert StagingArea.if_set(project, "", Host()) is None
+    with pytest.raises(UsageError, match=r"^no registry in matrix\.yaml$"):
+        StagingArea.of(project, "", Host())
+
+
+@pytest.mark.parametrize(
+    ("place", "registry"),
+    [
+        ("registry.example.test:5000/team", ""),
+        ("team", ""),
+        ("other.example.test/team", "other.example.test"),
+    ],
+)
+def test_the_place_of_the_public_images_is_refused(tiny: Project, place: str, registry: str) -> None:
+    with pytest.raises(UsageError, match=r"/team/[a-z-]+ is the place of public images$") as caught:
+        StagingArea.of(tiny, place, Host(), registry)
+    assert "Default: registry.example.test:5000/team/staging-<image>." in caught.value.hint
 
 
 @pytest.fixture

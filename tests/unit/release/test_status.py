@@ -24,6 +24,7 @@ from builder.matrix.schema import Trusted
 from builder.plan import plan
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry import artifacts
+from builder.registry.failures import RejectedError
 from builder.registry.transport import Transport
 from builder.release import staging, status
 from builder.release.status import NONE, Status, StatusReader
@@ -74,6 +75,20 @@ def test_staged_images_of_this_plan_and_of_another(
     reader = StatusReader(project=tiny, store=store, host=Host(), area=place, here=True)  # no tags are looked up
     rows = {row.cell: (row.staged, row.tested) for row in reader.read(planned)}
     assert rows == {EMBER: ("20261123", "the manifest is missing"), BOARD: ("20261123, another plan", NONE)}
+
+
+def test_staging_that_may_not_be_read(tiny: Project, tmp_path: Path) -> None:
+    """Its place has a default, and users of public images may not read it."""
+
+    def stamps() -> list[str]:
+        raise RejectedError("answered 403")
+
+    place: Any = SimpleNamespace(stamps=stamps)
+    store = Store(tmp_path / "store")
+    store.prepare()
+    reader = StatusReader(project=tiny, store=store, host=Host(), area=place, here=True)
+    [row] = reader.read(plan.make_locked_plan(tiny, tiny.select([EMBER])))
+    assert row.staged == "not readable"
 
 
 def test_a_tag_of_several_architectures_is_released_if_all_of_its_images_are(

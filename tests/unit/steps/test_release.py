@@ -14,7 +14,7 @@ import pytest
 
 from builder.common.console import View
 from builder.common.errors import BuilderError, ImageTestError, RefusedError, RegistryError, StaleError, VerifyError
-from builder.common.files import digest_of_bytes
+from builder.common.files import digest_of_bytes, write_atomically
 from builder.common.reference import ImageRef
 from builder.evidence import reports, results, signing
 from builder.evidence.results import Evidence
@@ -151,9 +151,17 @@ class ReleaseDesk:
         return self.staged().model_copy(update={"images": (*self.staged().images, other)})
 
     def release(
-        self, staged: StagedRelease | None = None, planned: Mapping[str, PlannedImage] | None = None, **options: Any
+        self,
+        staged: StagedRelease | None = None,
+        planned: Mapping[str, PlannedImage] | None = None,
+        *,
+        is_own: bool = True,
+        **options: Any,
     ) -> Released:
-        """Raises the error that ended it."""
+        """Raises the error that ended it. With `is_own`, this checkout staged the release."""
+        staged = staged or self.staged()
+        if is_own:
+            write_atomically(staging._own(self.project, staged.model_dump_json().encode()), "")
         new_registry = options.pop("new_registry", lambda *_, **__: self.public)
         self.calls.clear()
         with pytest.MonkeyPatch.context() as patch:
@@ -164,7 +172,7 @@ class ReleaseDesk:
                 self.store,
                 View(self.console),
                 self.area,
-                staged or self.staged(),
+                staged,
                 planned or {CELL: self.planned},
                 ReleaseOptions(today=TODAY, **options),
             )
@@ -326,7 +334,7 @@ def test_a_list_that_nobody_signed_is_refused_even_if_images_may_be_left_out(pai
     project = pair.desk.project
     project.__dict__["matrix"] = project.matrix.model_copy(update={"evidence": evidence})
     with pytest.raises(VerifyError, match="images may be missing"):
-        pair.release(skip_incomplete=True)
+        pair.release(skip_incomplete=True, is_own=False)
 
 
 def test_an_image_is_not_left_out_because_the_registry_fails(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,6 +396,47 @@ def test_no_tag_is_set_before_all_images_are_complete(pair: Pair) -> None:
     for image in images:
         artifact = json.loads(desk.public.contents[desk.public.tags[image.replace(":", "-")]])["manifests"]
         assert {entry["digest"] for entry in artifact} <= {call[4:] for call in desk.calls[:first_tag]}
+
+
+def test_a_failed_release_lists_the_tags_that_it_changed(desk: ReleaseDesk) -> None:
+    def fail(tag: str) -> None:
+        if tag == TAG:
+            raise RegistryError("no response", hint="again")
+
+    desk.public.on_put = fail
+    with pytest.raises(RegistryError) as caught:
+        desk.release()
+    head, title, line = str(caught.value).splitlines()
+    assert (head, title) == ("no response", "tags changed before the failure:")
+    assert line.startswith(f"  {desk.public.name}:{TAG}-{STAMP} is sha256:")
+    assert caught.value.hint == "again"
+
+
+def test_an_interrupted_release_lists_the_tags_that_it_changed(desk: ReleaseDesk) -> None:
+    def interrupt(tag: str) -> None:
+        if tag == TAG:
+            raise KeyboardInterrupt
+
+    desk.public.on_put = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        desk.release()
+    assert f"changed before the interruption: {desk.public.name}:{TAG}-{STAMP} is sha256:" in desk.console.text
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_image_that_cannot_be_sent_prevents_all_tags(pair: Pair, number: int) -> None:
+    desk, digest = pair.desk, pair.staged.images[number].digest
+    passed_board(pair)
+
+    def fail(reference: str) -> None:
+        if reference == digest:
+            raise RegistryError("no response")
+
+    desk.public.on_put = fail
+    with pytest.raises(RegistryError, match="no response"):
+        pair.release()
+    assert desk.tags == {}
+    assert f"{pair.staged.images[number].cell}: failed" in desk.console.text
 
 
 def test_a_release_whose_tags_would_move_back_is_not_recorded(desk: ReleaseDesk) -> None:
@@ -576,13 +625,26 @@ def test_an_image_that_is_taken_out_of_a_staged_release_prevents_it(
     artifacts.put_artifact(cast("Repository", desk.registry), artifact, [part])
     desk.registry.put_manifest(f"release-{STAMP}", artifact.content, artifact.media_type)
     with pytest.raises(VerifyError, match="signed the list of its images") as caught:
-        desk.release(desk.area.read(STAMP))
+        desk.release(desk.area.read(STAMP), is_own=False)
     assert "builder stage --sign KEY" in caught.value.hint
     signed.append(artifact.digest)
-    desk.release(desk.area.read(STAMP))
+    desk.release(desk.area.read(STAMP), is_own=False)
     signed.clear()
     desk.area.write(desk.project, STAMP, "abc", [image])
-    desk.release(desk.area.read(STAMP))
+    desk.release(desk.area.read(STAMP), is_own=False)
+
+
+def test_without_signers_only_a_list_of_this_checkout_counts(desk: ReleaseDesk) -> None:
+    """Whoever can write to staging would choose what gets public tags."""
+    with pytest.raises(VerifyError, match="images may be missing: this checkout did not stage it") as caught:
+        desk.release(is_own=False)
+    assert caught.value.hint == (
+        "List them again: builder stage   To accept it unsigned: builder release --allow-unsigned"
+    )
+    desk.release(is_own=False, allowed=["unsigned"])
+    assert desk.released().allowed == ("unsigned",)
+    desk.release()
+    assert desk.console.text.count("this release is unsigned") == 2
 
 
 def test_blobs_are_mounted_from_staging_or_else_downloaded(desk: ReleaseDesk) -> None:

@@ -30,7 +30,7 @@ from builder.release.staging import INDEX, StagingArea, plan_tag
 from builder.steps.stage import StagingResult, stage
 from tests.fakes.registry import MemoryRegistry
 from tests.fakes.suites import passing_evidence
-from tests.unit.steps.test_push import BOARD, DAY, EMBER, REGISTRY, PublishBench
+from tests.unit.release.test_publish import BOARD, DAY, EMBER, REGISTRY, PublishBench
 
 
 class Known(LayerLookup):

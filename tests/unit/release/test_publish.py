@@ -1,20 +1,18 @@
-"""Which images may be pushed, and that moving tags move last."""
+"""Which images may be staged, and that moving tags move last."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from builder.common.console import View
-from builder.common.errors import BuilderError, ImageTestError, RegistryError, UsageError
+from builder.common.errors import RegistryError, UsageError
 from builder.common.reference import ImageRef
-from builder.common.text import size
 from builder.evidence import results
 from builder.evidence.suite import GPU_TESTS
 from builder.host import Host
@@ -22,12 +20,13 @@ from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE
 from builder.layers.oci import Image, Layer, Manifest
 from builder.layers.store import Store
+from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import Plan, PlannedImage
 from builder.release import publish
-from builder.release.publish import PublishableImage, Released
-from builder.steps.push import push
+from builder.release.publish import PublishableImage
+from builder.release.tagging import TagChange
 from tests.fakes.engine import MemoryConsole
 from tests.fakes.registry import MemoryRegistry
 from tests.fakes.suites import passing_evidence, write_tests
@@ -41,7 +40,7 @@ DAY = "20261122"
 class PublishBench:
     """Two images of the tiny project in a store, with passing evidence, and a registry in memory.
 
-    `calls` are the changes to it; `broken` are the errors of pushes by cell.
+    `calls` are the changes to it.
     """
 
     def __init__(self, project: Project, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,8 +51,7 @@ class PublishBench:
         self.plan: Plan = plan.make_locked_plan(project, project.select([EMBER, BOARD]))
         self.stored = {image.id: self._make(image) for image in self.plan.images}
         self.calls: list[str] = []
-        self.today = date(2026, 11, 22)
-        self.broken: dict[str, BuilderError] = {}
+        self.day = DAY
         self.registries: dict[str, MemoryRegistry] = {}
         self.on_put: Callable[[str], None] = lambda _: None
         self.passed = {image.id: write_tests(project.root, image.components) for image in self.plan.images}
@@ -91,18 +89,23 @@ class PublishBench:
     def repository(self, cell: str) -> MemoryRegistry:
         return self._registry(ImageRef.parse(self.image(cell).references[0]), host=Host(), write=True)
 
-    def publish(self, registry: str = "", **options: Any) -> Released:
-        """Raises the error that ended it."""
+    def publish(self, *, roll_back: bool = False, allow_missing_arch: bool = False) -> list[TagChange]:
+        """Publishes the images as a release does; `changes` are the tags that it set, also before an error."""
+        images, view = passed(self), View(self.console)
+        self.changes: list[TagChange] = []
         with pytest.MonkeyPatch.context() as patch:
-            for module in ("builder.steps.push", "builder.release.publish"):
-                patch.setattr(f"{module}.Repository", self._registry)
-            self.result = push(
-                self.project, Host(), self.store, View(self.console), self.plan,
-                today=self.today, registry=registry, **options,
-            )  # fmt: skip
-        if self.result.error:
-            raise self.result.error
-        return self.result
+            patch.setattr("builder.release.publish.Repository", self._registry)
+            groups = publish.group_by_tags(images, Host())
+        publish.check_tags(groups, view, roll_back=roll_back, allow_missing_arch=allow_missing_arch)
+        stamp = publish.free_stamp(groups, tags.stamps(self.day))
+        for group in groups:
+            for image in group.images:
+                publish.push_image(group.repository, self.store, view, image, [])
+            if group.is_index:
+                manifest = group.manifest
+                group.repository.put_manifest(manifest.digest, manifest.content, manifest.media_type)
+        publish.set_tags(groups, stamp, self.changes)
+        return self.changes
 
     @property
     def puts(self) -> list[str]:
@@ -120,13 +123,7 @@ class PublishBench:
             registry.name = reference.name
             registry.calls = self.calls
             registry.on_put = lambda tag: self.on_put(tag)  # noqa: PLW0108  set later
-            registry.on_upload = self._upload
         return self.registries[reference.name]
-
-    def _upload(self, digest: str) -> None:
-        for cell, error in self.broken.items():
-            if digest == self.stored[cell].config.digest:
-                raise error
 
 
 @pytest.fixture
@@ -137,8 +134,8 @@ def bench(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pub
 # ---- which images
 
 
-def passed(bench: PublishBench, registry: str = "") -> list[PublishableImage]:
-    images, failures = publish.passed_images(bench.project, bench.store, bench.plan, registry)
+def passed(bench: PublishBench) -> list[PublishableImage]:
+    images, failures = publish.passed_images(bench.project, bench.store, bench.plan)
     assert not failures
     return images
 
@@ -153,28 +150,28 @@ def test_the_references_of_images(bench: PublishBench) -> None:
 
 
 def test_another_registry(bench: PublishBench) -> None:
-    for image in passed(bench, "other.example.test"):
-        assert {reference.registry for reference in image.references} == {"other.example.test"}
-        names = [str(reference).partition("/")[2] for reference in image.references]
-        assert names == [name.partition("/")[2] for name in bench.image(image.cell).references]
+    for image in bench.plan.images:
+        named = publish.references(image, "other.example.test")
+        assert [str(name) for name in named] == [
+            name.replace(REGISTRY, "other.example.test") for name in image.references
+        ]
 
 
-def test_without_a_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: Edit) -> None:
-    bench = PublishBench(edit(f"registry: {REGISTRY}", 'registry: ""'), tmp_path / "store", monkeypatch)
+def test_without_a_registry(edit: Edit) -> None:
+    project = edit(f"registry: {REGISTRY}", 'registry: ""')
     with pytest.raises(UsageError, match="no registry in matrix") as caught:
-        publish.require_registry(bench.project, "")
+        publish.require_registry(project, "")
     assert "--to" in caught.value.hint
-    publish.require_registry(bench.project, "other.example.test")
-    assert len(passed(bench, "other.example.test")) == 2
+    publish.require_registry(project, "other.example.test")
 
 
 def rejection(bench: PublishBench) -> str:
-    """Why EMBER may not be published; BOARD is not pushed either."""
-    with pytest.raises(ImageTestError) as caught:
-        bench.publish()
-    assert bench.calls == []
-    assert caught.value.hint == f"builder images {EMBER}"
-    return str(caught.value)
+    """Why EMBER did not pass; BOARD did."""
+    images, failures = publish.passed_images(bench.project, bench.store, bench.plan)
+    assert [image.cell for image in images] == [BOARD]
+    assert failures.keys() == {EMBER}
+    assert failures[EMBER].hint == f"builder images {EMBER}"
+    return str(failures[EMBER])
 
 
 def test_an_image_that_is_not_built(bench: PublishBench) -> None:
@@ -207,34 +204,38 @@ def test_evidence_that_is_missing_or_cannot_be_read(bench: PublishBench) -> None
 
 def test_edited_tests(bench: PublishBench) -> None:
     (bench.project.root / "tests/images/test_new.py").write_text("")
-    with pytest.raises(ImageTestError, match=r"^2 images are not built or have not passed their tests\n") as caught:
-        bench.publish()
-    assert str(caught.value).count("test suite changed since it was tested: tests/images/test_new.py\n") == 2
+    images, failures = publish.passed_images(bench.project, bench.store, bench.plan)
+    assert not images
+    for error in failures.values():
+        assert str(error).endswith("test suite changed since it was tested: tests/images/test_new.py")
     (bench.project.root / "tests/images/test_new.py").unlink()
     (bench.project.root / "tests/images/.test_new.py.swp").write_text("an editor's")
-    bench.publish()
+    assert len(passed(bench)) == 2
 
 
 # ---- pushing
 
 
-def test_tags_come_after_all_images_and_those_that_move_last(bench: PublishBench) -> None:
-    """An interrupted push left stamped tags, which never move or disappear, of images that were not published."""
-    result = bench.publish()
+def changed(changes: list[TagChange]) -> list[str]:
+    return [change.tag for change in changes if change.is_change]
+
+
+def test_stamped_tags_come_before_those_that_move(bench: PublishBench) -> None:
+    """An interrupted release left aliases of images without a stamp."""
+    changes = bench.publish()
     stamped = [bench.stamped(EMBER), bench.stamped(BOARD)]
     moving = [tag for cell in (EMBER, BOARD) for tag in bench.tags(cell)]
     assert bench.puts == [EMBER, BOARD, *stamped, *moving]
-    assert [change.tag for change in result.tags] == [*stamped, *moving]
-    assert len(result.changed) == len(result.tags)
+    assert changed(changes) == [change.tag for change in changes] == [*stamped, *moving]
 
 
 def test_a_released_image_gets_no_other_stamp(bench: PublishBench) -> None:
     bench.publish()
-    bench.today = date(2026, 11, 23)
-    assert bench.publish().changed == []
+    bench.day = "20261123"
+    assert changed(bench.publish()) == []
     alias = bench.tags(EMBER)[1]  # as if the release had been interrupted
     del bench.repository(EMBER).tags[alias]
-    assert [change.tag for change in bench.publish().changed] == [alias]
+    assert changed(bench.publish()) == [alias]
 
 
 def test_a_new_image_of_one_cell_stamps_that_cell_alone(bench: PublishBench) -> None:
@@ -243,8 +244,7 @@ def test_a_new_image_of_one_cell_stamps_that_cell_alone(bench: PublishBench) -> 
     manifest = Manifest.of(stored.manifest.content + b" ")
     bench.stored[EMBER] = replace(stored, manifest=manifest)
     bench.prove(bench.image(EMBER))
-    changed = [change.tag for change in bench.publish().changed]
-    assert changed == [bench.stamped(EMBER, f"{DAY}.1"), *bench.tags(EMBER)]
+    assert changed(bench.publish()) == [bench.stamped(EMBER, f"{DAY}.1"), *bench.tags(EMBER)]
     assert bench.repository(EMBER).tags[bench.stamped(EMBER)] == stored.manifest.digest, (
         "the first release is unchanged"
     )
@@ -256,8 +256,7 @@ def test_the_stamp_is_one_for_all_images_of_a_release(bench: PublishBench) -> No
         bench.stamped(BOARD): "sha256:other",
         bench.stamped(BOARD, f"{DAY}.1"): "sha256:more",
     }
-    changed = [change.tag for change in bench.publish().changed]
-    assert changed[:2] == [bench.stamped(EMBER, f"{DAY}.2"), bench.stamped(BOARD, f"{DAY}.2")]
+    assert changed(bench.publish())[:2] == [bench.stamped(EMBER, f"{DAY}.2"), bench.stamped(BOARD, f"{DAY}.2")]
 
 
 def test_a_release_that_stopped_half_way_is_finished_under_its_stamp(bench: PublishBench) -> None:
@@ -286,89 +285,6 @@ def test_another_release_that_takes_the_stamp_wins(bench: PublishBench) -> None:
     ):
         bench.publish()
     assert not [call for call in bench.calls if call == f"put {bench.tags(EMBER)[-1]}"], "no moving tag was moved"
-
-
-def test_the_blobs_that_are_pushed(bench: PublishBench) -> None:
-    """To the given registry; blobs of other repositories are mounted."""
-    bench.publish("other.example.test")
-    assert list(bench.registries) == ["other.example.test/team/ember-cuda", "other.example.test/team/quartz-cuda"]
-    first = bench.calls.index(f"put {bench.stored[EMBER].manifest.digest}")
-    mounts = [{call for call in part if "mount" in call} for part in (bench.calls[:first], bench.calls[first:])]
-    assert mounts == [{"mount from team/quartz-cuda"}, {"mount from team/ember-cuda"}]
-    for cell, registry in zip((EMBER, BOARD), bench.registries.values(), strict=True):
-        stored = bench.stored[cell]
-        for blob in (stored.config, *(layer.descriptor for layer in stored.layers)):
-            assert registry.contents[blob.digest] == bench.store.read(blob.digest)
-
-
-@pytest.mark.parametrize("gpu", ["passed", "not run"])
-def test_the_result_of_a_push(bench: PublishBench, gpu: str) -> None:
-    if gpu == "passed":
-        bench.prove(bench.image(EMBER), kind="gpu", passed=bench.passed_on_gpu[EMBER])
-    stored = bench.stored[EMBER]
-    bench.repository(EMBER).has.add(stored.config.digest)
-    first, _ = bench.publish().in_registry
-    sent, present = stored.layers[0].size, stored.config.size
-    digest = stored.manifest.digest
-    assert str(first) == f"{EMBER}: {digest}, {size(sent)} sent, {size(present)} already present, gpu: {gpu}"
-    data = first.as_data()
-    assert data.pop("seconds") >= 0
-    assert data == {
-        "cell": EMBER,
-        "digest": digest,
-        "bytes": {"sent": sent, "mounted": 0, "present": present},
-        "gpu": gpu,
-    }
-
-
-@pytest.mark.parametrize("cell", [EMBER, BOARD])
-def test_a_failed_image_prevents_all_tags_and_other_images_are_pushed(bench: PublishBench, cell: str) -> None:
-    bench.broken[cell] = RegistryError("no response")
-    with pytest.raises(RegistryError, match="no response"):
-        bench.publish()
-    assert bench.puts == [other for other in (EMBER, BOARD) if other != cell]
-    assert f"{cell}: failed" in bench.console.text
-    bench.broken.clear()
-    bench.calls.clear()
-    assert bench.publish().changed
-
-
-def test_failures_are_reported_together(bench: PublishBench) -> None:
-    bench.broken = {EMBER: RegistryError("first"), BOARD: RegistryError("second")}
-    with pytest.raises(RegistryError) as caught:
-        bench.publish()
-    assert str(caught.value).splitlines() == ["2 images failed", "first", "second"]
-
-
-def test_a_failed_push_lists_the_tags_that_it_changed(bench: PublishBench) -> None:
-    last = bench.tags(BOARD)[-1]
-
-    def fail(tag: str) -> None:
-        if tag == last:
-            raise RegistryError("no response", hint="again")
-
-    bench.on_put = fail
-    with pytest.raises(RegistryError) as caught:
-        bench.publish()
-    head, title, *lines = str(caught.value).splitlines()
-    assert (head, title) == ("no response", "tags changed before the failure:")
-    assert len(lines) == 2 + len(bench.tags(EMBER)) + len(bench.tags(BOARD)) - 1
-    assert lines[0].startswith(f"  {REGISTRY}/team/ember-cuda:{bench.stamped(EMBER)} is sha256:")
-    assert caught.value.hint == "again"
-    assert len(bench.result.tags) == len(lines)
-
-
-def test_an_interrupted_push_lists_the_tags_that_it_changed(bench: PublishBench) -> None:
-    def interrupt(tag: str) -> None:
-        if tag == bench.stamped(BOARD):
-            raise KeyboardInterrupt
-
-    bench.on_put = interrupt
-    with pytest.raises(KeyboardInterrupt):
-        bench.publish()
-    tag = f"{REGISTRY}/team/ember-cuda:{bench.stamped(EMBER)}"
-    assert f"changed before the interruption: {tag} is sha256:" in bench.console.text
-    assert bench.console.text.count("changed before the interruption: ") == 1
 
 
 def test_a_registry_that_does_not_respond_is_tried_once(bench: PublishBench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,7 +322,7 @@ def test_tags_move_back_only_with_roll_back(bench: PublishBench) -> None:
     assert f":{alias} would move back from Debian packages of 2026-11-20 to those of 2026-11-01" in str(caught.value)
     assert "--roll-back" in caught.value.hint
     assert (bench.calls, registry.tags) == ([], before)
-    [moved] = [change for change in bench.publish(roll_back=True).tags if change.tag == alias]
+    [moved] = [change for change in bench.publish(roll_back=True) if change.tag == alias]
     assert (moved.state, moved.before) == ("moved", before[alias])
 
 
@@ -422,7 +338,7 @@ def test_a_tag_of_an_image_that_cannot_be_read_moves_only_with_roll_back(bench: 
         bench.publish()
     assert "--roll-back" in caught.value.hint
     assert bench.calls == []
-    [moved] = [change for change in bench.publish(roll_back=True).tags if change.tag == alias]
+    [moved] = [change for change in bench.publish(roll_back=True) if change.tag == alias]
     assert (moved.state, moved.before) == ("moved", before)
 
 
@@ -478,12 +394,11 @@ def twins(bench: PublishBench) -> None:
 
 def test_a_tag_of_several_architectures_is_an_index(bench: PublishBench) -> None:
     twins(bench)
-    result = bench.publish()
-    assert [pushed.image.cell for pushed in result.in_registry] == [EMBER, TWIN]
-    tags = [bench.stamped(EMBER), *bench.tags(EMBER)]
+    bench.publish()
+    images, names = passed(bench), [bench.stamped(EMBER), *bench.tags(EMBER)]
     registry = bench.repository(EMBER)
-    [index] = {registry.tags[tag] for tag in tags}
-    assert bench.puts == [EMBER, TWIN, index, *tags]
+    [index] = {registry.tags[tag] for tag in names}
+    assert bench.puts == [EMBER, TWIN, index, *names]
     stored = registry.manifest(index)
     assert stored
     assert stored.media_type == "application/vnd.oci.image.index.v1+json"
@@ -494,15 +409,10 @@ def test_a_tag_of_several_architectures_is_an_index(bench: PublishBench) -> None
             "size": len(image.stored.manifest.content),
             "platform": {"architecture": image.arch, "os": "linux"},
         }
-        for image in result.images
+        for image in images
     ]
-    assert publish.tagged_manifest(result.images[::-1]) == stored, "its bytes depend on the images alone"
-    assert not bench.publish().changed
-
-
-def test_a_cell_of_one_architecture_keeps_its_manifest(bench: PublishBench) -> None:
-    bench.publish()
-    assert bench.repository(EMBER).tags[bench.tags(EMBER)[0]] == bench.stored[EMBER].manifest.digest
+    assert publish.tagged_manifest(images[::-1]) == stored, "its bytes depend on the images alone"
+    assert not changed(bench.publish())
 
 
 def refused_for_arm64(bench: PublishBench) -> None:
@@ -525,16 +435,6 @@ def test_an_image_is_not_published_without_another_architecture_of_the_matrix(be
     assert f"{REGISTRY}/team/ember-cuda:{bench.tags(EMBER)[0]} has no image for arm64" in bench.console.text
 
 
-def test_an_image_that_only_an_emulation_has_run_is_refused(bench: PublishBench) -> None:
-    twins(bench)
-    bench.publish()
-    bench.prove(bench.image(TWIN), machine={"emulated": "arm64"})
-    match = rf"^{TWIN}: built, not run \(\d+ tests? passed under emulation\)$"
-    with pytest.raises(ImageTestError, match=match) as caught:
-        bench.publish(instead="builder stage && builder release --allow-not-run")
-    assert caught.value.hint.endswith(": builder stage && builder release --allow-not-run")
-
-
 def test_a_tag_does_not_lose_an_architecture_that_left_the_matrix(bench: PublishBench) -> None:
     registry = bench.repository(EMBER)
     labels: dict[str, object] = {"config": {"Labels": {}}}
@@ -542,5 +442,5 @@ def test_a_tag_does_not_lose_an_architecture_that_left_the_matrix(bench: Publish
     registry.tags[bench.tags(EMBER)[-1]] = registry.add_index(**images)
     bench.plan = Plan(images=(bench.image(EMBER),))
     refused_for_arm64(bench)
-    [pushed] = bench.publish(allow_missing_arch=True).in_registry
-    assert set(registry.tags.values()) == {pushed.image.digest}
+    bench.publish(allow_missing_arch=True)
+    assert set(registry.tags.values()) == {bench.stored[EMBER].manifest.digest}
