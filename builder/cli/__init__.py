@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "add": ("add", "Put packages on an image, without building it."),
     "build": ("images", "Build images, without testing or tagging them."),
-    "catalog": ("catalog", "List the images for their users: contents, tests, support."),
+    "catalog": ("catalog", "List the released images: contents, tests, support."),
     "clean": ("machine", "Remove test containers, untagged images and logs."),
     "diff": ("diff", "Show the locked packages that changed from A to B."),
     "doctor": ("machine", "Check whether this machine can build images."),

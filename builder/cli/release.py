@@ -310,7 +310,7 @@ def status_command(
     if form == "json":
         context.print_json(list(map(asdict, rows)))
         return
-    hidden = ("support", *(status.OF_REGISTRY if here else ()))  # the lines below name the cause
+    hidden = ("support", "digest", "tags", "signer", *(status.OF_REGISTRY if here else ()))
     shown = [field.name for field in fields(Status) if field.name not in hidden]
     table = new_table(*("TIME" if name == "seconds" else name.upper() for name in shown))
     for row in rows:

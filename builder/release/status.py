@@ -43,7 +43,8 @@ class Status:
     results of one machine, and the other tags that name another image or are missing. `signature` is `yes` if a
     trusted signer signed it for this cell and tag; UNTRUSTED if only others did, LISTED if matrix.yaml lists no signers
     to check its signature with. `packages` is the age of the lock of its Debian packages in days, None if it is not
-    locked. `support` is the last day of support of all its parts, if known.
+    locked. `support` is the last day of support of all its parts, if known. `digest` is the image that the full tag
+    names, `tags` name it, the full one first, and `signer` is the trusted signer that signed it, or empty.
     """
 
     cell: str
@@ -57,6 +58,9 @@ class Status:
     signature: str = NONE
     packages: int | None = None
     support: str = NONE
+    digest: str = ""
+    tags: tuple[str, ...] = ()
+    signer: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,16 +83,12 @@ class TaggedImage:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageState:
-    """The status of an image, and what it is made from. `coverage` is None if no results could be read.
-
-    `tested` is the digest of the image that the results are about: it may be built or staged, but not released.
-    """
+    """The status of an image, and what it is made from. `coverage` is None if no results could be read."""
 
     planned: PlannedImage
     status: Status
     tagged: TaggedImage
     coverage: Coverage | None = None
-    tested: str = ""
 
 
 @dataclass(kw_only=True)
@@ -169,9 +169,11 @@ class StatusReader:
             signature=tagged.signature,
             packages=planned.os_lock.age(datetime.now(UTC)),
             support=planned.support[0].last.isoformat() if planned.support else NONE,
+            digest=tagged.digest,
+            tags=tagged.tags,
+            signer=tagged.signer,
         )
-        tested = expected or (tagged.digest if tagged.is_expected else "")
-        return ImageState(planned=planned, status=status, tagged=tagged, coverage=coverage, tested=tested)
+        return ImageState(planned=planned, status=status, tagged=tagged, coverage=coverage)
 
     def _coverage(
         self, planned: PlannedImage, staged: StagedImage | None, stored: Image | None, tagged: TaggedImage

@@ -85,26 +85,17 @@ def test_what_was_tested_on_one_machine_is_released_by_another(
 
 
 def check_catalog(machine: Checkout, proxy: Proxy, builder: Checkout) -> None:
-    """A machine without test results lists those of the registry, with commands that work as printed."""
-    path = machine.root / "catalog.json"
-    machine.builder("catalog", "--to", proxy.address, "--format", "json", "--output", str(path))
-    images = {image["cell"]: image for image in json.loads(path.read_text(encoding="utf-8"))["images"]}
-    plain, full = images[PLAIN], builder.references()[0]
-    day = f"{today()[:4]}-{today()[4:6]}-{today()[6:]}"
-    assert plain["digest"] == builder.stored()[full]
-    assert plain["pull"][1] == f"docker pull {proxy.address}/{full.partition(':')[0]}@{plain['digest']}"
-    tag = full.rpartition(":")[2]
-    assert plain["released"] == f"released as {tag}-{today()}, untested-gpu allowed"
-    assert plain["signature"].startswith("signed by keys/ours.pub, a public key in https://")
-    assert plain["tests"]["state"].endswith(" passed")
-    assert [run["day"] for run in plain["tests"]["runs"]] == [day]
-    assert plain["tests"]["gpu"].startswith("not run (")
-    assert not plain["is_estimate"]
-    assert f" of it in common with {PLAIN}" in images[EXTRA]["size"]
-    assert plain["changes"]["text"] == "no earlier release has a tag"
-    verify, cosign = (shlex.split(line.replace("keys/", f"{machine.root}/keys/")) for line in plain["verify"])
-    assert "verified: " in machine.builder(*verify[1:], "--fast")
-    subprocess.run([*cosign, "--allow-http-registry"], cwd=machine.root, capture_output=True, timeout=60, check=True)
+    """A machine without test results lists those of the registry."""
+    path = machine.root / "catalog.md"
+    machine.builder("catalog", "--to", proxy.address, "--output", str(path))
+    sections = path.read_text(encoding="utf-8").split("\n## ")
+    [plain] = [section for section in sections if section.startswith(f"{PLAIN}\n")]
+    name, _, tag = builder.references()[0].partition(":")
+    assert f"docker pull {proxy.address}/{name}@{builder.stored()[f'{name}:{tag}']}" in plain
+    assert f"**Release**: {tag}-{today()}." in plain
+    assert "**Signature**: signed by keys/ours" in plain
+    assert " passed; GPU tests: not run" in plain
+    assert "no earlier release is known" in plain
 
 
 def documented(pattern: str, image: str, cell: str, keys: Path) -> str:

@@ -1,17 +1,22 @@
-"""The formats of the catalog, and what changed between two releases."""
+"""The catalog: which images it says to pull, their results and changes, and its formats."""
 
 from __future__ import annotations
 
 import html
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import date
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 import yaml
 
+from builder.common.errors import UsageError
 from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
+from builder.evidence.results import Coverage, Evidence, Report, coverage_of
 from builder.host import Host
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
 from builder.layers.store import Store
@@ -20,147 +25,29 @@ from builder.matrix.schema import Trusted
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan import plan
 from builder.release import status
-from builder.release.catalog import Catalog, CatalogImage, RecordedRun
-from builder.release.staging import ReleasedImage, ReleaseRecord, StagingArea
-from builder.release.status import TaggedImage
+from builder.release.status import ImageState, StatusReader
 from builder.steps import catalog
+from builder.steps.catalog import NO_RESULTS, CatalogImage
 from tests.fakes.registry import MemoryRegistry
-from tests.unit.release.test_catalog import BOARD, JUPYTER, NAME, PLAIN, RELEASED, TODAY, entry, trust
 
+BOARD, JUPYTER = "qz-0.5-cu129-py311-board", "qz-0.5-cu129-py311-jupyter"
+NAME = "registry.example.test:5000/team/quartz-cuda"
+TODAY = date(2026, 11, 22)
 EVIL = "<script>alert(1)</script> | [x](javascript:y) `z`"
 
 
-class Page(HTMLParser):
-    """The names of the elements, their attributes, and the text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-    def count(self, tag: str) -> int:
-        return [name for name, _ in self.tags].count(tag)
-
-
-def content(*images: CatalogImage) -> Catalog:
-    return Catalog(made="2026-11-22", places="on this machine", images=images, unlocked=("em-1.9-cu129-py39",))
-
-
-def with_run(image: CatalogImage, gpu: str) -> CatalogImage:
-    run = RecordedRun(gpu=gpu, driver="580.1", passed=3, failed=0, day="2026-11-20", is_emulated=False)
-    return replace(image, tests=replace(image.tests, runs=(run,), state=gpu))
-
-
-def test_a_page_has_all_images_in_one_file(tiny: Project) -> None:
-    text = catalog.render_catalog(tiny, content(entry(tiny, PLAIN), entry(tiny)), "html")
-    page = Page(text)
-    assert page.count("article") == 2
-    assert not [attributes for _, attributes in page.tags if {"src", "href"} & attributes.keys()], "nothing is loaded"
-    labels = page.count("label")
-    assert labels == page.count("input") + page.count("select") == 4
-    [form] = [attributes for tag, attributes in page.tags if tag == "form"]
-    assert "hidden" in form, "without a script, which shows it, it would do nothing"
-    assert not [attributes for tag, attributes in page.tags if tag == "article" and "hidden" in attributes]
-    assert "em-1.9-cu129-py39 has no lock yet" in page.text
-    identifiers = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
-    assert len(identifiers) == len(set(identifiers))
-
-
-def test_text_of_other_machines_is_no_markup(tiny: Project) -> None:
-    image = with_run(entry(tiny), EVIL)
-    page = Page(catalog.render_catalog(tiny, content(image), "html"))
-    assert page.count("script") == 1
-    assert page.count("a") == 0
-    assert page.text.count("alert(1)") == 3
-    text = catalog.render_catalog(tiny, content(image), "markdown")
-    assert "<script" not in text.replace("\\<", "")
-    assert r"\<script\>alert(1)\</script\> \| \[x\](javascript:y) \`z\`" in text
-
-
-def test_each_image_has_a_row_and_a_section_in_the_text(tiny: Project) -> None:
-    text = catalog.render_catalog(
-        tiny, content(entry(tiny), entry(tiny, PLAIN, TaggedImage(released="no"))), "markdown"
-    )
-    lines = text.splitlines()
-    rows = [line for line in lines if line.startswith("| ")]
-    assert {line.count("|") for line in rows} == {10}
-    assert [line for line in lines if line.startswith("## ")] == [f"## {BOARD}", f"## {PLAIN}"]
-    assert f"docker pull {NAME}:0.5-board" in lines
-    assert f"No command to pull it: not released yet. `builder images {PLAIN}` builds it." in lines
-    assert "about " in rows[2]
-
-
-def test_the_data_is_the_model(tiny: Project) -> None:
-    image = entry(tiny)
-    data = json.loads(catalog.render_catalog(tiny, content(image), "json"))
-    assert data["images"][0]["pull"] == list(image.pull)
-    assert data["unlocked"] == ["em-1.9-cu129-py39"]
-    assert data["images"][0].keys() == vars(image).keys()
-
-
-# ---- profiles of KubeSpawner
-
-
-def test_profiles_of_a_hub(tiny: Project) -> None:
-    text = catalog.render_catalog(tiny, content(entry(tiny, JUPYTER), entry(tiny, BOARD)), "kubespawner")
-    [profile] = yaml.safe_load(text)["singleuser"]["profileList"]
-    description = profile.pop("description")
-    assert description.startswith("released as 0.5.3-")
-    assert "; signature: signed by keys/ci.pub; " in description
-    assert profile == {
-        "display_name": "quartz 0.5.3, CUDA 12.9, Python 3.11 (jupyter, amd64)",
-        "slug": JUPYTER.replace(".", "-"),
-        "kubespawner_override": {
-            "image": f"{NAME}@{RELEASED.digest}",
-            "node_selector": {"kubernetes.io/arch": "amd64"},
-            "extra_resource_limits": {"nvidia.com/gpu": "1"},
-        },
-        "default": True,
-    }
-
-
-def test_a_profile_without_a_gpu_does_not_require_one(tiny: Project) -> None:
-    """A node whose default runtime is NVIDIA's would give it all of its GPUs."""
-    image = replace(entry(tiny, JUPYTER), cuda="cpu", support="<b>")
-    [profile] = yaml.safe_load(catalog.render_catalog(tiny, content(image), "kubespawner"))["singleuser"]["profileList"]
-    override = profile["kubespawner_override"]
-    assert override["environment"] == {"GPU_REQUIRED": "0", "NVIDIA_VISIBLE_DEVICES": "void"}
-    assert "extra_resource_limits" not in override
-    assert html.escape("<b>") in profile["description"]
-
-
-def test_an_image_that_cannot_be_pulled_is_no_profile(tiny: Project) -> None:
-    project = trust(tiny, Trusted(key="keys/ci.pub"))
-    for tagged, reason in (
-        (TaggedImage(released="no"), "not released yet"),
-        (replace(RELEASED, signature="untrusted", signer=""), "signature: signed, but by no signer that matrix.yaml "),
-    ):
-        image = entry(project, JUPYTER, tagged)
-        text = catalog.render_catalog(project, content(image), "kubespawner")
-        assert f"# {JUPYTER} is left out: {reason}" in text
-        assert yaml.safe_load(text) == {"singleuser": {"profileList": []}}
-        page = Page(catalog.render_catalog(project, content(image), "html"))
-        assert "docker pull" not in page.text
-        assert "good" not in {attributes.get("class") for _, attributes in page.tags}
-
-
-# ---- releases and changes
+def trust(project: Project, *signers: Trusted) -> Project:
+    project.__dict__["matrix"] = project.matrix.model_copy(update={"evidence": signers})
+    return project
 
 
 class Registry(MemoryRegistry):
-    """A public repository with images of BOARD, which have one layer with one wheel; `full` is their full tag."""
+    """A public repository with images of a cell, which have one layer with one wheel; `full` is their full tag."""
 
-    def __init__(self, project: Project) -> None:
+    def __init__(self, project: Project, cell: str = BOARD) -> None:
         super().__init__()
         self.project = project
-        [self.planned] = plan.make_locked_plan(project, project.select([BOARD])).images
+        [self.planned] = plan.make_locked_plan(project, project.select([cell])).images
         self.full, *self.aliases = [ImageRef.parse(text).tag for text in self.planned.references]
 
     def add(self, version: str, *tags: str) -> str:
@@ -188,13 +75,10 @@ class Registry(MemoryRegistry):
             self.put_manifest(tag, content, MANIFEST_TYPE)
         return digest_of_bytes(content)
 
-    def entry(self, store: Store, area: StagingArea | None = None) -> CatalogImage:
+    def entry(self, store: Store) -> CatalogImage:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(status, "Repository", lambda *_, **__: self)
-            made = catalog.make_catalog(
-                self.project, Host(), store, [self.planned.cell], area, registry="", here=False, today=TODAY
-            )
-        [image] = made.images
+            [image] = catalog.make_catalog(self.project, Host(), store, [self.planned.cell], "")
         return image
 
 
@@ -203,45 +87,176 @@ def registry(tiny: Project) -> Registry:
     return Registry(tiny)
 
 
+def released(project: Project, store: Store, cell: str = BOARD) -> CatalogImage:
+    """The entry of a released image."""
+    registry = Registry(project, cell)
+    registry.add("2", registry.full, *registry.aliases)
+    return registry.entry(store)
+
+
+# ---- which images are pulled
+
+
+def test_a_released_image_is_pulled_by_its_shortest_tag_that_names_it(registry: Registry, store: Store) -> None:
+    digest = registry.add("2", registry.full, registry.aliases[0])
+    image = registry.entry(store)
+    assert (image.reason, image.name) == ("", NAME)
+    assert (image.status.tags[-1], image.status.digest) == (registry.aliases[0], digest)
+
+
+def test_an_image_that_is_not_the_released_one_is_not_pulled(registry: Registry, store: Store) -> None:
+    assert registry.entry(store).reason == "not released yet"
+    registry.add("2", registry.full)
+    registry.planned = replace(registry.planned, plan="sha256:" + "0" * 64)
+    registry.add("3", registry.full)
+    assert registry.entry(store).reason == "its tag names another image"
+
+
+def test_with_trusted_signers_only_a_signed_image_is_pulled(tiny: Project, store: Store) -> None:
+    """The page had a command that pulls an image with a wrong signature."""
+    image = released(trust(tiny, Trusted(key="keys/ci.pub")), store)
+    assert image.reason == "no signer that matrix.yaml names has signed it"
+    for form in catalog.TEMPLATES:
+        assert "docker pull" not in catalog.render_catalog(tiny, [image], form, TODAY)
+
+
+def test_an_image_that_was_not_built_yet(edit: Callable[[str, str], Project], store: Store) -> None:
+    project = edit('"3.11": {debian: newbird}', '"3.11": {debian: newbird, not_built: "nobody can fetch it"}')
+    assert Registry(project).entry(store).reason == "not built yet: nobody can fetch it"
+
+
+def test_nothing_is_pulled_without_a_registry(edit: Callable[[str, str], Project], store: Store) -> None:
+    """Without one, Docker would pull the image of a stranger from Docker Hub."""
+    project = edit("registry: registry.example.test:5000", 'registry: ""')
+    with pytest.raises(UsageError, match="no registry"):
+        catalog.make_catalog(project, Host(), store, [], "")
+
+
+# ---- contents, tests, changes
+
+
+def test_the_packages_that_the_matrix_names(tiny: Project, store: Store) -> None:
+    packages = released(tiny, store).packages
+    assert "quartz 0.5.3" in packages
+    assert {package.split()[0] for package in packages} >= {"board", "pip"}
+
+
+def evidence(**changes: Any) -> Report:
+    values = {
+        "image": "sha256:" + "a" * 64, "cell": BOARD, "plan": "p", "suite": {}, "kind": "image", "passed": ("a", "b"),
+        "failed": (), "no_gpu": "no NVIDIA driver on this machine", "finished": "2026-11-20T10:00:00Z",
+    }  # fmt: skip
+    return Report(evidence=Evidence(**{**values, **changes}), signer="keys/ci.pub")
+
+
+ERROR = "registry.internal: connection refused"
+
+
+@pytest.mark.parametrize(
+    ("coverage", "tested", "tests", "gpu"),
+    [
+        (None, ERROR, NO_RESULTS, NO_RESULTS),
+        (coverage_of([], [ERROR]), ERROR, NO_RESULTS, NO_RESULTS),
+        (coverage_of([evidence()], [ERROR]), "2 passed", "2 passed", "not run (no NVIDIA driver on this machine)"),
+    ],
+)
+def test_errors_of_results_are_not_shown(
+    tiny: Project, store: Store, monkeypatch: pytest.MonkeyPatch,
+    coverage: Coverage | None, tested: str, tests: str, gpu: str,
+) -> None:  # fmt: skip
+    """They may name servers and paths."""
+    read = StatusReader.states
+
+    def states(self: StatusReader, images: Any) -> list[ImageState]:
+        return [
+            replace(state, coverage=coverage, status=replace(state.status, tested=tested))
+            for state in read(self, images)
+        ]
+
+    monkeypatch.setattr(StatusReader, "states", states)
+    image = released(tiny, store)
+    assert (image.tests, image.gpu) == (tests, gpu)
+
+
 def test_the_changes_since_the_release_before(registry: Registry, store: Store) -> None:
     full, before = registry.full, "0.5.1-cu129-py311-board-20261101"  # of an earlier release of the framework
     registry.add("1", before)
     registry.add("4", "0.5.2-cu129-py311-board-20261030")  # rolled back
     registry.add("2", f"{full}-20261119", f"{full}-20261120", full, *registry.aliases)
     registry.add("3", "0.5.3-cu129-py311-20261110", "0.4.1-cu129-py311-board-20261110", f"{full}-x")  # of other cells
+    registry.put_manifest(f"{full}-20261102", b"{}", MANIFEST_TYPE)  # invalid
     image = registry.entry(store)
-    assert image.released == f"released as {full}-20261120"
-    assert image.changes.text == f"since {before}"
-    assert image.changes.packages == ("board 1 -> 2",)
-    assert image.pull[0] == f"docker pull {NAME}:{registry.aliases[-1]}"
+    assert (image.release, image.since) == (f"{full}-20261120", before)
+    [version] = [wheel.version for wheel in registry.planned.wheels if wheel.name == "board"]
+    assert f"board 1 -> {version}" in image.changes
 
 
-def test_the_stamp_of_a_release_is_that_of_its_tag(registry: Registry, store: Store) -> None:
-    """A push had the stamp of the day, and the release got the next one: staging records the first."""
-    full, documents = registry.full, MemoryRegistry()
-    area = StagingArea("registry.example.test:5000/staging", "", Host(), new_registry=lambda *_, **__: documents)
-    pushed, new = registry.add("1", f"{full}-20261120"), registry.add("2", f"{full}-20261120.1", full)
-    for stamp, digest in (("20261119", new), ("20261120", new), ("20261121", pushed)):  # the first was interrupted
-        released = ReleasedImage(cell=BOARD, digest=digest, references=(f"{NAME}:{full}",), gpu="passed", signer="")
-        area.record(ReleaseRecord(stamp=stamp, revision="", images=(released,)))
-    image = registry.entry(store, area)
-    missing = "".join(f", {tag} missing" for tag in registry.aliases)
-    assert image.released == f"released as {full}-20261120.1{missing}"
-    assert image.changes.text == f"since {full}-20261120"
-    assert image.pull[0] == f"docker pull {NAME}:{full}", "no other tag names it"
+def test_no_earlier_release_is_known(registry: Registry, store: Store) -> None:
+    digest = registry.add("2", registry.full)
+    assert (registry.entry(store).release, registry.entry(store).since) == ("", "")
+    registry.tags[f"{registry.full}-20261120"] = digest
+    image = registry.entry(store)
+    assert (image.release, image.since, image.changes) == (f"{registry.full}-20261120", "", ())
 
 
-def test_changes_that_are_unknown(registry: Registry, store: Store) -> None:
-    full = registry.full
-    assert registry.entry(store).changes.text == "unknown: no image was found to compare"
-    new = registry.add("2", full)
-    assert registry.entry(store).changes.text == "unknown: no tag with a stamp names this image"
-    registry.tags[f"{full}-20261120"] = new
-    assert registry.entry(store).changes.text == "no earlier release has a tag"
-    registry.put_manifest(f"{full}-20261101", b"{}", MANIFEST_TYPE)
-    text = "unknown: 0.5.3-cu129-py311-board-{} has no image for amd64 that can be read"
-    assert registry.entry(store).changes.text == text.format("20261101")
-    registry.add("1", f"{full}-20261101")
-    config = json.loads(registry.contents[new])["config"]["digest"]
-    registry.contents[config] = registry.contents[config].replace(b"diff_ids", b"")
-    assert registry.entry(store).changes.text == text.format("20261120"), "the one that cannot be read is named"
+# ---- formats
+
+
+class Page(HTMLParser):
+    """The names of the elements, their attributes, and the text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_page_is_one_file(tiny: Project, store: Store) -> None:
+    page = Page(catalog.render_catalog(tiny, [released(tiny, store)], "html", TODAY))
+    assert not [attributes for _, attributes in page.tags if {"src", "href"} & attributes.keys()], "nothing is loaded"
+    assert f"docker pull {NAME}:" in page.text
+
+
+def test_text_of_other_machines_is_no_markup(tiny: Project, store: Store) -> None:
+    image = replace(released(tiny, store), gpu=EVIL)
+    page = Page(catalog.render_catalog(tiny, [image], "html", TODAY))
+    assert not {"script", "a"} & {tag for tag, _ in page.tags}
+    assert "alert(1)" in page.text
+    text = catalog.render_catalog(tiny, [image], "markdown", TODAY)
+    assert r"\<script\>alert(1)\</script\> \| \[x\](javascript:y) \`z\`" in text
+
+
+def test_profiles_of_a_hub(tiny: Project, store: Store) -> None:
+    image = replace(released(tiny, store, JUPYTER), gpu="<b>")
+    images = [image, released(tiny, store), replace(image, reason="not released yet")]
+    text = catalog.render_catalog(tiny, images, "kubespawner", TODAY)
+    assert f"# {JUPYTER} is left out: not released yet\n" in text
+    [profile] = yaml.safe_load(text)["singleuser"]["profileList"]
+    assert profile == {
+        "display_name": "quartz 0.5.3, CUDA 12.9, Python 3.11 (jupyter, amd64)",
+        "slug": JUPYTER.replace(".", "-"),
+        "description": f"tests: {NO_RESULTS}; GPU tests: {html.escape('<b>')}",
+        "kubespawner_override": {
+            "image": f"{NAME}@{image.status.digest}",
+            "node_selector": {"kubernetes.io/arch": "amd64"},
+            "extra_resource_limits": {"nvidia.com/gpu": "1"},
+        },
+    }
+
+
+def test_a_profile_without_a_gpu_does_not_require_one(tiny: Project, store: Store) -> None:
+    """A node whose default runtime is NVIDIA's would give it all of its GPUs."""
+    image = released(tiny, store, JUPYTER)
+    image = replace(image, planned=replace(image.planned, cell=replace(image.cell, cuda="cpu")))
+    text = catalog.render_catalog(tiny, [image], "kubespawner", TODAY)
+    [profile] = yaml.safe_load(text)["singleuser"]["profileList"]
+    override = profile["kubespawner_override"]
+    assert override["environment"] == {"GPU_REQUIRED": "0", "NVIDIA_VISIBLE_DEVICES": "void"}
+    assert "extra_resource_limits" not in override
