@@ -10,9 +10,7 @@ import os
 import re
 import shutil
 import subprocess
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -82,29 +80,21 @@ class RegistrySettings:
 class Host:
     """Settings of the build host. `ca` is PEM text; `proxies` are build arguments that Docker keeps out of history.
 
-    `expired` are Debian releases whose Release files may have expired. `read_apt` is called on first use: apt takes
-    0.5 s, which a run without work does not spend. `open_apt` starts a container of the newest Debian release, and
-    gives a function that runs programs in it, for machines without Debian's apt; it raises EngineError.
-    `say` gets a message before each slow step. Thread-safe.
+    `expired` are Debian releases whose Release files may have expired. Without `archives`, `apt` reads the settings of
+    this machine's apt.
     """
 
     index: IndexSettings = field(default_factory=IndexSettings, repr=False)
     ca: bytes = field(default=b"", repr=False)
     proxies: Mapping[str, str] = field(default_factory=dict)
     expired: frozenset[str] = frozenset()
-    read_apt: Callable[[], Apt] = field(default=Apt, repr=False)
-    open_apt: Callable[[], AbstractContextManager[RunProgram]] | None = field(default=None, repr=False, compare=False)
+    archives: Apt | None = field(default_factory=Apt, repr=False)
     registries: RegistrySettings = field(default_factory=RegistrySettings)
-    say: Callable[[str], None] = field(default=lambda _: None, repr=False, compare=False)
-    _apt_read: list[Apt] = field(default_factory=list, init=False, repr=False, compare=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
-    @property
+    @cached_property
     def apt(self) -> Apt:
-        with self._lock:
-            if not self._apt_read:
-                self._apt_read.append(self.read_apt())
-            return self._apt_read[0]
+        """The archives, read on first use: apt takes 0.5 s, which a run without work does not spend."""
+        return _apt() if self.archives is None else self.archives
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -147,7 +137,7 @@ class Host:
         """The same with these archives instead of this machine's."""
         uris = {"main": main, "updates": main, "security": security}
         sources = tuple(AptSource(kind=kind, uri=uri, is_past=is_past) for kind, uri in uris.items())
-        return replace(self, read_apt=lambda: replace(self.apt, sources=sources))
+        return replace(self, archives=replace(self.apt, sources=sources))
 
     def sources_list(self, release: str) -> str:
         """apt's one-line sources for a Debian release from this machine's archives; empty: keep those of the image."""
@@ -204,7 +194,7 @@ def read_host(environ: Mapping[str, str] | None = None) -> Host:
         raise UsageError(str(error)) from error
     proxies = {"HTTP_PROXY": settings.proxy, "HTTPS_PROXY": settings.proxy} if settings.proxy else {}
     proxies |= {name: value for name, value in environ.items() if name.upper() in PROXY_NAMES and value}
-    return Host(index=settings, ca=_ca(settings), proxies=proxies, read_apt=_apt)
+    return Host(index=settings, ca=_ca(settings), proxies=proxies, archives=None)
 
 
 def host_for_matrix(matrix: Matrix) -> Host:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from builder.build import disk, operating_systems
+from builder.build.apt_container import ContainerApt
 from builder.build.context import LoadedImage, Origin, record_built
 from builder.build.layer_lookup import LayerLookup
 from builder.build.operating_systems import Mmdebstrap, SystemLayers
@@ -66,7 +67,7 @@ class Assembler:
         self._loader = Loader(run.engine, run.store, str(run.project.root), run.view.say)
         self._lookup = lookup or LayerLookup.of(run)
         self._mmdebstrap = Mmdebstrap(run)
-        archives = archives or Archives(run.project.matrix, run.host, run.view.say_once)
+        archives = archives or Archives(run.project.matrix, run.host, ContainerApt(run))
         self._systems = SystemLayers(run, self._lookup, self._mmdebstrap, archives)
         self._fetcher: Fetcher | None = None
 

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,13 +27,13 @@ from builder.debian.archives import HERE, STORE, Archives
 from builder.debian.os_lock import OsLock
 from builder.engine.client import Engine
 from builder.engine.model import EMULATION_HINT, EngineInfo
+from builder.engine.run import Run
 from builder.engine.setup import parse_version, too_old
 from builder.evidence.cosign import find_cosign
 from builder.host import Host
 from builder.index.session import IndexSession, describe, fetch_errors
 from builder.index.wheels import PLATFORMS
 from builder.layers.oci import CONTAINERD
-from builder.layers.store import Store
 from builder.matrix.cells import indexes_of_packages
 from builder.matrix.project import Project
 from builder.plan import plan
@@ -57,12 +57,13 @@ class MachineFinding(NamedTuple):
 _Findings = Iterator[tuple[str, State, str]]
 
 
-def examine(project: Project, store: Store, archives: Archives, say: Callable[[str], None]) -> list[MachineFinding]:
+def examine(run: Run, archives: Archives) -> list[MachineFinding]:
     """All findings. Reports what is missing as a finding, not as an error."""
-    return [MachineFinding(*finding) for finding in _examine(project, store, archives, say)]
+    return [MachineFinding(*finding) for finding in _examine(run, archives)]
 
 
-def _examine(project: Project, store: Store, archives: Archives, say: Callable[[str], None]) -> _Findings:
+def _examine(run: Run, archives: Archives) -> _Findings:
+    project, store = run.project, run.store
     yield "python", "ok", sys.version.split()[0]
     uv = Path(sys.executable).parent / "uv"
     if uv.exists():
@@ -74,7 +75,7 @@ def _examine(project: Project, store: Store, archives: Archives, say: Callable[[
     engine: Engine | None = None
     info: EngineInfo | None = None
     try:
-        engine = Engine.connect()
+        engine = run.engine
         info = engine.info()
     except EngineError as error:
         yield "engine", "missing", _with_hint(error)
@@ -122,11 +123,11 @@ def _examine(project: Project, store: Store, archives: Archives, say: Callable[[
         danger, detail = installed.danger.replace("\n  -> ", ". "), f"{installed.path}, {installed.name}"
         yield "cosign", "note" if danger or not installed.version else "ok", danger or detail
 
-    say("checking the package index and the registry ...")
+    run.view.say("checking the package index and the registry ...")
     yield ("index", *_index())
     yield from _named_indexes(project)
     yield from _registries(engine, project)
-    yield from _debian_locks(project, store, archives, say)
+    yield from _debian_locks(run, archives)
     if reason := operating_systems.obstacle_here():
         yield "mmdebstrap", "note", f"{reason}: builds run it in a container of Debian"
     else:
@@ -208,8 +209,9 @@ def _named_indexes(project: Project) -> _Findings:
         yield name, "ok" if has_files else "missing", f"has {package}" if has_files else absent
 
 
-def _debian_locks(project: Project, store: Store, archives: Archives, say: Callable[[str], None]) -> _Findings:
+def _debian_locks(run: Run, archives: Archives) -> _Findings:
     """The ages of the locks of Debian packages, and for each release the number of packages that its archives lack."""
+    project, store = run.project, run.store
     locks: dict[str, list[OsLock]] = {}
     for request in dict.fromkeys(os_lock.request_of_cell(project.matrix, cell) for cell in project.cells):
         with suppress(LockError, FileError):  # a damaged lock, or a newer one; `builder lock --check` names it
@@ -217,7 +219,7 @@ def _debian_locks(project: Project, store: Store, archives: Archives, say: Calla
                 locks.setdefault(lock.debian, []).append(lock)
     if not locks:
         return
-    say("looking up the locked Debian packages ...")
+    run.view.say("looking up the locked Debian packages ...")
     state: State = "ok"
     lines = []
     for release, release_locks in sorted(locks.items()):

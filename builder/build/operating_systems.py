@@ -435,7 +435,7 @@ class Mmdebstrap:
 
         Returns the reason that this machine cannot run it, or an empty string.
         """
-        return self._run.host.hide(obstacle_here() or installation.install(self._run.view.say))
+        return self._run.host.hide(obstacle_here() or installation.install(self._run.view))
 
     def _write_container_files(self, out: BinaryIO, inputs: Mapping[str, bytes], links: Mapping[str, Path]) -> None:
         """Writes a tar of the inputs of mmdebstrap.sh, and of the settings for installing mmdebstrap in the container.

@@ -8,7 +8,7 @@ import pwd
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from builder import __version__, host
 from builder.common.console import View
 from builder.common.errors import FileError, UsageError
 from builder.common.reference import ImageRef
-from builder.host import Host, RunProgram
+from builder.host import Host
 from builder.layers.store import Store
 from builder.matrix import support, tags
 from builder.matrix.cells import Cell
@@ -68,13 +68,7 @@ class Context:
             settings = host.read_host()
         else:
             settings = host.host_for_matrix(matrix)
-            settings = replace(settings, open_apt=self._open_apt)
-        return replace(settings, say=self.say)
-
-    def _open_apt(self) -> AbstractContextManager[RunProgram]:
-        from builder.build import apt_container  # noqa: PLC0415  slow to import
-
-        return apt_container.open_apt(self.run(self.project))
+        return settings
 
     def run(self, project: Project | None, *, start_engine: bool = False) -> Run:
         """What steps work with. With `start_engine`, installs and starts an engine if none is running."""

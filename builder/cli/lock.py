@@ -83,8 +83,7 @@ def lock_command(
             return
         resolver = Resolver(project, context.host, say=context.say, builder=builder)
         updated = locking.lock(
-            project, chosen, context.host, resolver,
-            upgrade=upgrade, refresh=refresh, packages=packages, say=context.say,
+            context.run(project), chosen, resolver, upgrade=upgrade, refresh=refresh, packages=packages,
         )  # fmt: skip
     if refresh:
         context.say_support(project, chosen)

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from builder.build import context as build_context
 from builder.build import doctor
+from builder.build.apt_container import ContainerApt
 from builder.cli.context import Context, new_table
 from builder.common.console import Meter, View
 from builder.common.errors import DamagedError, EngineError, UsageError
@@ -30,9 +31,8 @@ def doctor_command(context: Context) -> None:
     Shows what is present (ok), what is absent but only some tasks need (note), and what is absent and every build needs
     (missing). Also shows how old the locks of Debian packages are, and which packages the archives no longer have.
     """
-    project = context.project
-    archives = Archives(project.matrix, context.host, context.say)
-    findings = doctor.examine(project, context.store, archives, context.say)
+    run = context.run(context.project)
+    findings = doctor.examine(run, Archives(run.project.matrix, run.host, ContainerApt(run)))
     table = Table(box=None, show_header=False, pad_edge=False)
     styles = {"ok": "green", "note": "yellow", "missing": "bold red"}
     for finding in findings:

@@ -10,13 +10,15 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast
 
+from builder.common.console import View
 from builder.common.errors import EngineError, LockError
 from builder.debian import control_files, mmdebstrap
 from builder.debian.os_lock import Architecture, DebianPackage, OsLock, OsRequest
@@ -129,8 +131,22 @@ class Archive:
         return done.stdout
 
 
+class AptRunner(ABC):
+    """Runs apt where this machine cannot, and shows what takes long."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+
+    @abstractmethod
+    def container(self) -> AbstractContextManager[RunProgram]:
+        """Starts a container of the newest Debian release; gives a function that runs programs in it.
+
+        Raises EngineError.
+        """
+
+
 @contextmanager
-def archive(release: str, host: Host, say: Callable[[str], None], arch: Arch = AMD64) -> Iterator[Archive]:
+def archive(release: str, host: Host, runner: AptRunner, arch: Arch = AMD64) -> Iterator[Archive]:
     """The archives of a Debian release, with the lists of packages in a temporary folder. Raises LockError.
 
     apt chooses packages for any architecture on any machine.
@@ -140,7 +156,7 @@ def archive(release: str, host: Host, say: Callable[[str], None], arch: Arch = A
     """
     kinds = {source.kind for source in host.apt.sources}
     missing = [kind for kind in ("main", "security") if kind not in kinds]
-    reason = "" if kinds else host.hide(mmdebstrap.install(say))
+    reason = "" if kinds else host.hide(mmdebstrap.install(runner.view))
     sources = host.apt.sources or (() if reason else mmdebstrap.sources(release))
     if not reason:
         if not shutil.which("apt-get"):
@@ -159,11 +175,9 @@ def archive(release: str, host: Host, say: Callable[[str], None], arch: Arch = A
                 "Start a Docker Engine, to run apt in a container. Or on Debian: add the archive to apt's sources. On "
                 "Ubuntu, as root: apt-get install mmdebstrap debian-archive-keyring"
             )
-            if host.open_apt is None:
-                raise LockError(error, hint=hint)
-            say(f"apt cannot look up Debian packages here ({reason}): running it in a container of Debian")
+            runner.view.say(f"apt cannot look up Debian packages here ({reason}): running it in a container of Debian")
             try:
-                run = stack.enter_context(host.open_apt())
+                run = stack.enter_context(runner.container())
             except EngineError as failure:
                 raise LockError(f"{error}; in a container: {failure}", hint=hint) from failure
             if missing:
@@ -172,4 +186,4 @@ def archive(release: str, host: Host, say: Callable[[str], None], arch: Arch = A
                 host = replace(host, ca=SYSTEM_BUNDLE.read_bytes())
         folder = stack.enter_context(TemporaryDirectory(prefix="builder-apt-"))
         apt = replace(host.apt, sources=sources)
-        yield Archive(release, replace(host, read_apt=lambda: apt), Path(folder), run, arch)
+        yield Archive(release, replace(host, archives=apt), Path(folder), run, arch)

@@ -19,6 +19,7 @@ from builder.common.errors import EngineError, FetchError
 from builder.common.http import UNCOMPRESSED
 from builder.common.tasks import RetryPolicy, thread_pool
 from builder.debian import mmdebstrap
+from builder.debian.apt import AptRunner
 from builder.debian.os_lock import DebianPackage, OsLock
 from builder.host import SNAPSHOT_ID, SYSTEM_BUNDLE, Apt, AptSource, Host, apt_of_debian
 from builder.index.download import AbsentError, FileFetcher, LostError
@@ -83,10 +84,10 @@ class PackageLocations:
 class Archives:
     """The places of one run, and their known files and faults. Every method may be called from several threads."""
 
-    def __init__(self, matrix: Matrix, host: Host, say: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, matrix: Matrix, host: Host, runner: AptRunner) -> None:
         self._matrix = matrix
         self._host = host
-        self._say = say
+        self._runner = runner
         self._lock = threading.RLock()
         self._in_container: Apt | None = None  # the archives that apt in a container of Debian uses
         self._sources: dict[str, tuple[AptSource, ...]] = {}  # by Debian release
@@ -133,12 +134,11 @@ class Archives:
         with self._lock:
             if self._in_container is None:
                 self._in_container = Apt()
-                if self._host.open_apt:
-                    try:
-                        with self._host.open_apt() as run:
-                            self._in_container = apt_of_debian(run)
-                    except EngineError as error:
-                        self._say(f"Debian's own addresses are unknown: {error}")
+                try:
+                    with self._runner.container() as run:
+                        self._in_container = apt_of_debian(run)
+                except EngineError as error:
+                    self._runner.view.say_once(f"Debian's own addresses are unknown: {error}")
             return self._in_container
 
     def session(self, policy: RetryPolicy, *, retries: int = 0) -> IndexSession:

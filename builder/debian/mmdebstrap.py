@@ -6,9 +6,9 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
+from builder.common.console import View
 from builder.host import KEYRING, AptSource, RunProgram, parse_targets
 
 INSTALL_S = 600
@@ -18,7 +18,7 @@ PACKAGES = ("mmdebstrap", "debian-archive-keyring")
 APT_WAITS = ("-o", "DPkg::Lock::Timeout=120")  # s, for another apt: Ubuntu upgrades itself after it starts
 
 
-def install(say: Callable[[str], None]) -> str:
+def install(view: View) -> str:
     """Installs mmdebstrap with apt, as root, if it is missing.
 
     Returns the reason that it is not installed, or an empty string.
@@ -27,7 +27,7 @@ def install(say: Callable[[str], None]) -> str:
         return ""
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         return "it is not installed"
-    say(f"installing {' and '.join(PACKAGES)} with apt-get")
+    view.say(f"installing {' and '.join(PACKAGES)} with apt-get")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     error = ""
     for arguments in (["update", "-q"], ["install", "-y", "-q", "--no-install-recommends", *PACKAGES]):

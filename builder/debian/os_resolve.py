@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from builder.common.errors import LockError
 from builder.common.text import listed
 from builder.debian import apt, os_lock
+from builder.debian.apt import AptRunner
 from builder.debian.archives import Archives, Kept
 from builder.debian.os_lock import OsLock, OsRequest
 from builder.host import Host
@@ -25,7 +26,7 @@ def by_archive(requests: Iterable[OsRequest]) -> Iterator[tuple[str, Arch, list[
 
 
 def resolve_systems(
-    matrix: Matrix, host: Host, requests: Iterable[OsRequest], say: Callable[[str], None]
+    matrix: Matrix, host: Host, requests: Iterable[OsRequest], runner: AptRunner
 ) -> tuple[dict[OsRequest, OsLock], list[LockError]]:
     """New locks for requests of one Debian release and architecture, and the errors of those that fail.
 
@@ -40,7 +41,7 @@ def resolve_systems(
         host = host.with_snapshot(debian.snapshot, now, is_past=False)
     new: dict[OsRequest, OsLock] = {}
     failures: list[LockError] = []
-    with apt.archive(requests[0].debian, host, say, requests[0].arch) as archive:
+    with apt.archive(requests[0].debian, host, runner, requests[0].arch) as archive:
         for request in requests:
             try:
                 new[request] = archive.resolve(request, now)
@@ -64,8 +65,7 @@ def _places(matrix: Matrix, request: OsRequest, message: str) -> list[str]:
 
 
 def current_locks_of_stale(
-    project: Project, requests: Iterable[OsRequest], archives: Archives, host: Host, is_kept: Kept,
-    say: Callable[[str], None],
+    project: Project, requests: Iterable[OsRequest], archives: Archives, host: Host, is_kept: Kept, runner: AptRunner,
 ) -> tuple[dict[OsRequest, OsLock], list[LockError]]:  # fmt: skip
     """New locks for the operating systems with locked packages that no place has any more; and errors.
 
@@ -75,7 +75,7 @@ def current_locks_of_stale(
     new: dict[OsRequest, OsLock] = {}
     failures: list[LockError] = []
     for release, _, group in by_archive(requests):
-        say(f"Debian {release}: looking up the locked packages")
+        runner.view.say(f"Debian {release}: looking up the locked packages")
         gone: dict[OsRequest, list[str]] = {}
         for request in group:
             lock = os_lock.read_os_lock(project.root, request)
@@ -90,13 +90,14 @@ def current_locks_of_stale(
                     )
                 )
             elif located and located.uncertain:
-                say(f"Debian {release}: cannot look up the locked packages; going on with them: {located.uncertain}")
+                unread = f"going on with them: {located.uncertain}"
+                runner.view.say(f"Debian {release}: cannot look up the locked packages; {unread}")
             elif located and located.gone:
                 gone[request] = [f"{package.name} {package.version}" for package in located.gone]
         if not gone:
             continue
         try:
-            resolved, errors = resolve_systems(project.matrix, host, gone, say)
+            resolved, errors = resolve_systems(project.matrix, host, gone, runner)
         except LockError as error:
             names = sorted({name for names in gone.values() for name in names})
             message = f"Debian {release}: no archive has {listed(names, 3)} any more\n{error}"

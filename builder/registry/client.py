@@ -89,7 +89,7 @@ class Repository:
         self.transport = Transport.of(login, host)
         url = f"{'http' if self.transport.is_plain else 'https'}://{server}/v2/{self._repository}"
         scope = f"repository:{self._repository}:{'pull,push' if write else 'pull'}"
-        self._http = Connection(url, scope, self.transport, policy, host.say)
+        self._http = Connection(url, scope, self.transport, policy)
 
     def stoppable(self, stop: threading.Event) -> Repository:
         """The same registry, whose methods raise StoppedError as soon as `stop` is set."""

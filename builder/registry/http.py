@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from urllib.parse import urljoin
 import requests
 from urllib3.exceptions import HTTPError
 
-from builder.common.errors import NoRegistryError, RegistryError
+from builder.common.errors import BuilderWarning, NoRegistryError, RegistryError
 from builder.common.http import UNCOMPRESSED, read_pieces
 from builder.common.tasks import Retries, RetryPolicy
 from builder.common.text import counted
@@ -72,17 +73,14 @@ class _Session(requests.Session):
 class Connection:
     """Sends requests to one repository of a registry. Threads may share it."""
 
-    def __init__(
-        self, url: str, scope: str, transport: Transport, policy: RetryPolicy, say: Callable[[str], None]
-    ) -> None:
-        """`url` and `scope` are those of the repository. `say` is called before a request is tried again."""
+    def __init__(self, url: str, scope: str, transport: Transport, policy: RetryPolicy) -> None:
+        """`url` and `scope` are those of the repository."""
         self.registry = transport.registry  # the name that people use and log in to
         self.url = url
         self._origin = origin_of(url)
         self.scope = scope
         self.rejects_chunks = threading.Event()  # set by the first upload whose chunk the registry rejects
         self.policy = policy
-        self._say = say
         self._stop = threading.Event()
         self._login = Login(self.registry)
         self._transport = transport
@@ -121,7 +119,8 @@ class Connection:
                     kind = RegistryError if error.is_connected else NoRegistryError
                     raise kind(f"{error}: {tries}", hint=error.hint) from error
                 if retries.failures == 1:  # the rest may take two minutes
-                    self._say(f"{error}: trying again, up to {counted(self.policy.retries, 'time')}")
+                    message = f"{error}: trying again, up to {counted(self.policy.retries, 'time')}"
+                    warnings.warn(message, BuilderWarning, stacklevel=2)
                 self._stop.wait(delay)
                 self.check_stop()
 

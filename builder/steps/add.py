@@ -128,7 +128,7 @@ def add(
     Leaves out a repeated addition whose parent is the same.
     """
     signer = signer and replace(signer, trust=trust)
-    host = replace(host, read_apt=Apt)  # apt takes 0.5 s, and no archive of Debian is used here
+    host = replace(host, archives=Apt())  # apt takes 0.5 s, and no archive of Debian is used here
     catalogue, meter = Index(host.index), Meter(view, "wheels", "fetched", 0)
     program = program or Uv(host, subprocess.run, catalogue, serve_index)
     fetcher = new_fetcher(host.index, store.downloads, progress=meter.add, warn=view.say_once, catalogue=catalogue)

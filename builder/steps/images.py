@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from builder.build import disk
+from builder.build.apt_container import ContainerApt
 from builder.build.assemble import Assembler
 from builder.build.context import LoadedImage
 from builder.build.dockerfile import DockerfileBuilder
@@ -71,7 +72,7 @@ def make_images(run: Run, planned: Plan, options: ImageOptions) -> list[Outcome]
 
     # Debian's archives delete a package when it has a newer version. For a person, that is no failure: today's packages
     # are locked, and the run goes on with them.
-    archives = Archives(run.project.matrix, run.host, run.view.say_once)
+    archives = Archives(run.project.matrix, run.host, ContainerApt(run))
     has_new_locks = lock_stale_systems(run, planned, archives, is_locked=options.locked)
     try:
         if has_new_locks:

@@ -8,12 +8,13 @@ from textwrap import indent
 
 from packaging.utils import canonicalize_name
 
+from builder.build.apt_container import ContainerApt
 from builder.common.errors import BuilderError, IncompleteError, LockError, UsageError, did_you_mean, join
 from builder.common.files import write_atomically
 from builder.common.text import counted
 from builder.debian import os_lock, os_resolve
 from builder.debian.os_lock import OsLock, OsRequest
-from builder.host import Host
+from builder.engine.run import Run
 from builder.index.wheels import is_cuda_wheel
 from builder.lock import checks, diff, lockfile, python_lock
 from builder.lock.lockfile import Lock
@@ -55,14 +56,12 @@ class Updated:
 
 
 def lock(
-    project: Project,
+    run: Run,
     chosen: Sequence[Cell],
-    host: Host,
     resolver: Resolver,
     *,
     upgrade: bool,
     refresh: bool,
-    say: Callable[[str], None],
     packages: Collection[str] = (),
     builds: PythonBuilds | None = None,
 ) -> Updated:
@@ -72,7 +71,7 @@ def lock(
     choose again in the groups that have them. Raises UsageError for one that no lock has. A failure does not stop
     the rest: see `Updated.error`. Raises FileError for a lock of a newer builder, before anything is written.
     """
-    matrix = project.matrix
+    project, matrix = run.project, run.project.matrix
     # All groups, not only the chosen ones: their versions are preferred, so that images share layers.
     present = {group: lockfile.find_lock(project.root, group) for group in project.groups}
     names = _known_packages(present, chosen, packages)
@@ -87,7 +86,7 @@ def lock(
     for release, cells in sorted(by_release.items()):
         requests = os_lock.requests_of_cells(matrix, cells)
         is_stale = refresh or any(os_lock.find_os_lock(project.root, request) is None for request in requests)
-        changed, errors = lock_systems(project, cells, host, refresh=refresh, say=say)
+        changed, errors = lock_systems(run, cells, refresh=refresh)
         written += changed
         if errors:
             failures[f"Debian {release}"] = [*errors]
@@ -96,7 +95,7 @@ def lock(
             done.append(f"Debian {release}{part}")
 
     # uv's Pythons.
-    builds = builds or PythonBuilds(host)
+    builds = builds or PythonBuilds(run.host)
     for release in python_lock.uv_releases(matrix, chosen):
         before = python_lock.find_python_lock(project.root, release)
         try:
@@ -124,9 +123,7 @@ def lock(
 
     # Wheels.
     sound = [cell for cell in chosen if cell.python not in faulty]
-    changed, resolved, wheel_failures = _lock_wheels(
-        project, present, sound, resolver, upgrade=upgrade, packages=names, say=say
-    )
+    changed, resolved, wheel_failures = _lock_wheels(run, present, sound, resolver, upgrade=upgrade, packages=names)
     written = [*changed, *written]
     done += resolved
     failures |= {group: [error] for group, error in wheel_failures.items()}
@@ -139,13 +136,12 @@ def lock(
     return Updated(written=tuple(written), done=tuple(done), failures=failures)
 
 
-def lock_systems(
-    project: Project, chosen: Sequence[Cell], host: Host, *, refresh: bool, say: Callable[[str], None]
-) -> tuple[list[str], list[LockError]]:
+def lock_systems(run: Run, chosen: Sequence[Cell], *, refresh: bool) -> tuple[list[str], list[LockError]]:
     """Locks the operating systems of `chosen` that have no lock, or all of them with `refresh`.
 
     Returns the changed paths, and the errors. Releases that fail do not stop the others.
     """
+    project, say = run.project, run.view.say
     requests = os_lock.requests_of_cells(project.matrix, chosen)
     present = {request: os_lock.find_os_lock(project.root, request) for request in requests}
     new: dict[OsRequest, OsLock] = {}
@@ -154,7 +150,7 @@ def lock_systems(
     for release, arch, group in os_resolve.by_archive(stale):
         say(f"Debian {release}: reading the lists of packages{'' if arch == AMD64 else f' for {arch}'}")
         try:
-            resolved, errors = os_resolve.resolve_systems(project.matrix, host, group, say)
+            resolved, errors = os_resolve.resolve_systems(project.matrix, run.host, group, ContainerApt(run))
         except LockError as error:
             failures.append(error)
         else:
@@ -162,7 +158,7 @@ def lock_systems(
             failures += errors
     before = {request.path: lock.packages for request in new if (lock := present[request])}
     for line in diff.lock_changes(before, {request.path: lock.packages for request, lock in new.items()}):
-        say(line)
+        run.view.say(line)
     changed = []
     for request, after in new.items():
         if before.get(request.path) != after.packages:  # its time alone changes nothing
@@ -192,14 +188,13 @@ def _known_packages(present: Mapping[str, Lock | None], chosen: Sequence[Cell], 
 
 
 def _lock_wheels(
-    project: Project,
+    run: Run,
     present: Mapping[str, Lock | None],
     chosen: Sequence[Cell],
     resolver: Resolver,
     *,
     upgrade: bool,
     packages: Collection[str],
-    say: Callable[[str], None],
 ) -> tuple[list[str], list[str], dict[str, BuilderError]]:
     """Resolves the groups of `chosen` whose locks, in `present`, are out of date or have one of `packages`.
 
@@ -208,6 +203,7 @@ def _lock_wheels(
     upgrade, only those of its framework: two frameworks that are upgraded separately would otherwise keep each other's
     versions forever.
     """
+    project = run.project
     # A group is resolved as a whole, also if only some of its cells are chosen: they share the lock.
     stale = [
         group
@@ -245,7 +241,7 @@ def _lock_wheels(
             failures[group] = error
     before = {lock.group: previous.wheels for lock in new if (previous := present[lock.group])}
     for line in diff.lock_changes(before, {lock.group: lock.wheels for lock in new}):
-        say(line)
+        run.view.say(line)
     changed = []
     for lock in new:
         path, text = lockfile.path(project.root, lock.group), lockfile.dump(lock)

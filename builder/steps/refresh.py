@@ -56,7 +56,7 @@ def refresh(
         before = {image.id: image.plan for image in plan.make_plan(project, project.cells).images}
 
     # Today's Debian packages, and the wheels of groups whose lock is missing or out of date.
-    updated = lock(project, chosen, run.host, resolver, upgrade=False, refresh=True, say=view.say)
+    updated = lock(run, chosen, resolver, upgrade=False, refresh=True)
     failures = [updated.error] if updated.error else []
     if failures and not updated.done:
         raise failures[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from builder.build.apt_container import ContainerApt
 from builder.build.layer_lookup import LayerLookup
 from builder.common.errors import LockError, StaleError, join
 from builder.common.files import write_atomically
@@ -36,7 +37,7 @@ def lock_stale_systems(run: Run, planned: Plan, archives: Archives, *, is_locked
     def is_kept(package: DebianPackage) -> bool:
         return store.has(f"sha256:{package.sha256}", package.size)
 
-    new, failures = os_resolve.current_locks_of_stale(project, requests, archives, run.host, is_kept, view.say)
+    new, failures = os_resolve.current_locks_of_stale(project, requests, archives, run.host, is_kept, ContainerApt(run))
     if is_locked and failures:
         raise join(failures, "locks failed")
     for failure in failures:  # without --locked, only the images that need this operating system fail, when built

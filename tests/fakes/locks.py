@@ -25,6 +25,7 @@ from builder.lock.python_lock import LockedPython
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.matrix.schema import AMD64, Arch, Matrix
+from tests.fakes.run import FakeApt
 
 GROUPS = ("em-1.10-cu1210-py311", "qz-0.5-cu129-py311")
 LOCKED = ("em-1.10-cu1210-py311", "em-1.10-cu1210-py311-jupyter", "qz-0.5-cu129-py311", "qz-0.5-cu129-py311-board")
@@ -167,7 +168,7 @@ class FakeArchives(Archives):
     def __init__(
         self, matrix: Matrix, versions: Mapping[str, str], *, broken: str = "", others: Sequence[str] = ()
     ) -> None:
-        super().__init__(matrix, Host())
+        super().__init__(matrix, Host(), FakeApt())
         self.versions, self.broken, self.others = versions, broken, others
 
     def locate(self, lock: OsLock, is_kept: Kept, *, policy: RetryPolicy | None = None) -> PackageLocations:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 from builder.common.console import View
+from builder.common.errors import EngineError
+from builder.debian.apt import AptRunner
 from builder.engine.client import Engine
 from builder.engine.run import Run
-from builder.host import Host
+from builder.host import Host, RunProgram
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from tests.fakes.engine import FakeEngine, MemoryConsole
@@ -27,3 +32,21 @@ def new_run(
         view=View(console or MemoryConsole()),
         connected=engine or FakeEngine(),
     )
+
+
+class FakeApt(AptRunner):
+    """apt in a container that `start` starts; without it, there is no engine."""
+
+    def __init__(self, start: Callable[[], AbstractContextManager[RunProgram]] | None = None) -> None:
+        self.console = MemoryConsole()
+        super().__init__(View(self.console))
+        self._start = start
+
+    def container(self) -> AbstractContextManager[RunProgram]:
+        if self._start is None:
+            raise EngineError("no Docker Engine answers")
+        return self._start()
+
+    @property
+    def said(self) -> list[str]:
+        return self.console.text.splitlines()

@@ -36,7 +36,7 @@ def test_one_archive_of_each_kind() -> None:
 
 
 def test_sources_for_another_release() -> None:
-    text = Host(read_apt=lambda: Apt(sources=(MAIN, SECURITY))).sources_list("trixie")
+    text = Host(archives=Apt(sources=(MAIN, SECURITY))).sources_list("trixie")
     assert text.splitlines() == [
         f"deb [signed-by={host.KEYRING}] http://mirror.example.test/debian/ trixie main",
         f"deb [signed-by={host.KEYRING}] http://security.example.test/debian-security/ trixie-security main",
@@ -52,7 +52,7 @@ def test_all_files() -> None:
     files = Host(
         index=IndexSettings(url="https://index.example.test/o'hara/simple"),
         ca=b"pem",
-        read_apt=lambda: Apt(sources=(MAIN,), proxy="http://proxy.example.test:3142"),
+        archives=Apt(sources=(MAIN,), proxy="http://proxy.example.test:3142"),
     ).files("trixie")
     assert {name: content.decode() for name, content in files.items()} == {
         "templates/host/ca.crt": "pem",
@@ -82,8 +82,8 @@ def test_expired_release_files_are_accepted_for_one_release_only() -> None:
         {"index": IndexSettings(url="https://me:pw@index.example.test/simple")},
         {"index": IndexSettings(url="https://token@index.example.test/simple")},
         {"index": IndexSettings(python_mirror="https://me:pw@pythons.example.test")},
-        {"read_apt": lambda: Apt(proxy="http://me:pw@proxy.example.test:3142")},
-        {"read_apt": lambda: Apt(sources=(AptSource(kind="main", uri="https://me:pw@mirror.example.test/debian"),))},
+        {"archives": Apt(proxy="http://me:pw@proxy.example.test:3142")},
+        {"archives": Apt(sources=(AptSource(kind="main", uri="https://me:pw@mirror.example.test/debian"),))},
     ],
     ids=["index", "token", "mirror of Pythons", "apt proxy", "apt source"],
 )
@@ -110,8 +110,8 @@ def test_credentials_are_refused(settings: dict[str, Any]) -> None:
         ({"proxies": {"HTTP_PROXY": "127.0.0.1:3128"}}, "host"),
         ({"proxies": {"NO_PROXY": "127.0.0.1,localhost"}}, ""),
         ({"proxies": {"NO_PROXY": "127.0.0.1"}}, ""),
-        ({"read_apt": lambda: Apt(proxy="http://localhost:3142")}, "host"),
-        ({"read_apt": lambda: Apt(sources=(AptSource(kind="main", uri="http://127.0.0.1/debian"),))}, "host"),
+        ({"archives": Apt(proxy="http://localhost:3142")}, "host"),
+        ({"archives": Apt(sources=(AptSource(kind="main", uri="http://127.0.0.1/debian"),))}, "host"),
     ],
 )
 def test_the_network_of_the_host_is_used_for_its_loopback(settings: dict[str, Any], network: str) -> None:
@@ -126,7 +126,7 @@ def test_hosts_are_hidden() -> None:
             "HTTPS_PROXY": "http://tls.example.test",
             "NO_PROXY": "corp.example.test",
         },
-        read_apt=lambda: Apt(sources=(MAIN, SECURITY), proxy="http://cacher.example.test:3142"),
+        archives=Apt(sources=(MAIN, SECURITY), proxy="http://cacher.example.test:3142"),
     )
     names = ["index", "proxy", "tls", "mirror", "security", "cacher"]
     assert build_host.hide(" ".join(f"{name}.example.test" for name in names)) == " ".join(["<mirror>"] * len(names))

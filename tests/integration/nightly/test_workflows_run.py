@@ -12,7 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from rich.console import Console
 
+from builder.common.console import View
 from builder.common.reference import ImageRef
 from builder.debian import mmdebstrap
 from builder.host import Host
@@ -53,7 +55,7 @@ def folder(fresh: Checkout) -> Iterator[Path]:
     """A folder that the user of the steps can use, with the files of the runner. pytest's are for one user alone."""
     programs.install_from("trixie", "cosign")
     registries.install()
-    assert not mmdebstrap.install(lambda _: None)  # the runner hides it until a step "installs" it
+    assert not mmdebstrap.install(View(Console(quiet=True)))  # the runner hides it until a step "installs" it
     with TemporaryDirectory(prefix="runner-") as temporary:
         folder = Path(temporary)
         folder.chmod(0o755)

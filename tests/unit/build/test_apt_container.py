@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, cast
 import pytest
 
 from builder.build import apt_container
+from builder.build.apt_container import ContainerApt
 from builder.engine.client import RunningContainer
 from builder.host import Apt, AptSource, Host
 from builder.matrix.project import Project
@@ -57,7 +58,7 @@ def test_apt_reads_the_same_files_in_the_container(
 ) -> None:
     """They are copied once: apt's lists of packages stay in the container."""
     engine = OneContainer()
-    host = Host(read_apt=lambda: Apt(sources=(AptSource(kind="main", uri="http://127.0.0.1:80/debian"),)))
+    host = Host(archives=Apt(sources=(AptSource(kind="main", uri="http://127.0.0.1:80/debian"),)))
     monkeypatch.setattr(apt_container, "Mmdebstrap", FakeMmdebstrap)
     configuration = tmp_path / "apt/apt.conf"
     configuration.parent.mkdir()
@@ -67,7 +68,7 @@ def test_apt_reads_the_same_files_in_the_container(
         "PATH": "/this/machine",
         "HTTP_PROXY": "http://p.example.test",
     }
-    with apt_container.open_apt(new_run(tiny, engine=engine, host=host)) as run:
+    with ContainerApt(new_run(tiny, engine=engine, host=host)).container() as run:
         for _ in range(2):
             done = run(["apt-get", "update"], capture_output=True, text=True, env=environment, timeout=5, check=False)
         run(["apt-config", "dump"])

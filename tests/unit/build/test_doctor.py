@@ -23,10 +23,10 @@ from builder.engine.client import Engine
 from builder.host import Host
 from builder.index.session import IndexSession
 from builder.index.settings import IndexSettings
-from builder.layers.store import Store
 from builder.matrix.project import Project
 from tests.fakes import locks
 from tests.fakes.engine import INFO, FakeEngine, Programs
+from tests.fakes.run import new_run
 from tests.fakes.wire import Reply, Sent, Wire, untrusted
 
 HTTP, HTTPS = (f"{scheme}://registry.example.test:5000" for scheme in ("http", "https"))
@@ -85,7 +85,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def examine(project: Project, archives: Archives | None = None) -> dict[str, MachineFinding]:
     archives = archives or locks.FakeArchives(project.matrix, {"newbird": "1.0-1", "oldbird": "1.0-1"})
-    findings = doctor.examine(project, Store(project.root / "store"), archives, lambda _: None)
+    findings = doctor.examine(replace(new_run(project), connected=None), archives)
     assert len({finding.name for finding in findings}) == len(findings)
     assert all(finding.detail for finding in findings)
     assert "mirror.example.test" not in str(findings)
@@ -261,7 +261,7 @@ def debian_locks(project: Project, *, stored: bool = False, **releases: Any) -> 
     """The finding if each release has these packages now; `stored`: the store has all packages of the locks."""
     others = {name: releases.pop(name) for name in ("broken", "others") if name in releases}
     if stored:
-        store = Store(project.root / "store")
+        store = new_run(project).store
         store.prepare()
         for cell in project.cells:
             for package in locks.os_lock_of(os_lock.request_of_cell(project.matrix, cell)).packages:

@@ -28,7 +28,7 @@ from tests.unit.debian.test_local_repository import deb
 
 ENOUGH = operating_systems.FREE_MEMORY
 HOST = Host(
-    read_apt=lambda: Apt(sources=(AptSource(kind="main", uri="http://mirror.example.test/debian"),)),
+    archives=Apt(sources=(AptSource(kind="main", uri="http://mirror.example.test/debian"),)),
     proxies={"HTTP_PROXY": "http://proxy.example.test"},
     ca=b"pem",
 )
@@ -268,7 +268,7 @@ def test_nothing_starts_after_it_was_stopped(machine: Machine, monkeypatch: pyte
 def test_an_archive_with_a_password_is_refused(machine: Machine) -> None:
     """The scripts of packages could read it."""
     password = Apt(sources=(AptSource(kind="main", uri="http://u:p@mirror.example.test/debian"),))
-    machine.use(Host(read_apt=lambda: password))
+    machine.use(Host(archives=password))
     machine.debs = None
     with pytest.raises(UsageError, match="contains a user name or password"):
         machine.run()
@@ -281,7 +281,7 @@ def test_an_archive_with_a_password_is_refused(machine: Machine) -> None:
 def test_locked_packages_are_installed_without_the_network(machine: Machine, tmp_path: Path) -> None:
     """apt needs neither this machine's archives nor their proxy or password."""
     password = AptSource(kind="main", uri="http://u:p@mirror.example.test/debian")
-    machine.use(replace(HOST, read_apt=lambda: Apt(sources=(password,), proxy="http://proxy.example.test")))
+    machine.use(replace(HOST, archives=Apt(sources=(password,), proxy="http://proxy.example.test")))
     folder = tmp_path / "a folder"
     folder.mkdir()
     machine.mmdebstrap.run("os-x", ARGUMENTS, {"packages.json": b"lock"}, folder, machine.debs)

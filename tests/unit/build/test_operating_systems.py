@@ -32,7 +32,7 @@ from builder.plan import plan
 from tests.fakes import locks
 from tests.fakes.engine import FakeEngine, MemoryConsole
 from tests.fakes.mmdebstrap import FakeDebianFetcher, FakeMmdebstrap, file_system
-from tests.fakes.run import new_run
+from tests.fakes.run import FakeApt, new_run
 from tests.fakes.wire import Reply, Wire
 
 CELL = "qz-0.5-cu129-py311"
@@ -70,7 +70,7 @@ class OneSystem:
         lookup = WithoutRegistry(self.run, self.known)
         self.fake = FakeMmdebstrap(self.run, self.mmdebstrap)
         files = operating_systems.read_inputs(self.run.project, self.image)
-        archives = Archives(self.run.project.matrix, self.run.host)
+        archives = Archives(self.run.project.matrix, self.run.host, FakeApt())
         systems = SystemLayers(self.run, lookup, self.fake, archives)
         return systems.provide(self.image, files)
 
@@ -178,7 +178,7 @@ def test_without_a_package_that_no_archive_has_nothing_is_made(
         AptSource(kind="main", uri="http://a.example.test"),
         AptSource(kind="security", uri="http://s.example.test"),
     )
-    system.run = replace(system.run, host=Host(read_apt=lambda: Apt(sources=sources)))
+    system.run = replace(system.run, host=Host(archives=Apt(sources=sources)))
     monkeypatch.setattr(operating_systems, "DebianFetcher", DebianFetcher)
     with pytest.raises(
         FetchError, match=r"deb of Debian newbird was not found\n  this machine's archives: .* 404"

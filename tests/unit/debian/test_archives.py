@@ -6,7 +6,6 @@ import hashlib
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +31,7 @@ from builder.host import Apt, AptSource, Host, RunProgram
 from builder.index.download import AbsentError
 from builder.matrix.project import Project
 from tests.fakes.locks import TIME
+from tests.fakes.run import FakeApt
 from tests.fakes.wire import Reply, Sent, Wire
 
 Edit = Callable[[str, str], Project]
@@ -127,7 +127,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 def host(**apt: object) -> Host:
     settings = Apt(**({"sources": SOURCES} | apt))  # type: ignore[arg-type]
-    return Host(read_apt=lambda: settings)
+    return Host(archives=settings)
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def everywhere(edit: Edit) -> Project:
 
 
 def pools(project: Project, host: Host) -> dict[str, tuple[str, ...]]:
-    return {place.name: place.pools for place in Archives(project.matrix, host).places(LOCK)}
+    return {place.name: place.pools for place in Archives(project.matrix, host, FakeApt()).places(LOCK)}
 
 
 def test_the_places_in_their_order(everywhere: Project) -> None:
@@ -219,7 +219,7 @@ def test_mmdebstrap_has_the_addresses_of_each_release(tiny: Project, monkeypatch
 
     monkeypatch.setattr("builder.debian.mmdebstrap.is_installed", lambda: True)
     monkeypatch.setattr("builder.debian.mmdebstrap.sources", sources)
-    known_archives = Archives(tiny.matrix, host(sources=()))
+    known_archives = Archives(tiny.matrix, host(sources=()), FakeApt())
     for release in ("oldbird", "newbird", "oldbird"):
         expected = {f"http://{release}.example.test/main", f"http://{release}.example.test/security"}
         assert {source.uri for source in known_archives.sources(release)} == expected
@@ -228,7 +228,7 @@ def test_mmdebstrap_has_the_addresses_of_each_release(tiny: Project, monkeypatch
 
 def test_without_apt_the_addresses_are_those_of_apt_in_a_container(tiny: Project, world: World) -> None:
     container = Container()
-    known_archives = Archives(tiny.matrix, replace(host(sources=()), open_apt=container.open))
+    known_archives = Archives(tiny.matrix, host(sources=()), FakeApt(container.open))
     for _ in range(2):
         places = list(known_archives.places(LOCK))
         assert [place.name for place in places] == [HERE, DEFAULT_SNAPSHOT]
@@ -237,16 +237,15 @@ def test_without_apt_the_addresses_are_those_of_apt_in_a_container(tiny: Project
 
 
 def test_an_archive_that_this_machine_lacks_is_debians_own(tiny: Project, world: World) -> None:
-    known_archives = Archives(tiny.matrix, replace(host(sources=SOURCES[:1]), open_apt=Container().open))
+    known_archives = Archives(tiny.matrix, host(sources=SOURCES[:1]), FakeApt(Container().open))
     assert next(known_archives.places(LOCK)).pools == (f"{MAIN}/pool/main", f"{SECURITY}/pool/updates/main")
 
 
 def test_no_archive_is_known(tiny: Project, world: World, tmp_path: Path) -> None:
-    said: list[str] = []
-    settings = replace(host(sources=()), open_apt=Container(image=False).open)
-    known_archives = Archives(tiny.matrix, settings, said.append)
+    runner = FakeApt(Container(image=False).open)
+    known_archives = Archives(tiny.matrix, host(sources=()), runner)
     assert list(known_archives.places(LOCK)) == []
-    assert said == ["Debian's own addresses are unknown: base image: cannot be pulled"]
+    assert runner.said == ["Debian's own addresses are unknown: base image: cannot be pulled"]
     assert not known_archives.locate(LOCK, lambda _: False).at
     with pytest.raises(FetchError, match="no archive of Debian is known here"):
         fetcher(known_archives, tmp_path).fetch(PACKAGES[0])
@@ -256,7 +255,7 @@ def test_no_archive_is_known(tiny: Project, world: World, tmp_path: Path) -> Non
 
 
 def located(project: Project, settings: Host, *stored: str) -> archives.PackageLocations:
-    known_archives = Archives(project.matrix, settings)
+    known_archives = Archives(project.matrix, settings, FakeApt())
     return known_archives.locate(LOCK, lambda each: each.name in stored, policy=POLICY)
 
 
@@ -284,7 +283,7 @@ def test_what_the_first_archive_has_is_looked_up_nowhere_else(everywhere: Projec
 
 
 def test_two_locks_with_the_same_packages_are_looked_up_once(tiny: Project, world: World) -> None:
-    known_archives = Archives(tiny.matrix, host())
+    known_archives = Archives(tiny.matrix, host(), FakeApt())
     for _ in range(2):
         assert known_archives.locate(LOCK, lambda _: False).gone == []
     assert len(world.wire.seen) == len(PACKAGES)
@@ -365,7 +364,7 @@ def fetcher(known_archives: Archives, folder: Path, *, policy: RetryPolicy = POL
 
 
 def test_the_packages_are_named_by_their_hash(tiny: Project, world: World, tmp_path: Path) -> None:
-    paths = fetcher(Archives(tiny.matrix, host()), tmp_path).fetch_all()
+    paths = fetcher(Archives(tiny.matrix, host(), FakeApt()), tmp_path).fetch_all()
     assert paths == {each.sha256: tmp_path / "blobs" / each.sha256 for each in PACKAGES}
     assert all(
         path.read_bytes() == content_of(each.name)
@@ -374,12 +373,12 @@ def test_the_packages_are_named_by_their_hash(tiny: Project, world: World, tmp_p
     )
     assert list((tmp_path / "parts").iterdir()) == []
     world.wire.seen.clear()
-    assert fetcher(Archives(tiny.matrix, host()), tmp_path).fetch_all() == paths
+    assert fetcher(Archives(tiny.matrix, host(), FakeApt()), tmp_path).fetch_all() == paths
     assert world.wire.seen == [], "the store has them"
 
 
 def test_a_damaged_file_of_the_store_is_downloaded_again(tiny: Project, world: World, tmp_path: Path) -> None:
-    first = fetcher(Archives(tiny.matrix, host()), tmp_path)
+    first = fetcher(Archives(tiny.matrix, host(), FakeApt()), tmp_path)
     first.path(PACKAGES[1]).write_bytes(b"damaged")
     assert first.fetch(PACKAGES[1]).read_bytes() == content_of("tini")
 
@@ -388,7 +387,7 @@ def test_a_package_is_taken_from_the_first_place_that_has_it(everywhere: Project
     for missing, expected in (({"nothing"}, "here"), ({"here"}, "moved"), ({"here", "moved"}, "snapshot")):
         world.missing = missing
         world.wire.seen.clear()
-        downloads = fetcher(Archives(everywhere.matrix, host()), tmp_path)
+        downloads = fetcher(Archives(everywhere.matrix, host(), FakeApt()), tmp_path)
         assert downloads.fetch(PACKAGES[1]).read_bytes() == content_of("tini")
         assert world.hosts[-1] == expected
         downloads.path(PACKAGES[1]).unlink()
@@ -400,14 +399,14 @@ def test_packages_of_the_security_archive(tiny: Project, world: World, tmp_path:
         if sent.url.startswith(f"{SECURITY}/pool/updates/main/t/tini/")
         else Reply(status=404)
     )
-    fetcher(Archives(tiny.matrix, host()), tmp_path).fetch(PACKAGES[1])
+    fetcher(Archives(tiny.matrix, host(), FakeApt()), tmp_path).fetch(PACKAGES[1])
 
 
 def test_another_file_of_the_same_version_is_an_error(everywhere: Project, world: World, tmp_path: Path) -> None:
     """No other place is tried: somebody must look at this."""
     world.other = {"here.example.test": content_of("tino")}
     with pytest.raises(FetchError, match=r"tini_0.19.0-1_amd64.deb: SHA-256 mismatch") as caught:
-        fetcher(Archives(everywhere.matrix, host()), tmp_path).fetch(PACKAGES[1])
+        fetcher(Archives(everywhere.matrix, host(), FakeApt()), tmp_path).fetch(PACKAGES[1])
     assert "Debian never changes a package without a new version" in caught.value.hint
     assert world.hosts == ["here"]
     assert not list(tmp_path.glob("blobs/*"))
@@ -415,7 +414,7 @@ def test_another_file_of_the_same_version_is_an_error(everywhere: Project, world
 
 def test_a_place_that_stalls_is_given_up_for_all_packages(everywhere: Project, world: World, tmp_path: Path) -> None:
     world.broken = {"here": requests.ReadTimeout()}
-    known_archives = Archives(everywhere.matrix, host())
+    known_archives = Archives(everywhere.matrix, host(), FakeApt())
     for each in PACKAGES:
         fetcher(known_archives, tmp_path).fetch(each)
     assert sum("here" in sent.url for sent in world.wire.seen) == 1 + POLICY.retries
@@ -425,7 +424,7 @@ def test_a_place_that_stalls_is_given_up_for_all_packages(everywhere: Project, w
 def test_the_message_names_every_place_and_what_to_do(everywhere: Project, world: World, tmp_path: Path) -> None:
     world.missing, world.broken = {"tini"}, {"moved": requests.ConnectionError()}
     with pytest.raises(FetchError) as caught:
-        fetcher(Archives(everywhere.matrix, host()), tmp_path).fetch(PACKAGES[1])
+        fetcher(Archives(everywhere.matrix, host(), FakeApt()), tmp_path).fetch(PACKAGES[1])
     assert str(caught.value).splitlines() == [
         "tini_0.19.0-1_amd64.deb of Debian newbird was not found",
         f"  {HERE}: the archive returned 404 Not Found",
@@ -437,7 +436,7 @@ def test_the_message_names_every_place_and_what_to_do(everywhere: Project, world
 
 
 def test_few_connections_to_a_snapshot_archive(everywhere: Project) -> None:
-    known_archives = Archives(everywhere.matrix, host())
+    known_archives = Archives(everywhere.matrix, host(), FakeApt())
     *_, snapshot = known_archives.places(LOCK)
     slot = known_archives.slot(snapshot)  # of all operating systems together
 
@@ -459,5 +458,5 @@ def test_apts_proxy_comes_before_that_of_the_environment(
         ("http://apt.example.test", "http://apt.example.test"),
     ):
         world.wire.seen.clear()
-        Archives(tiny.matrix, host(proxy=proxy)).locate(LOCK, lambda _: False)
+        Archives(tiny.matrix, host(proxy=proxy), FakeApt()).locate(LOCK, lambda _: False)
         assert {sent.options["proxies"]["http"] for sent in world.wire.seen} == {expected}

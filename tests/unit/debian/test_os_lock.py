@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from builder.common.errors import EngineError, IncompleteError, LockError, MatrixError, StaleError
+from builder.common.errors import IncompleteError, LockError, MatrixError, StaleError
 from builder.debian import apt, os_lock, os_resolve
 from builder.debian.archives import Kept
 from builder.debian.os_lock import OsLock, OsRequest
@@ -22,6 +22,8 @@ from builder.matrix.project import Project
 from builder.plan.plan import PACKAGES_SCRIPT
 from builder.steps import lock as locking
 from tests.fakes import locks
+from tests.fakes.engine import MemoryConsole
+from tests.fakes.run import FakeApt, new_run
 
 Edit = Callable[[str, str], Project]
 CELL = "qz-0.5-cu129-py311"
@@ -145,7 +147,7 @@ def archive_with(folder: Path, **installed: str) -> apt.Archive:
         return subprocess.CompletedProcess(command, 0, output[command[1]], "")
 
     sources = (AptSource(kind="main", uri="http://deb.example.test"),)
-    return apt.Archive("newbird", Host(read_apt=lambda: Apt(sources=sources)), folder, run)
+    return apt.Archive("newbird", Host(archives=Apt(sources=sources)), folder, run)
 
 
 def test_apt_names_the_source_of_each_package(tmp_path: Path) -> None:
@@ -185,16 +187,16 @@ def archive(monkeypatch: pytest.MonkeyPatch) -> locks.FakeArchive:
 
 def update(project: Project, *names: str, refresh: bool = False) -> tuple[list[str], list[LockError], list[str]]:
     """The changed paths, the errors, and what was said."""
-    said: list[str] = []
-    changed, failures = locking.lock_systems(project, project.select(names), Host(), refresh=refresh, say=said.append)
-    return changed, failures, said
+    console = MemoryConsole()
+    changed, failures = locking.lock_systems(new_run(project, console=console), project.select(names), refresh=refresh)
+    return changed, failures, console.text.splitlines()
 
 
 def update_all(project: Project, *names: str, refresh: bool = False) -> list[str]:
     """Updates wheels and systems: the changed paths. Raises the error for what failed."""
     resolver = Resolver(project, Host(), say=lambda _: None)
     chosen = project.select(names) if names else []
-    updated = locking.lock(project, chosen, Host(), resolver, upgrade=False, refresh=refresh, say=lambda _: None)
+    updated = locking.lock(new_run(project), chosen, resolver, upgrade=False, refresh=refresh)
     if updated.error:
         raise updated.error
     return list(updated.written)
@@ -353,10 +355,10 @@ def current_locks(
     project: Project, found: locks.FakeArchives, is_kept: Kept = lambda _: False
 ) -> tuple[dict[OsRequest, OsLock], list[str]]:
     """The new locks of both releases, and what was said."""
-    said: list[str] = []
+    runner = FakeApt()
     requests = {request_of(project), request_of(project, OLD_CELL)}
-    new, failures = os_resolve.current_locks_of_stale(project, requests, found, Host(), is_kept, said.append)
-    return new, [*said, *map(str, failures)]
+    new, failures = os_resolve.current_locks_of_stale(project, requests, found, Host(), is_kept, runner)
+    return new, [*runner.said, *map(str, failures)]
 
 
 OLD_GONE = {"newbird": "1.0-1", "oldbird": "2.0-1"}
@@ -500,32 +502,27 @@ def test_apt_runs_in_a_container_where_it_cannot_run_here(
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.setattr("builder.debian.mmdebstrap.is_installed", lambda: False)
-    elsewhere, said = Elsewhere(), list[str]()
-    host = Host(read_apt=lambda: Apt(sources=sources), open_apt=elsewhere.open)
-    with apt.archive("newbird", host, said.append) as archive:
+    elsewhere = Elsewhere()
+    runner, host = FakeApt(elsewhere.open), Host(archives=Apt(sources=sources))
+    with apt.archive("newbird", host, runner) as archive:
         lock = archive.resolve(TINI, locks.TIME)
     assert lock.versions == {"libc6": "2.36-9+b1", "tini": "0.19.0-1"}
     assert [command for command, _ in elsewhere.seen][-3:] == ["apt-get update", "apt-get install", "apt-cache show"]
     expected = "http://main.example.test" if sources == BOTH else "http://deb.example.test"
     assert elsewhere.seen[-1][1].splitlines()[0].endswith(f"{expected} newbird main")
-    [line] = said
+    [line] = runner.said
     assert re.fullmatch(r"apt cannot look up Debian packages here \(.+\): running it in a container of Debian", line)
 
 
-@pytest.mark.parametrize("has_engine", [False, True])
-def test_without_apt_and_container_both_ways_out_are_named(monkeypatch: pytest.MonkeyPatch, has_engine: bool) -> None:
-    def fails() -> AbstractContextManager[RunProgram]:
-        raise EngineError("no Docker Engine answers")
-
+def test_without_apt_and_container_both_ways_out_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.setattr("builder.debian.mmdebstrap.is_installed", lambda: False)
-    host = Host(open_apt=fails if has_engine else None)
     with (
         pytest.raises(
             LockError, match="Debian packages cannot be locked on this machine: it is not installed"
         ) as caught,
-        apt.archive("newbird", host, lambda _: None),
+        apt.archive("newbird", Host(), FakeApt()),
     ):
         pytest.fail("there is no apt")
-    assert ("no Docker Engine answers" in str(caught.value)) is has_engine
+    assert "no Docker Engine answers" in str(caught.value)
     assert caught.value.hint.startswith("Start a Docker Engine, to run apt in a container. Or on Debian")

@@ -109,7 +109,7 @@ def apt(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, candidate: 
             AptSource(kind="security", uri="http://mirror.example.test/debian-security"),
         )
     )
-    monkeypatch.setattr("builder.host.read_host", lambda: machine.get("host", Host(read_apt=lambda: archives)))
+    monkeypatch.setattr("builder.host.read_host", lambda: machine.get("host", Host(archives=archives)))
     return programs
 
 

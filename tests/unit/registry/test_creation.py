@@ -20,7 +20,7 @@ IMAGE = Manifest.of(b"{}", "application/vnd.oci.image.manifest.v1+json")
 COMMAND = ("/usr/bin/aws", "create", "--name={repository}", "{registry}", "{other}", "$(id) {{repository}}")
 MACHINE = Host(
     registries=RegistrySettings(create=COMMAND),
-    read_apt=lambda: Apt(sources=(AptSource(kind="main", uri="http://mirror.example.test/debian"),)),
+    archives=Apt(sources=(AptSource(kind="main", uri="http://mirror.example.test/debian"),)),
 )
 
 

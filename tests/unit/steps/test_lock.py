@@ -10,7 +10,6 @@ import pytest
 
 from builder.common.errors import FileError, IncompleteError, LockError, StaleError, UsageError
 from builder.debian import os_lock
-from builder.host import Host
 from builder.lock import checks, lockfile, python_lock
 from builder.lock.lockfile import Lock, LockedComponent
 from builder.lock.python_builds import PythonBuilds
@@ -19,6 +18,8 @@ from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.steps import lock as locking
 from tests.fakes import locks
+from tests.fakes.engine import MemoryConsole
+from tests.fakes.run import new_run
 
 Edit = Callable[[str, str], Project]
 # The groups of the tiny matrix, in its order. Those in tiny_locks.GROUPS have a lock.
@@ -64,6 +65,12 @@ class FakeResolver:
     present: dict[str, Lock | None] = field(default_factory=dict)
     preferred: dict[str, dict[str, str]] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
+    console: MemoryConsole = field(default_factory=MemoryConsole)
+
+    @property
+    def said(self) -> list[str]:
+        """The lines of the latest update."""
+        return self.console.text.splitlines()
 
     def lock(
         self,
@@ -72,16 +79,16 @@ class FakeResolver:
         *,
         upgrade: bool = False,
         packages: Sequence[str] = (),
-        say: Callable[[str], None] = lambda _: None,
         builds: PythonBuilds | None = None,
     ) -> locking.Updated:
         """Locks cells with this resolver."""
         self.project = project
         self.present.clear()
         self.preferred.clear()
+        self.console = MemoryConsole()
         return locking.lock(
-            project, project.select(names), Host(), cast("Resolver", self),
-            upgrade=upgrade, refresh=False, packages=packages, say=say, builds=builds,
+            new_run(project, console=self.console), project.select(names), cast("Resolver", self),
+            upgrade=upgrade, refresh=False, packages=packages, builds=builds,
         )  # fmt: skip
 
     def update(self, project: Project, *names: str, **options: Any) -> list[str]:
@@ -320,22 +327,15 @@ def test_stale_and_failed_locks_of_other_groups_are_not_preferred(
     }
 
 
-def test_old_and_new_versions_are_shown_before_anything_is_written(tiny: Project, resolver: FakeResolver) -> None:
+def test_old_and_new_versions_are_shown(tiny: Project, resolver: FakeResolver) -> None:
     resolver.update(tiny, "*", upgrade=True)
-    messages: list[str] = []
-    assert resolver.update(tiny, "*", upgrade=True, say=messages.append) == []
-    assert messages == [], "nothing changed"
+    assert resolver.update(tiny, "*", upgrade=True) == []
+    assert resolver.said == [], "nothing changed"
     resolver.newest = "10"
     lockfile.path(tiny.root, OLD_39).unlink()
-    before = contents(tiny)
-
-    def say(line: str) -> None:
-        assert contents(tiny) == before
-        messages.append(line)
-
-    assert resolver.update(tiny, "*", upgrade=True, say=say) == paths(*GROUPS)
+    assert resolver.update(tiny, "*", upgrade=True) == paths(*GROUPS)
     groups = f"{', '.join(GROUPS[1:4])} and 2 more"
-    assert messages == [
+    assert resolver.said == [
         f"{OLD_39}: new, 3 packages",
         f"nvidia-ml-py 9 -> 10 ({groups})",
         f"{CUDA} 9 -> 10 ({groups})",
@@ -346,10 +346,9 @@ def test_old_and_new_versions_are_shown_before_anything_is_written(tiny: Project
 def test_resolved_groups_are_shown_and_written_although_another_failed(tiny: Project, resolver: FakeResolver) -> None:
     (tiny.root / "locks/gone.json").write_text("{}")
     resolver.broken = frozenset({CU1210_39})
-    messages: list[str] = []
     with pytest.raises(IncompleteError, match=f"  {CU1210_39}: cannot be resolved"):
-        resolver.update(tiny, "*", say=messages.append)
-    assert [line.partition(":")[0] for line in messages] == [OLD_39, CU129_311, QUARTZ_39]
+        resolver.update(tiny, "*")
+    assert [line.partition(":")[0] for line in resolver.said] == [OLD_39, CU129_311, QUARTZ_39]
     assert contents(tiny).keys() == {*GROUPS, "gone"} - {CU1210_39}, "unused locks are kept after a failure"
 
 
