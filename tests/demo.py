@@ -116,10 +116,9 @@ class Demo:
         self.say("\n# Back to the first release, from its commit.")
         first = time.strftime("%Y%m%d", time.gmtime())
         self.run(other, "release", first, "--roll-back", "--allow-untested-gpu", *sign)
-        self.run(other, "registry", "ls")
 
-        self.say("\n# List what is not needed in staging: those tested in the last days are.")
-        self.run(here, "registry", "prune", "--keep", "1")
+        self.say("\n# List what is not needed in staging.")
+        self.run(here, "prune", "--keep", "1")
         self.run(here, "gc")
 
 

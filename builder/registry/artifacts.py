@@ -174,16 +174,6 @@ def read_artifact(
     return {blob.media_type: repository.read_blob(blob.digest) for blob in artifact.layers}
 
 
-def documents(repository: Repository, subject: str, artifact_type: str) -> Iterator[dict[str, bytes]]:
-    """The documents of each artifact of a type that is attached to an image, the last one first.
-
-    Leaves out those that cannot be read.
-    """
-    for artifact in reversed(attached(repository, subject, artifact_type)):
-        with suppress(VerifyError, RejectedError):
-            yield read_artifact(repository, artifact, artifact_type, subject) or {}
-
-
 def _manifest(repository: Repository, reference: str) -> ManifestDocument | None:
     stored = repository.manifest(reference)
     return _parse(stored, f"{repository.name}:{reference}") if stored else None

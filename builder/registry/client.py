@@ -207,11 +207,6 @@ class Repository:
 
         Raises RegistryError for a missing blob, and for one that does not match digest and size: discard `out` then.
         """
-        if not self.blob_matches(digest, size, read, out):
-            raise self._damaged(self._blob_action("reading", digest))
-
-    def blob_matches(self, digest: str, size: int, read: Callable[[int], None], out: BinaryIO | None = None) -> bool:
-        """Downloads a blob, to `out` if given; returns True if it matches digest and size. `read`: see `download`."""
         part = Download(out, read)
 
         def download() -> None:
@@ -222,7 +217,8 @@ class Repository:
                 part.receive(response.status_code, self._http.pieces(request.action, response), size)
 
         self._http.retry(download, progress=lambda: part.size // PIECE)
-        return part.size == size and f"sha256:{part.sha256}" == digest
+        if part.size != size or f"sha256:{part.sha256}" != digest:
+            raise self._damaged(self._blob_action("reading", digest))
 
     def referrers(self, digest: str) -> list[bytes] | None:
         """The index, in pages, of the artifacts that refer to a manifest; None if the registry has no such API.

@@ -88,7 +88,7 @@ def of_response(registry: str, action: str, response: requests.Response, hide: C
     elif status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         hint = "Raise the request size limit of the proxy in front of the registry."
     elif code == BLOB_UNKNOWN:
-        hint = "If this happens again, look for what the registry lost: builder registry check"
+        hint = "If this happens again, look for what the registry lost: crane validate --remote IMAGE"
     elif status == HTTPStatus.NOT_FOUND and code in ("NAME_UNKNOWN", "NAME_INVALID"):
         # Registries also answer 404 to a login that may not see the repository.
         hint = "Create the repository on the registry first, or set `create_repository` in matrix.yaml. If it exists: "

@@ -96,11 +96,6 @@ class MemoryRegistry(Repository):
         out.write(content)
         read(size)
 
-    def blob_matches(self, digest: str, size: int, read: Callable[[int], None], out: BinaryIO | None = None) -> bool:
-        content = self.contents.get(digest, b"")
-        read(len(content))
-        return digest_of_bytes(content) == digest and len(content) == size
-
     # ---- manifests and tags
 
     def digest_of(self, reference: str) -> str | None:
@@ -170,3 +165,9 @@ def attach(
     """Attaches one artifact, as in `manifest`, to an image."""
     with artifacts.attaching(repository, subject) as attachments:
         attachments.add(kind, documents, notes)
+
+
+def documents(repository: Repository, subject: str, artifact_type: str) -> list[dict[str, bytes]]:
+    """The documents of each artifact of a type that is attached to an image."""
+    found = artifacts.attached(repository, subject, artifact_type)
+    return [artifacts.read_artifact(repository, artifact, artifact_type, subject) or {} for artifact in found]

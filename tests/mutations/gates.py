@@ -42,6 +42,7 @@ GATES = (
     Gate("what a report must be about", "evidence/reports.py", "            if reason := requirement.why_not_met(evidence):\n                raise VerifyError(reason)\n", ""),
     Gate("results here", "evidence/results.py", "        if reason := requirement.why_not_met(evidence):\n            refused.append(reason)\n        else:", "        if True:"),
     Gate("who is trusted", "evidence/signing.py", "command, *options, *expected)", "command, *options)"),
+    Gate("a list of another machine", "release/staging.py", "if _own(project, content).exists():", "if True:"),
     Gate("the signature of a list", "release/staging.py", "            if signer:\n                return\n", "            return\n"),
     Gate("results that nobody signed", "evidence/reports.py", "if report.signer)", ")"),
     Gate("what a statement must be about", "evidence/reports.py", "            if reason := requirement.why_not_met(evidence):\n                refused.append(reason)\n            else:", "            if True:"),

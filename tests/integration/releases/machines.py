@@ -53,17 +53,3 @@ def tags(checkout: Checkout, proxy: Proxy) -> dict[str, str | None]:
     """Digests by tag, of all tags for people."""
     there = public(checkout, proxy)
     return {tag: there.digest_of(tag) for tag in there.list_tags() if not tag.startswith("sha256-")}
-
-
-def blob_folder(proxy: Proxy, blob: str) -> Path:
-    """Where the registry keeps a blob."""
-    digest = blob.removeprefix("sha256:")
-    return proxy.server.data / f"docker/registry/v2/blobs/sha256/{digest[:2]}/{digest}"
-
-
-def damage(proxy: Proxy, blob: str) -> None:
-    """Changes one byte of a blob in the registry's storage."""
-    stored = blob_folder(proxy, blob) / "data"
-    content = bytearray(stored.read_bytes())
-    content[len(content) // 2] ^= 1
-    stored.write_bytes(content)

@@ -240,7 +240,6 @@ def test_a_stage_that_is_killed_at_each_step(ours: Checkout, proxy: Proxy) -> No
                 assert len(artifacts.attached(images, str(digest), reports.TYPE)) == 1, step
     assert stage(ours) == today()
     assert staged("staging") == staged("undisturbed")
-    ours.builder("registry", "check", "--to", proxy.address)
 
 
 LAST_PUT = {"stage": "/releases/manifests/release-", "release": "/ty-cuda/manifests/1.0-extra$"}

@@ -1,4 +1,4 @@
-"""`builder registry prune` with a real registry. Without a signature, the results of this machine count."""
+"""`builder prune` with a real registry. Without a signature, the results of this machine count."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.integration import registry as registries
 from tests.integration.checkout import EXTRA, PLAIN, Checkout, today
 from tests.integration.registry import Fault, Proxy, Server, Trouble
 
-PRUNE = ("registry", "prune", "--keep", "1")
+PRUNE = ("prune", "--keep", "1")
 
 
 @pytest.fixture
@@ -33,10 +33,9 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def ours(released: Checkout, server: Server) -> Checkout:
-    """Two staged releases, with images that were tested long ago. The image of PLAIN is in both."""
+    """Two staged releases. The image of PLAIN is in both."""
     address = f"127.0.0.1:{server.port}"
     released.edit("matrix.yaml", 'registry: ""', f"registry: {address}\nstaging: {address}/staging")
-    age(released)
     released.builder("stage")
     file = released.root / "templates/extra/files/etc/newer"
     file.parent.mkdir(parents=True)
@@ -45,13 +44,6 @@ def ours(released: Checkout, server: Server) -> Checkout:
     released.builder("images")
     released.builder("stage")
     return released
-
-
-def age(checkout: Checkout) -> None:
-    """Makes the test results of this machine old."""
-    for path in (checkout.root / ".builder/evidence").glob("*.json"):
-        evidence = json.loads(path.read_text(encoding="utf-8"))
-        path.write_text(json.dumps({**evidence, "finished": "2020-01-01T00:00:00Z"}), encoding="utf-8")
 
 
 def repository(server: Server, name: str) -> Repository:
@@ -90,7 +82,6 @@ def test_an_old_release_is_removed_and_the_newest_still_works(ours: Checkout, se
     ours.builder("stage", PLAIN)
     assert f"release-{today()}.2" in tags(documents), "a stamp is not used again"
     assert "nothing to delete" in ours.builder(*PRUNE), "public tags name images of the release before"
-    ours.builder("registry", "check")
 
 
 def test_each_run_continues_an_interrupted_one(ours: Checkout, server: Server) -> None:
@@ -110,7 +101,6 @@ def test_each_run_continues_an_interrupted_one(ours: Checkout, server: Server) -
     assert listed == [4, 3, 2, 2], "the list of what is attached goes last"
     assert [staged.digest_of(digest) for digest in (old, *reports_of, *kept)] == [None, None, *kept]
     assert f"release-{today()}" not in tags(documents)
-    ours.builder("registry", "check")
 
 
 def images_of(documents: Repository, stamp: str, cell: str) -> list[str]:
@@ -126,7 +116,7 @@ def test_what_is_attached_to_a_public_image_that_was_deleted(ours: Checkout, ser
     public.delete_manifest(extra)
     before, attached = tags(public), artifacts.attached(public, extra)
     assert len(attached) == 2, "the report and the SBOM"
-    output = ours.builder("registry", "prune", "--delete")
+    output = ours.builder("prune", "--delete")
     text = f"attached to {extra.removeprefix('sha256:')[:12]}, which no longer exists"
     assert lines(output) == [(f"{ours.namespace}/ty-cuda", text)] * 3
     assert tags(public) == {tag: digest for tag, digest in before.items() if tag != extra.replace(":", "-")}
@@ -143,7 +133,6 @@ def test_garbage_collection_keeps_what_is_kept(ours: Checkout, server: Server, t
     server.collect_garbage()
     assert sum(path.stat().st_size for path in server.data.rglob("data")) < size
     with stopped.serving():
-        ours.builder("registry", "check")
         ours.builder("release", "--allow-untested-gpu")
 
 

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,13 +24,12 @@ from builder.evidence.signing import Trust
 from builder.matrix.schema import Trusted
 from builder.registry import artifacts
 from builder.release import scan
+from tests.fakes import registry as registry_fakes
 from tests.integration import stores
 from tests.integration.checkout import EXTRA, PLAIN, Checkout, today
 from tests.integration.registry import Fault, Proxy, Trouble
 from tests.integration.releases.machines import (
     UNTESTED_GPU,
-    blob_folder,
-    damage,
     elsewhere,
     public,
     release,
@@ -302,31 +300,6 @@ def test_tags_move_back_to_an_earlier_release_of_its_commit(ours: Checkout, prox
     assert tags(ours, proxy) == second | first
 
 
-def test_a_look_at_what_the_registry_has(ours: Checkout, proxy: Proxy) -> None:
-    stage(ours)
-    missing = "8 of 8 tags not published"
-    assert missing in ours.builder("registry", "diff", "--to", proxy.address)
-    assert "nothing is signed: use --sign" in release(ours, proxy, UNTESTED_GPU)
-    assert "0 of 8 tags not published" in ours.builder("registry", "diff", "--to", proxy.address)
-    listed = ours.builder("registry", "ls")
-    assert re.search(rf"{today()} +2 +yes, untested-gpu allowed", listed)
-    output = ours.builder("registry", "check", "--to", proxy.address)
-    assert "checked" in output
-
-    [_, layer, *_] = stores.blobs_of(ours.store, ours.stored()[ours.references()[0]])
-    damage(proxy, layer)
-    output = ours.builder("registry", "check", "--to", proxy.address, code=15)
-    assert f"blob {layer} is damaged" in output
-    ours.builder("registry", "check", "--fast", "--to", proxy.address)
-
-    # A push does not replace it, so it must be removed first, as the message says.
-    stage(ours)
-    assert "First remove damaged data" in ours.builder("registry", "check", "--to", proxy.address, code=15)
-    shutil.rmtree(blob_folder(proxy, layer))
-    stage(ours)
-    ours.builder("registry", "check", "--to", proxy.address)
-
-
 def test_a_refresh_builds_tests_and_stages_what_changed(ours: Checkout, proxy: Proxy, keys: Path) -> None:
     sign = ("--sign", str(keys / "ours.key"))
     stage(ours, *sign)
@@ -407,7 +380,7 @@ def test_a_vulnerable_image_is_not_released(ours: Checkout, proxy: Proxy, keys: 
     [document] = map(json.loads, released.values())
     assert [image["scan"] for image in document["images"]] == ["passed"] * 2
     digest = ours.stored()[ours.references("-extra")[0]]
-    [documents] = artifacts.documents(public(ours, proxy), digest, scan.TYPE)
+    [documents] = registry_fakes.documents(public(ours, proxy), digest, scan.TYPE)
     assert documents[scan.OUTPUT_TYPE] == b"no vulnerabilities\n"
     trust = Trust(signers=[Trusted(key="ours.pub")], root=keys)
     [statement] = signing.statements_of_image(public(ours, proxy), digest, scan.SCAN, trust)

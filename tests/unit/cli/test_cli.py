@@ -287,7 +287,7 @@ def test_a_pipeline_of_gitlab_is_the_output(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [("plan", CELL, "--unreleased"), ("registry", "diff"), ("release",), ("stage",)], ids=" ".join
+    "command", [("plan", CELL, "--unreleased"), ("prune",), ("release",), ("stage",)], ids=" ".join
 )
 def test_commands_for_a_registry_fail_without_one(run: Run, tiny: Project, command: tuple[str, ...]) -> None:
     path = tiny.root / "matrix.yaml"

@@ -17,6 +17,7 @@ from builder.registry import artifacts
 from builder.registry.client import Repository
 from builder.release import scan
 from builder.release.scan import ImageScan, Scanner, ScanRecord
+from tests.fakes import registry as registry_fakes
 from tests.fakes.registry import MemoryRegistry
 from tests.fakes.scanners import with_scanner
 
@@ -47,7 +48,7 @@ class Desk:
         registry = cast("Repository", self.registry)
         with artifacts.attaching(registry, self.image) as attachments:
             image_scan.add_to(attachments)
-        [documents] = artifacts.documents(registry, self.digest, scan.TYPE)
+        [documents] = registry_fakes.documents(registry, self.digest, scan.TYPE)
         return documents
 
 

@@ -254,7 +254,7 @@ def test_what_was_released(place: StagingArea, tmp_path: Path) -> None:
 
 
 def test_the_record_of_a_release_with_control_characters_cannot_be_read(place: StagingArea) -> None:
-    """`registry ls` and `status` print it."""
+    """`status` prints it."""
     document = {"stamp": "20261122", "revision": "abc", "images": [], "allowed": ["\x1b[2J"]}
     artifact = artifacts.manifest(staging.RELEASED_TYPE, {staging.RELEASED_TYPE: json.dumps(document).encode()})
     place._put("released-20261122", artifact, json.dumps(document).encode())

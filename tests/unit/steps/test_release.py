@@ -40,6 +40,7 @@ from builder.release.publish import Released
 from builder.release.scan import ImageScan, ScanRecord
 from builder.release.staging import ReleasedImage, ReleaseRecord, StagedImage, StagedRelease, StagingArea
 from builder.steps.release import ReleaseOptions, release
+from tests.fakes import registry as registry_fakes
 from tests.fakes.engine import MemoryConsole
 from tests.fakes.registry import MemoryRegistry
 from tests.fakes.scanners import with_scanner
@@ -695,7 +696,7 @@ def test_an_image_that_the_scanner_accepts_is_released_with_its_scan(desk: Relea
     assert (released.allowed, released.images[0].scan) == ((), "passed")
     assert ": gpu: passed, scan: passed\n" in desk.console.text
     digest = desk.image.manifest.digest
-    [documents] = artifacts.documents(desk.public, digest, scan.TYPE)
+    [documents] = registry_fakes.documents(desk.public, digest, scan.TYPE)
     assert documents[scan.OUTPUT_TYPE].decode() == f"{digest}\n", "the SBOM was of this image"
 
 
