@@ -28,7 +28,7 @@ _STATES = {
 }
 EXAMPLES = """\b
 Examples:
-  builder explain pt-2.9-cu130-py39              why it does not work, and similar combinations that do
+  builder explain pt-2.9-cu130-py39              why it does not work, and the nearest in the matrix
   builder explain tf-2.19-cu125-py311            a release, CUDA or Python that is not in matrix.yaml
   builder explain jax-0.10.2-cpu-py313-jupyter   a full release, without CUDA, with a variant
   builder explain --gpu "RTX 5090" --driver 570.86.10

@@ -88,23 +88,16 @@ class FrameworkRelease:
             return ""
         if self.cell.is_cpu:
             return f"{self} has no CPU wheel on the index: {self.runtime}" if self.runtime else ""
+        extras = ", ".join(extra for extra in self.metadata.extras if "cuda" in extra)
         if missing := self._extras - set(self.metadata.extras):
-            extras = ", ".join(extra for extra in self.metadata.extras if "cuda" in extra) or "none for CUDA"
-            return f"{self} has no extra {', '.join(sorted(missing))} (it has {extras}): it would be CPU only"
+            has = f"it has {extras or 'none for CUDA'}"
+            return f"{self} has no extra {', '.join(sorted(missing))} ({has}): it would be CPU only"
         cuda = self.cell.cuda
         if self.runtime:
             fits = not self.runtime.cudas or cuda in self.runtime.cudas
             return "" if fits else f"{self.runtime}, not CUDA {cuda}"
-        setting = f'frameworks.{self.cell.framework}.package_on."{cuda_major(cuda)}"'
-        for extra, runtime in self._optional_runtimes.items():
-            if cuda in runtime.cudas:
-                return (
-                    f"{self} has CUDA {cuda} only with its extra {extra}: set {setting} to "
-                    f"{self.requirement.name}[{extra}]"
-                )
-        if self._optional_runtimes:
-            runtimes = "; ".join(f"with [{extra}], {runtime}" for extra, runtime in self._optional_runtimes.items())
-            return f"{self} has no extra for CUDA {cuda}: {runtimes}"
+        if extras and not self._extras:
+            return f"{self} requires CUDA only with an extra: package_on has none of {extras} for CUDA {cuda}"
         # Its metadata does not name CUDA: components of matrix.yaml must have what it was compiled for.
         if not (compiled := self._compiled):
             unknown = ", and builder/matrix/facts.yaml lacks its CUDA version"
@@ -183,16 +176,6 @@ class FrameworkRelease:
         """The CUDA that it was compiled for, by facts.yaml; empty if unknown."""
         build = self.facts.build_of_cell(self.matrix, self.cell)
         return build.cuda if build else ""
-
-    @cached_property
-    def _optional_runtimes(self) -> dict[str, Runtime]:
-        """By extra, the runtime that it requires; each runtime once."""
-        runtimes: dict[str, Runtime] = {}
-        for extra in self.metadata.extras:
-            runtime = self._runtime(self.metadata, (extra,))
-            if runtime and runtime not in runtimes.values():
-                runtimes[extra] = runtime
-        return runtimes
 
     def _runtime(self, metadata: Metadata, extras: Iterable[str], depth: int = 0) -> Runtime | None:
         """The CUDA runtime that a release with these extras requires, itself or through a plugin."""

@@ -1,12 +1,11 @@
-"""The reasons that a combination works or does not, and the nearest ones that work. Pure.
+"""The reason that a combination works or does not, and the nearest cells of the matrix. Pure.
 
 uv resolves all requirements together and reports which of them conflict; it is called through `Resolve`. Other checks
-read metadata: whether a release is for the cell's CUDA (`cuda`), and which neighbours work.
+read metadata: whether a release is for the cell's CUDA (`cuda`), and whether it has a wheel for the cell.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -18,8 +17,6 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
 from builder.common.errors import UsageError, did_you_mean
-from builder.compat import alternatives
-from builder.compat.alternatives import Alternative
 from builder.compat.cuda import FrameworkRelease
 from builder.index.releases import Index, ListedPackage, ListedRelease
 from builder.index.wheels import LONGEST, PLATFORMS, tag_ranks
@@ -28,8 +25,9 @@ from builder.matrix.cells import Cell
 from builder.matrix.facts import Facts
 from builder.matrix.schema import AMD64, ARM64, CPU, OTHERS, Cuda, FrameworkVersion, Matrix, Python, required_name
 
-SHOWN = 3  # neighbours
-TRIED = 6  # neighbours that are resolved at most: each takes a second or more
+SHOWN = 3  # cells, or releases
+LONGEST_REASON = 300  # characters
+CPU_DISTANCE = 40  # more than between any two CUDA versions
 Resolve = Callable[[Matrix, Cell], str]  # returns the reason that the cell does not resolve, or an empty string
 _NUMBERS = r"[0-9]{1,4}(?:\.[0-9]{1,4}){1,3}"
 _SUFFIX = r"(?:(?:a|b|rc)[0-9]{1,4})?(?:\.post[0-9]{1,4})?(?:\.dev[0-9]{1,10})?"
@@ -38,34 +36,31 @@ _COMBINATION = re.compile(
     re.ASCII,
 )
 _OLDEST = 60  # CUDA 6.0; no framework has wheels for an older CUDA
-# torch==2.9.1 depends on nvidia-nccl-cu12{platform_machine == 'x86_64'}==2.27.5
-_BOUNDS = r"[<>=!~][^\s,]*(?:,[<>=!~][^\s,]*)*"
-_DEPENDS = re.compile(rf"(\S+) depends on ([A-Za-z0-9._-]+)(?:\[[^\]]*\])?(?:\{{[^}}]*\}})?({_BOUNDS})")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """An explanation. `because` are the reasons, a line each; `add` are lines for matrix.yaml that make the cell work.
+    """An explanation. `because` are the reasons, a line each; `near` are the nearest cells of the matrix.
 
-    A cell that does not work has such lines if only the index of its project has its build of the framework.
+    `add` are lines about how to get the cell: for matrix.yaml, or the index of the framework's project that has it.
     """
 
     id: str
     works: bool
     because: tuple[str, ...]
-    near: tuple[Alternative, ...] = ()
+    near: tuple[str, ...] = ()
     add: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
-        return f"{self.id} {'works' if self.works else 'is not on the default index' if self.add else 'does not work'}"
+        return f"{self.id} {'works' if self.works else 'does not work'}"
 
     @property
     def lines(self) -> list[str]:
         first, *rest = self.because
         lines = [f"{self.verdict}: {first}", *rest, *self.add]
         if not self.works:
-            lines.append("nearest that work: " + ("; ".join(map(str, self.near)) or "none of this framework"))
+            lines.append(f"nearest in the matrix: {', '.join(self.near) or 'no cell of this framework'}")
         return lines
 
 
@@ -138,22 +133,21 @@ class Explainer:
             releases = [item for item in package.releases if item.version.release[: len(prefix)] == prefix]
             usable = [item for item in releases if item.is_stable]
         if not usable:
-            return self._no_release(asked, package, releases)
+            reason = _no_release(package, asked.release or asked.line, releases)
+            return Explanation(id=asked.id, works=False, because=(reason,), near=self._nearest(asked))
         cell = replace(asked, release=asked.release or usable[-1].version.public)
-        # uv takes seconds: it runs only if no other check refuses the cell, or if a wheel is missing, since uv explains
-        # that best.
-        fault, reasons = self.release(cell).fault(), self._faults(cell)
-        is_new_python = cell.python not in self.matrix.python
-        conflict = [] if (reasons or is_new_python) and self._has_wheel(cell) else self._conflict(cell)
-        if is_new_python and not conflict:
+        reasons = self._faults(cell)
+        if not reasons and (conflict := self._conflict(cell)):  # uv takes seconds
+            reasons = [conflict]
+        if not reasons and cell.python not in self.matrix.python:
             pythons = ", ".join(f"{python} on {entry.debian}" for python, entry in self.matrix.python.items())
-            reasons.append(
+            reasons = [
                 f"matrix.yaml has no Python {cell.python} (it has {pythons}); to use uv's, add under python: "
                 f'"{cell.python}": {{debian: {self._debian(cell.python)}, uv: <full version>}}'
-            )
-        if conflict or reasons:
-            refusal = self._refused(cell, [*conflict, *reasons], self._others(cell))
-            return refusal if conflict or reasons != [fault] else replace(refusal, add=tuple(self._from_project(cell)))
+            ]
+        if reasons:
+            near, elsewhere = self._nearest(cell), tuple(self._on_index_of_project(cell))
+            return Explanation(id=cell.id, works=False, because=tuple(reasons), near=near, add=elsewhere)
         because = f"resolves for Python {cell.python}; {self.release(cell).evidence()}"
         return Explanation(id=cell.id, works=True, because=(because,), add=tuple(self._to_add(cell)))
 
@@ -161,69 +155,60 @@ class Explainer:
         """The reason that a cell does not work, in few words, or an empty string. Raises FetchError."""
         if not self._has_wheel(cell):
             return "no wheel on the index"
-        return self.release(cell).fault().partition(": ")[0] or " ".join(self._conflict(cell))
+        return self.release(cell).fault().partition(": ")[0] or self._conflict(cell)
 
     def release(self, cell: Cell) -> FrameworkRelease:
         """The data of the index and of facts.yaml about a cell's release."""
         catalogue = self.catalogue.with_indexes(cells.indexes_of_packages(self.matrix, cell), cell.arch)
         return FrameworkRelease(matrix=self.matrix, catalogue=catalogue, facts=self.facts, cell=cell)
 
-    def _no_release(self, asked: Cell, package: ListedPackage, unstable: Sequence[ListedRelease]) -> Explanation:
-        """The refusal of a combination without a release to install.
+    def _nearest(self, asked: Cell) -> tuple[str, ...]:
+        """The cells of the matrix with the same framework and architecture that differ in the fewest axes, then least.
 
-        `unstable` are pre-releases and yanked releases of the line.
+        Leaves out cells on a Python whose images were not built yet.
         """
-        version = asked.release or asked.line
-        # The newest first: `sorted` keeps this order for releases at the same distance.
-        stable = [release.version for release in reversed(package.releases) if release.is_stable]
-        nearest = sorted(stable, key=lambda version: alternatives.release_distance(Version(asked.line), version))
-        if unstable:
-            names = ", ".join(f"{item.version}{' (yanked)' if item.is_yanked else ''}" for item in unstable[-SHOWN:])
-            reason = f"{package.name} {version} has only pre-releases or yanked releases: {names}"
-        elif stable:
-            names = ", ".join(map(str, nearest[:SHOWN]))
-            reason = (
-                f"{package.name} has no release {version} on the index: nearest are {names}; the newest is {stable[0]}"
-            )
-        else:
-            reason = f"the index has no stable release of {package.name}"
-        others: list[Cell] = []
-        if nearest:
-            line = f"{nearest[0].major}.{nearest[0].minor}"
-            if line not in self.matrix.frameworks[asked.framework].versions:  # else its cells are in the matrix
-                cell = replace(asked, line=line, release=str(nearest[0]))
-                others = [cell, *self._others(cell)]
-        return self._refused(asked, [reason], others)
+        ranked = []
+        for cell in self.known:
+            is_other = cell.framework != asked.framework or cell.arch != asked.arch
+            if is_other or cell.id == asked.id or self.matrix.python[cell.python].not_built:
+                continue
+            release = asked.release or asked.line
+            differences = [
+                0 if cell.line == asked.line else _distance(release, cell.release),
+                _cuda_distance(asked.cuda, cell.cuda),
+                _distance(asked.python, cell.python),
+            ]
+            # Another variant counts as two axes: it rarely is what the user needs.
+            axes = sum(map(bool, differences)) + 2 * (cell.variant != asked.variant)
+            ranked.append((axes, sum(differences), cell.id))
+        return tuple(cell for *_, cell in sorted(ranked)[:SHOWN])
 
     def _faults(self, cell: Cell) -> list[str]:
-        """The reasons that uv does not report."""
+        """The reasons that need no uv."""
         excluded = (item.reason for item in self.matrix.exclude if cells.match(item.cells, [cell.id]))
         faults = [f"excluded by matrix.yaml: {reason}" for reason in excluded][:1]
-        if fault := self.release(cell).fault():
+        release = self.release(cell)
+        if not self._has_wheel(cell):
+            debian = self._debian(cell.python)
+            faults.append(
+                f"{release.requirement.name} {cell.release} has no wheel on the index for Python {cell.python} on "
+                f"{PLATFORMS[cell.arch]} and Debian {debian} (glibc {self.matrix.debian[debian].glibc})"
+            )
+        if fault := release.fault():
             faults.append(fault)
         return faults
 
-    def _conflict(self, cell: Cell) -> list[str]:
-        """The reason that uv gives, as lines; none if uv resolves the cell."""
+    def _conflict(self, cell: Cell) -> str:
+        """The reason that uv gives, in a sentence; empty if uv resolves the cell."""
         release, framework = self.release(cell), self.matrix.frameworks[cell.framework]
         framework = framework.model_copy(update={"versions": {**framework.versions, cell.line: release.entry()}})
         cuda, python = dict(self.matrix.cuda), dict(self.matrix.python)
         if cell.cuda not in cuda:
             cuda[cell.cuda] = Cuda(toolkit=release.toolkit() or None)
         python.setdefault(cell.python, Python(debian=self._debian(cell.python)))
-        with_cell = {
-            "frameworks": {**self.matrix.frameworks, cell.framework: framework},
-            "cuda": cuda,
-            "python": python,
-        }
-        matrix, reason = self.matrix.model_copy(update=with_cell), ""
-        # The framework alone fails, and faster. Without the packages of components, their indexes would be lost.
-        if not self._has_wheel(cell) and not cells.indexes_of_packages(matrix, cell):
-            components = {name: item.model_copy(update={"packages": []}) for name, item in matrix.components.items()}
-            alone = {"components": components, "cuda": {**cuda, cell.cuda: Cuda()}}
-            reason = self.resolve(matrix.model_copy(update=alone), cell)
-        reason = reason or self.resolve(matrix, cell)
-        return summarize(reason) if reason else []
+        frameworks = {**self.matrix.frameworks, cell.framework: framework}
+        matrix = self.matrix.model_copy(update={"frameworks": frameworks, "cuda": cuda, "python": python})
+        return summarize(self.resolve(matrix, cell))
 
     def _has_wheel(self, cell: Cell) -> bool:
         """True if an installer would take a wheel of the framework's release."""
@@ -246,76 +231,17 @@ class Explainer:
         entry = self.matrix.python.get(python)
         return entry.debian if entry else self.matrix.newest_debian
 
-    def _refused(self, cell: Cell, reasons: Iterable[str], others: Iterable[Cell]) -> Explanation:
-        """A refusal, with the nearest cells that work. Cells of the matrix work; resolves at most TRIED others.
+    def _on_index_of_project(self, cell: Cell) -> Iterator[str]:
+        """A sentence about the index of the framework's project, if facts.yaml knows that it has a build for the cell.
 
-        Leaves out cells on a Python whose images were not built yet.
+        None if matrix.yaml already names an index for the framework.
         """
-        near: list[Alternative] = []
-        tried = 0
-        not_built = {version for version, python in self.matrix.python.items() if python.not_built}
-        for candidate in alternatives.rank(cell, self.known, others):
-            if len(near) == SHOWN:
-                break
-            if candidate.cell.python in not_built:
-                continue
-            if not candidate.is_listed:
-                if tried == TRIED or not self._has_wheel(candidate.cell) or self._faults(candidate.cell):
-                    continue
-                tried += 1
-                if self._conflict(candidate.cell):
-                    continue
-            near.append(candidate)
-        return Explanation(id=cell.id, works=False, because=tuple(reasons), near=tuple(near))
-
-    def _others(self, cell: Cell) -> list[Cell]:
-        """Cells of the same release that are not in the matrix: each CUDA of the matrix, and the one that it pins."""
-        listed = {cell.id, *(known.id for known in self.known)}
-        runtime = self.release(cell).runtime
-        pinned = runtime.cudas if runtime and len(runtime.cudas) == 1 else ()
-        pairs = itertools.product(dict.fromkeys([*self.matrix.cuda, *pinned]), self.matrix.python)
-        others = [replace(cell, cuda=cuda, python=python) for cuda, python in pairs]
-        return [other for other in others if other.id not in listed]
-
-    def _from_project(self, cell: Cell) -> Iterator[str]:
-        """The lines for matrix.yaml with which a cell gets its framework from the index of the framework's project.
-
-        None if that index has no build for the cell, or if matrix.yaml already names an index.
-        """
-        framework, release = self.matrix.frameworks[cell.framework], self.release(cell)
-        package, version = required_name(framework.package_for(cell.cuda)), Version(cell.release)
-        project, line = self.facts.project_indexes.get(package), f"{version.major}.{version.minor}"
+        package, version = required_name(self.matrix.frameworks[cell.framework].package_for(cell.cuda)), cell.release
+        project, line = self.facts.project_indexes.get(package), ".".join(version.split(".")[:2])
         is_named = package in cells.indexes_of_packages(self.matrix, cell)
-        if not project or cell.cuda not in project.builds.get(line, ()) or cell.arch != AMD64 or is_named:
-            return
-        build, index = "the CPU" if cell.is_cpu else f"CUDA {cell.cuda}", f"{cell.framework}-{cell.cuda_tag}"
-        entry = release.entry()
-        arch = {**entry.arch, cell.cuda: [*entry.arch_on(cell.cuda), cell.arch]}
-        changed = entry.model_copy(
-            update={
-                "cuda": list(dict.fromkeys([*entry.cuda, cell.cuda])),
-                "python": list(dict.fromkeys([*entry.python, cell.python])),
-                "index_on": {**entry.index_on, cell.cuda: index},
-                "arch": entry.arch if cell.arch in entry.arch_on(cell.cuda) else arch,
-            }
-        )
-        yield f"the project's own index has {package} {line} for {build} ({project.source}); see docs/matrix.md; add:"
-        yield f"  under indexes: {index}: <its address for {build}, from the project's installation page>"
-        yield from self._cuda_to_add(cell)
-        if cell.is_cpu and not framework.cpu_image:
-            yield f"  under frameworks.{cell.framework}: cpu_image: {cell.short}-cpu"
-        instead = ", instead of that entry" if cell.line in framework.versions else ""
-        yield f"  under frameworks.{cell.framework}.versions{instead}: {matrix_line(_line_of(cell), changed)}"
-        yield f"  to its `packages`: all other packages that are compiled for {build}, such as torchvision"
-        moved = [each for each in self.known if each.line == cell.line and each.framework == cell.framework]
-        if ids := sorted({each.group for each in moved if each.cuda == cell.cuda}):
-            yield f"  these cells then come from that index, too: {', '.join(ids)}"
-
-    def _cuda_to_add(self, cell: Cell) -> Iterator[str]:
-        if cell.cuda not in self.matrix.cuda:
-            toolkit = "" if cell.is_cpu else self.release(cell).toolkit()
-            key = cell.cuda if cell.is_cpu else f'"{cell.cuda}"'
-            yield f"  under cuda: {key}: {{{f'toolkit: {toolkit}' if toolkit else ''}}}"
+        if project and cell.cuda in project.builds.get(line, ()) and cell.arch == AMD64 and not is_named:
+            build = "the CPU" if cell.is_cpu else f"CUDA {cell.cuda}"
+            yield f"the project's own index has {package} {line} for {build} ({project.source}): see docs/matrix.md"
 
     def _to_add(self, cell: Cell) -> Iterator[str]:
         """The lines for matrix.yaml."""
@@ -324,16 +250,37 @@ class Explainer:
             return
         release = self.release(cell)
         yield "it is not in matrix.yaml; add:"
-        yield from self._cuda_to_add(cell)
+        if cell.cuda not in self.matrix.cuda:
+            toolkit = "" if cell.is_cpu else release.toolkit()
+            key = cell.cuda if cell.is_cpu else f'"{cell.cuda}"'
+            yield f"  under cuda: {key}: {{{f'toolkit: {toolkit}' if toolkit else ''}}}"
         if cell.line in self.matrix.frameworks[cell.framework].versions:
             yield f'  under include: - {{cell: {cell.id}, reason: "<why>"}}'
             return
-        yield f"  under frameworks.{cell.framework}.versions: {matrix_line(_line_of(cell), release.entry())}"
+        line = ".".join(map(str, Version(cell.line).release[:3]))  # a key in matrix.yaml has at most three numbers
+        yield f"  under frameworks.{cell.framework}.versions: {matrix_line(line, release.entry())}"
 
 
-def _line_of(cell: Cell) -> str:
-    """The line of a cell that matrix.yaml need not have, as a key there: at most three numbers."""
-    return ".".join(map(str, Version(cell.line).release[:3]))
+def _no_release(package: ListedPackage, version: str, unstable: Sequence[ListedRelease]) -> str:
+    """The reason that there is no release to install; `unstable` are pre-releases and yanked ones of the line."""
+    if unstable:
+        names = ", ".join(f"{item.version}{' (yanked)' if item.is_yanked else ''}" for item in unstable[-SHOWN:])
+        return f"{package.name} {version} has only pre-releases or yanked releases: {names}"
+    stable = [str(release.version) for release in package.releases if release.is_stable]
+    newest = f"; the newest is {stable[-1]}" if stable else ", and no stable one at all"
+    return f"{package.name} has no release {version} on the index{newest}"
+
+
+def _cuda_distance(cuda: str, other: str) -> int:
+    if CPU in (cuda, other):
+        return 0 if cuda == other else CPU_DISTANCE
+    return _distance(cuda, other)
+
+
+def _distance(version: str, other: str) -> int:
+    """The distance between two versions, by their first two numbers; a major version counts as ten minor versions."""
+    first, second = Version(version), Version(other)
+    return abs((first.major - second.major) * 10 + first.minor - second.minor)
 
 
 def matrix_line(line: str, entry: FrameworkVersion) -> str:
@@ -360,33 +307,9 @@ def _listed(values: Iterable[str]) -> str:
     )
 
 
-def summarize(reason: str) -> list[str]:
-    """uv's reason in at most two lines that name package and constraint."""
-    text = " ".join(reason.replace("`", "").split())
-    if text.startswith("matrix.yaml: "):
-        setting, _, rest = text.partition("this resolves. ")
-        return [f"{setting}this resolves", *summarize(rest)]
-    if lines := _contradiction(text):
-        return lines
-    cause, *hints = re.sub(r"^.*?Because ", "", text).split(" hint: ")
-    first = re.split(r"(?<=[a-z])\. (?=[A-Z])|, we can conclude", cause)[0]
-    # Of uv's hints, only those on wheels apply: the rest recommends options of uv.
-    lines = [first, *[hint for hint in hints if "wheels" in hint.lower()][:1]]
-    return [line if len(line) <= 300 else line[:297] + "..." for line in lines]
-
-
-def _contradiction(text: str) -> list[str]:
-    """Two requirements for the same package that exclude each other; empty if uv's reason is another."""
-    by_name: dict[str, dict[str, str]] = {}
-    for requirer, name, bound in _DEPENDS.findall(text):
-        by_name.setdefault(name, {}).setdefault(bound.rstrip(","), requirer.replace("==", " "))
-    for name, bounds in by_name.items():
-        for bound in re.findall(rf"you require {re.escape(name)}([<>=!~]\S*?)[.,]?(?: |$)", text):
-            bounds.setdefault(bound, "matrix.yaml")
-        if len(bounds) > 1:
-            (first, by), (second, other) = list(bounds.items())[:2]
-            return [
-                f"{by} requires {name}{first}, and {other} requires {name}{second};",
-                f"no version of {name} satisfies both",
-            ]
-    return []
+def summarize(reason: str) -> str:
+    """uv's reason in one sentence, without its conclusions; after the setting of matrix.yaml that causes it, if any."""
+    setting, found, rest = " ".join(reason.replace("`", "").split()).rpartition("this resolves. ")
+    cause = re.sub(r"^.*?Because ", "", rest)
+    sentence = re.split(r"(?<=[a-z])\. (?=[A-Z])|, we can conclude| hint: ", cause)[0]
+    return setting + found + (sentence if len(sentence) <= LONGEST_REASON else sentence[: LONGEST_REASON - 3] + "...")

@@ -29,8 +29,8 @@ from tools.upstream import Proposal, propose, upstream
 
 NEW_TENSORFLOW = """\
       # tensorflow 2.21.0 is new in frameworks.tensorflow.versions.
-      #   left out CUDA 11.8: tensorflow 2.21.0 has no extra for CUDA 11.8
-      #   left out CUDA 13.2: tensorflow 2.21.0 has no extra for CUDA 13.2
+      #   left out CUDA 11.8: tensorflow 2.21.0 requires CUDA only with an extra
+      #   left out CUDA 13.2: tensorflow 2.21.0 requires CUDA only with an extra
       #   left out Python 3.9: no wheel on the index
       #   left out Python 3.10: no wheel on the index
       "2.21": {release: 2.21.0, cuda: ["12.8", cpu], python: ["3.11", "3.13"], constraints: [setuptools<82]}"""
