@@ -41,7 +41,7 @@ release: .venv/.ready ## publish a staged release whose images are all tested: s
 status: .venv/.ready ## the state of each cell: locked, built, tested, staged, released
 	@$(BUILDER) status $(CELLS)
 
-verify: .venv/.ready ## check the signature and contents of an image (IMAGE=registry.example.com/org/pt-cuda:2.9)
+verify: .venv/.ready ## check who signed an image, and its plan (IMAGE=registry.example.com/org/pt-cuda:2.9)
 	@$(BUILDER) verify $(or $(IMAGE),$(error IMAGE is not set))
 
 clean: .venv/.ready ## remove this checkout's untagged images, containers, logs

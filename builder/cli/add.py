@@ -13,7 +13,6 @@ from rich.text import Text
 
 from builder.cli.context import Context, parse_image
 from builder.cli.options import format_option, sign_option, trusted_options, trusted_signers
-from builder.common.console import View
 from builder.common.errors import UsageError
 from builder.evidence.signing import Signer, Trust
 from builder.matrix.schema import Arch
@@ -81,11 +80,12 @@ def add_command(
     The request and the chosen wheels are in a label of the image, so --refresh needs no file. An image without a
     registry (-t vision:1) is loaded into Docker instead, and tested as with --test.
     """
-    began, view, store = time.monotonic(), View(context.err), context.store
+    began = time.monotonic()
     trust = Trust(signers=trusted_signers(keys, identity, issuer), root=Path.cwd())
     project = None
     with suppress(UsageError):  # without a checkout
         project = context.project
+    run = context.run(project)
     if project and not trust.signers:
         trust = Trust.of(project)
 
@@ -96,10 +96,10 @@ def add_command(
     is_request = bool(parent or files or env or target)
     if (bool(refresh), bool(team), is_request).count(True) != 1 or (is_request and not (parent and target)):
         raise UsageError("name a PARENT and the image to make (-t), or an image to --refresh, or a file of images (-f)")
-    with store.used(), view.live():
+    with run.store.used(), run.view.live():
         if refresh:
             image = parse_image(refresh)
-            additions = [repeat_addition(image, find_parents(image, arch, project, context.host, store))]
+            additions = [repeat_addition(image, find_parents(run, image, arch))]
         elif team:
             additions = read_team_file(team)
         else:
@@ -107,11 +107,9 @@ def add_command(
             additions = [new_addition(name, parse_image(target), packages, files=files, env=env)]
         engine = None
         if not dry_run and (test or not all(each.target.registry for each in additions)):
-            from builder.engine.client import Engine  # noqa: PLC0415  slow to import
-
-            engine = Engine.connect()
+            engine = run.engine
         done = add(
-            additions, project, context.host, store, view, show,
+            run, additions, show,
             arch=arch, dry_run=dry_run, engine=engine, trust=trust, signer=signer,
         )  # fmt: skip
     if form == "json":

@@ -31,8 +31,6 @@ SBOM_TYPE = "application/vnd.cyclonedx+json"
 SBOM, PROVENANCE = "cyclonedx", "slsaprovenance1"
 BUILD_TYPE, ADD_TYPE = "urn:gpu-images:assemble:1", "urn:gpu-images:add:1"
 BUILDER = "urn:gpu-images:builder"
-INDEX_PROPERTY = "gpu-images:index"  # the name of the index of a wheel
-DEFAULT_INDEX = "-"  # not a valid name; distinguishes the default index from an SBOM without index names
 SOURCE_PROPERTY = "gpu-images:source"  # of a wheel that was built from source: see builder.index.wheels.ORIGIN
 # The qualifier of a purl that names the source package, as syft writes it and grype reads it: NAME or NAME@VERSION.
 _UPSTREAM = "upstream"
@@ -55,12 +53,12 @@ def sbom_of_additions(
 ) -> bytes:
     """The same for an image that wheels were added to; those of its parent are `kept`, which has the Debian packages.
 
-    The indexes of `kept` are not known, nor the SHA-256 of Debian packages, which dpkg does not record.
+    The SHA-256 of Debian packages is not known: dpkg does not record it.
     """
     packages = sorted(debian)
     release = _release_number({each.name: each.version for each in packages})
     of_debian = [_debian_package(each.name, each.version, each.source, f"debian-{release}") for each in packages]
-    wheels = [*_wheels(kept, has_index=False), *_wheels(added)]
+    wheels = [*_wheels(kept), *_wheels(added)]
     return _sbom(name, image, image.labels.get(PARENT_CELL_LABEL, ""), [*_debian(release), *wheels, *of_debian])
 
 
@@ -106,14 +104,12 @@ def _archives(planned: PlannedImage) -> Iterator[Component]:
         yield _component(purl, planned.locked_python.sha256)
 
 
-def _wheels(wheels: Iterable[LockedWheel], *, has_index: bool = True) -> Iterator[Component]:
+def _wheels(wheels: Iterable[LockedWheel]) -> Iterator[Component]:
     for sha256, wheel in {wheel.sha256: wheel for wheel in wheels}.items():
         # A commit or a folder has nothing to do with a package of this name on PyPI.
         kind = "pypi" if wheel.is_of_index else "generic"
         qualifiers = {"vcs_url": wheel.source} if wheel.source.startswith("git+") else {}
-        index = {INDEX_PROPERTY: wheel.index or DEFAULT_INDEX} if has_index else {}
-        values = {SOURCE_PROPERTY: wheel.source} if wheel.source else index
-        properties = [Property(name=name, value=value) for name, value in values.items()]
+        properties = [Property(name=SOURCE_PROPERTY, value=wheel.source)] if wheel.source else []
         yield _component(PackageURL(kind, None, wheel.name, wheel.version, qualifiers), sha256, properties)
 
 
@@ -138,13 +134,6 @@ def _debian_package(
         # trivy ignores the qualifier. Without both properties, it takes the binary package's name or version.
         properties = [Property(name=name, value=value) for name, value in zip(SOURCE_NAMES, source, strict=True)]
     return _component(PackageURL("deb", "debian", name, version, qualifiers), sha256, properties)
-
-
-def source_package(purl: PackageURL) -> SourcePackage | None:
-    """The source package that the purl of a Debian package names; None if it names none."""
-    upstream = dict(purl.qualifiers).get(_UPSTREAM, "")
-    name, _, version = upstream.partition("@")
-    return SourcePackage(name, version or purl.version or "") if name else None
 
 
 def _component(purl: PackageURL, sha256: str, properties: Iterable[Property] = ()) -> Component:

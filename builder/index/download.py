@@ -262,10 +262,6 @@ class Fetcher(FileFetcher[LockedWheel | Sdist]):
         self._pages: dict[tuple[str, str], Mapping[str, DistributionPackage]] = {}
         self._page_locks: dict[tuple[str, str], threading.Lock] = {}
 
-    def has_index(self, name: str) -> bool:
-        """True if this machine has the address of the named index."""
-        return name in self._settings.named
-
     def path(self, locked: LockedWheel | Sdist) -> Path:
         return self._folder / f"{locked.sha256}.whl"
 

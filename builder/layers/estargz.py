@@ -18,7 +18,7 @@ import tarfile
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
-from typing import Annotated, Any, BinaryIO, Literal, cast
+from typing import Annotated, Any, BinaryIO, Literal
 
 from isal import isal_zlib
 from pydantic import BaseModel, Field, ValidationError
@@ -37,10 +37,7 @@ RESERVED = (TOC, PREFETCH_LANDMARK, NO_PREFETCH_LANDMARK)  # files that a layer 
 TOC_ANNOTATION = "containerd.io/snapshot/stargz/toc.digest"
 SIZE_ANNOTATION = "io.containers.estargz.uncompressed-size"  # with it, Podman can reuse files that it has
 FOOTER = 51  # bytes
-SMALL = 16 << 20  # bytes of a file whose content `LayerReader` returns
 LARGEST = 32 << 20  # bytes of a TOC; the longest known one has 2 MB. Reading takes 30 times as much memory
-HEADER = 4 * CHUNK  # bytes of the headers of one file, which tarfile reads as a whole
-HEADERS = 256 << 20  # bytes of all headers of a layer; the longest known one has 30 MB. They take twice as much memory
 _VARIABLE = re.compile(r"x86_64|aarch64|[0-9]+(?:\.[0-9]+)*")
 _HEX = re.compile(rb"[0-9a-f]{16}")
 _XATTR = "SCHILY.xattr."
@@ -189,13 +186,6 @@ def read_toc(blob: BinaryIO, digest: str = "") -> tuple[TocEntry, ...]:
         raise VerifyError(f"the layer cannot be read: {error}") from error
 
 
-def prefetched(blob: BinaryIO) -> frozenset[str]:
-    """The files of a layer that a node prefetches, for `prefetch_order`. Raises VerifyError if it has no TOC."""
-    toc = read_toc(blob)
-    end = next((number for number, entry in enumerate(toc) if entry.name == PREFETCH_LANDMARK), 0)
-    return frozenset(without_versions(entry.name) for entry in toc[:end] if entry.type == "reg")
-
-
 def read_content(blob: BinaryIO, entry: TocEntry) -> bytes:
     """The content of a small file, whose members follow each other. Raises VerifyError if its digest differs."""
     if not entry.size:
@@ -217,173 +207,3 @@ def read_content(blob: BinaryIO, entry: TocEntry) -> bytes:
     if f"sha256:{hashlib.sha256(content).hexdigest()}" != entry.digest:
         raise VerifyError(f"{entry.name!a} does not match its digest in the table of contents")
     return content
-
-
-class LayerReader:
-    """Reads a layer from start to end, and then compares its TOC with what it read.
-
-    Layers without a TOC, such as those of other builders, can be read too.
-    """
-
-    def __init__(self, blob: BinaryIO) -> None:
-        self._members = _Members(blob)
-        self._files: list[tuple[tarfile.TarInfo, str]] = []  # with the digest of the content
-        self._toc: bytes | None = None  # if it is the last file so far
-
-    def __iter__(self) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
-        """Each file, and its content if it is a file of at most 16 MB.
-
-        Raises VerifyError if the layer is no gzipped tar.
-        """
-        headers = 0
-        try:
-            with tarfile.open(fileobj=cast("BinaryIO", self._members), mode="r|", bufsize=CHUNK) as tar:
-                for info in tar:
-                    # tarfile would skip the content of an unknown type, which may have 2**88 bytes by its header, and
-                    # would return as many zeros for a sparse file.
-                    if info.issparse():
-                        raise ValueError(f"{info.name[:200]!a} is a sparse file")
-                    if not info.isreg() and info.type not in TYPES:
-                        raise ValueError(f"{info.name[:200]!a} has the unknown type {info.type!a}")
-                    if tar.pax_headers:  # engines ignore them
-                        raise ValueError("it has global headers, which change the names and modes of all files")
-                    headers += info.offset_data - info.offset
-                    if headers > HEADERS:
-                        raise ValueError(f"its headers have more than {HEADERS} bytes")
-                    limit = LARGEST if info.name == TOC else SMALL
-                    if info.name == TOC and info.size > limit:
-                        raise ValueError("its table of contents is too large")
-                    content, digest = None, hashlib.sha256()
-                    if stream := tar.extractfile(info) if info.isreg() else None:
-                        parts = []
-                        self._members.allow(HEADER)
-                        while part := stream.read(CHUNK):
-                            self._members.allow(HEADER)
-                            digest.update(part)
-                            if info.size <= limit:
-                                parts.append(part)
-                        content = b"".join(parts) if info.size <= limit else None
-                    self._toc = content if info.name == TOC else None
-                    self._files.append((info, digest.hexdigest()))
-                    self._members.allow(HEADER)
-                    yield info, content
-            self._members.allow(CHUNK)
-            while self._members.read(CHUNK):
-                self._members.allow(CHUNK)
-        except (tarfile.TarError, EOFError, OSError, InflateError, ValueError, OverflowError, RecursionError) as error:
-            raise VerifyError(f"the layer cannot be read: {error}") from error
-
-    def check_toc(self, digest: str) -> None:
-        """Raises VerifyError, with the first file that differs, unless the layer has this TOC and the files in it."""
-        if self._toc is None:
-            if any(info.name == TOC for info, _ in self._files):
-                raise VerifyError("the table of contents is not the last file of the layer")
-            raise VerifyError("the layer has no table of contents, but its manifest has the digest of one")
-        *files, (info, sha256) = self._files
-        if f"sha256:{sha256}" != digest:
-            raise VerifyError("the table of contents does not match the digest in the manifest")
-        if self._members.end != footer(self._members.position(info.offset)):
-            raise VerifyError("the footer of the layer does not have the position of its table of contents")
-        entries: list[dict[str, Any]] = []
-        try:
-            for file, sha256 in files:
-                chunks = self._members.chunks(file.offset_data, file.size) if file.isreg() else []
-                # A table could say that such a file is empty: it would not be compared with anything.
-                if file.isreg() and file.size and not chunks:
-                    raise VerifyError(f"the content of {file.name[:200]!a} is not in gzip members of its own")
-                entries += describe_content(describe_file(file), sha256, chunks)
-        except (ValueError, OverflowError, OSError) as error:
-            raise VerifyError(f"{file.name[:200]!a} has an invalid header: {error}") from error
-        if dump_toc(entries) == self._toc:
-            return
-        try:
-            listed = json.loads(self._toc)["entries"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            listed = []
-        if not isinstance(listed, list):
-            listed = []
-        pairs = zip([*entries, None], [*listed, None], strict=False)
-        first = next((actual or stated for actual, stated in pairs if actual != stated), None)
-        name = str(first.get("name", "") if isinstance(first, dict) else "")[:200]
-        raise VerifyError(
-            f"the table of contents has wrong data about {name!a}" if name else "invalid table of contents"
-        )
-
-
-def check_layer(blob: BinaryIO, toc: str) -> None:
-    """Raises VerifyError unless a layer has a TOC of this digest, which describes its files."""
-    reader = LayerReader(blob)
-    for _ in reader:
-        pass
-    reader.check_toc(toc)
-
-
-class _Members:
-    """Reads the plain bytes of a gzip file, and records where each member begins in the blob and in the plain bytes."""
-
-    def __init__(self, blob: BinaryIO) -> None:
-        self._blob = blob
-        self._rest = b""  # read, and not inflated yet
-        self._at = 0  # position of `_rest` in the blob
-        self._plain = bytearray()
-        self._size = 0  # plain bytes so far
-        self._stream: Any = None
-        self._start = (0, 0)
-        self._hash = hashlib.sha256()
-        self._by_start: dict[int, tuple[int, int, str]] = {}  # plain position -> position in the blob, size, digest
-        self._allowed = HEADER
-        self.end = b""  # the last FOOTER bytes that were read
-
-    def allow(self, size: int) -> None:
-        """Sets the number of plain bytes that may be read until the next call.
-
-        tarfile reads a header of any size into memory.
-        """
-        self._allowed = size
-
-    def read(self, size: int) -> bytes:
-        """Plain bytes. Raises ValueError if they are more than allowed."""
-        self._allowed -= size
-        if self._allowed < 0:
-            raise ValueError(f"it has a header of more than {HEADER} bytes")
-        while len(self._plain) < size:
-            if not self._rest:
-                self._rest = self._blob.read(CHUNK)
-                if not self._rest:
-                    if self._stream is not None:
-                        raise EOFError("it is truncated")
-                    break
-                self.end = (self.end + self._rest[-FOOTER:])[-FOOTER:]
-            if self._stream is None:
-                self._stream = isal_zlib.decompressobj(16 + isal_zlib.MAX_WBITS)
-                self._start, self._hash = (self._size, self._at), hashlib.sha256()
-            before = len(self._rest)
-            plain = self._stream.decompress(self._rest, 2 * CHUNK)
-            self._rest = self._stream.unused_data if self._stream.eof else self._stream.unconsumed_tail
-            self._at += before - len(self._rest)
-            self._hash.update(plain)
-            self._plain += plain
-            self._size += len(plain)
-            if self._stream.eof:
-                start, position = self._start
-                self._by_start[start] = (position, self._size - start, self._hash.hexdigest())
-                self._stream = None
-        data = bytes(self._plain[:size])
-        del self._plain[:size]
-        return data
-
-    def position(self, start: int) -> int:
-        """The position in the blob of the member that begins at a plain position; 0 if none begins there."""
-        return self._by_start[start][0] if start in self._by_start else 0
-
-    def chunks(self, start: int, size: int) -> list[tuple[int, int, str]]:
-        """The members of a file's content. Empty if the content does not begin and end with a member."""
-        chunks = []
-        end = start + size
-        while start < end:
-            member = self._by_start.get(start)
-            if member is None or not member[1]:
-                return []
-            chunks.append(member)
-            start += member[1]
-        return chunks if start == end else []

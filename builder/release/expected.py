@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from builder.common.errors import VerifyError
 from builder.common.files import short_digest
@@ -17,7 +17,6 @@ from builder.layers import oci, splice, stored_layers
 from builder.layers.blobs import CONFIG_TYPE, Descriptor
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
-from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.matrix.tags import OCI, PLAN_LABEL
 from builder.plan.plan import PlannedImage
@@ -26,35 +25,29 @@ from builder.plan.settings import built_labels
 SHOWN = 10  # differences
 
 
-# `derived` from the checkout's files, `known` from its locks/layers.json, or `built` on this machine.
-How = Literal["derived", "known", "built"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlannedDigests:
     """An image of the plan, and the digests of its layers that are known.
 
-    `layers` are those without wheels, by their number in the image, with the origin of their digests.
+    `layers` are by their number in the image.
     """
 
     image: PlannedImage
-    layers: Mapping[int, tuple[Layer, How]]
+    layers: Mapping[int, Layer]
 
     @property
     def system(self) -> Layer | None:
-        return next((layer for layer, _ in self.layers.values() if layer.created), None)
+        return next((layer for layer in self.layers.values() if layer.created), None)
 
 
-def of_plan(project: Project, known: KnownLayers, image: PlannedImage, store: Store | None = None) -> PlannedDigests:
-    """An image of the plan, with its layers from files of the project, and from the store's records of the others."""
-    layers: dict[int, tuple[Layer, How]] = {}
+def of_plan(project: Project, known: KnownLayers, image: PlannedImage) -> PlannedDigests:
+    """An image of the plan, with its layers from files of the project, and the known ones."""
+    layers: dict[int, Layer] = {}
     for number, layer in enumerate(image.layers):
         if layer.kind == "files":
-            layers[number] = (_files(project, image), "derived")
+            layers[number] = _files(project, image)
         elif recorded := known.get(layer.inputs):
-            layers[number] = (recorded, "known")
-        elif store and not layer.wheels and (built := stored_layers.stored_layer(store, layer.inputs)):
-            layers[number] = (built, "built")
+            layers[number] = recorded
     return PlannedDigests(image=image, layers=layers)
 
 
@@ -74,7 +67,7 @@ def check_image(expected: PlannedDigests, image: Image, config: bytes, *, is_tru
     if not re.fullmatch(oci.TIME, created, re.ASCII):
         lines.append(f"invalid creation time {created[:40]!a}")
     for number, (planned, layer) in enumerate(zip(expected.image.layers, image.layers, strict=False)):
-        expected_layer, _ = expected.layers.get(number, (None, ""))
+        expected_layer = expected.layers.get(number)
         if expected_layer is None and not is_trusted:
             lines.append(
                 f"layer {planned.name} is not in {KNOWN_LAYERS}: commit that file on the machine that built the image"
@@ -84,7 +77,7 @@ def check_image(expected: PlannedDigests, image: Image, config: bytes, *, is_tru
                 f"layer {planned.name} is {short_digest(layer.digest)}, expected {short_digest(expected_layer.digest)}"
             )
     if lines:
-        raise VerifyError(f"{expected.image.id}: the staged image differs from the plan: {'; '.join(_first(lines))}")
+        raise VerifyError(f"{expected.image.id}: the image differs from the plan: {'; '.join(_first(lines))}")
 
 
 def differences(expected: PlannedDigests, image: Image, config: bytes) -> list[str]:
@@ -116,18 +109,13 @@ def differences(expected: PlannedDigests, image: Image, config: bytes) -> list[s
     stack = [
         replace(layer, unpacked=known.unpacked, toc=known.toc) if known and known.digest == layer.digest else layer
         for number, layer in enumerate(image.layers)
-        for known, _ in [expected.layers.get(number, (None, ""))]
+        for known in [expected.layers.get(number)]
     ]
     history = [oci.history_line(layer) for layer in planned.layers]
     expected_config = oci.config(planned.settings, stack, history, created=created, labels=built)
     expected_manifest = oci.manifest(Descriptor.of(config, CONFIG_TYPE), stack)
-    return differing_values(expected_config, expected_manifest, config, image)
-
-
-def differing_values(expected_config: bytes, expected_manifest: bytes, config: bytes, image: Image) -> list[str]:
-    """The values of an image's manifest and configuration (`config`) that differ, one line each; the first ten."""
-    lines = [*_compare("", json.loads(expected_config), json.loads(config))]
-    lines += _compare("manifest", json.loads(expected_manifest), json.loads(image.manifest.content))
+    lines = [*_compare("", json.loads(expected_config), actual)]
+    lines += _compare("manifest", json.loads(expected_manifest), actual_manifest)
     if not lines and expected_config != config:
         lines.append("the configuration has the same values but different bytes")
     return _first(lines)

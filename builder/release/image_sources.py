@@ -1,23 +1,26 @@
-"""An image to be verified, and access to its blobs: in the store, or in a repository of a registry."""
+"""An image to be read, and access to its blobs: in the store, or in a repository of a registry."""
 
 from __future__ import annotations
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from tempfile import TemporaryFile
 from typing import BinaryIO, cast
 
-from builder.common.errors import RegistryError
-from builder.layers import oci
-from builder.layers.oci import Image
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from builder.common.errors import RegistryError, UsageError, VerifyError
+from builder.common.reference import ImageRef
+from builder.engine.run import Run
+from builder.index.wheels import LONGEST, LockedWheel
+from builder.layers import oci, stored_images
+from builder.layers.oci import Image, LayerWheels
 from builder.layers.store import Store
+from builder.matrix import tags
 from builder.matrix.tags import CELL_LABEL, PARENT_CELL_LABEL
 from builder.registry.client import INDEXES, Repository
-from builder.registry.failures import RejectedError
 
 ALL = "all"  # architectures
 
@@ -32,6 +35,19 @@ class ImageSource(ABC):
     def image(self) -> Image:
         """The image with its layers, history and labels. Raises VerifyError if it is invalid."""
         return oci.read_image(self.manifest, self.read_blob)
+
+    @cached_property
+    def contents(self) -> list[LayerWheels | None]:
+        """The wheels of each layer by the history of the image. Raises VerifyError."""
+        try:
+            return [oci.parse_history(line) for line in self.image.history]
+        except ValueError as error:
+            raise VerifyError(f"its history cannot be read: {error}") from error
+
+    @property
+    def wheels(self) -> list[LockedWheel]:
+        """The wheels of all layers, without sizes. Raises VerifyError."""
+        return [_locked_wheel(*wheel) for content in self.contents if content for wheel in content.wheels]
 
     @property
     def cell(self) -> str:
@@ -48,14 +64,6 @@ class ImageSource(ABC):
         """A small blob, such as the configuration."""
 
     @abstractmethod
-    def has_blob(self, digest: str) -> bool:
-        """True if the place of the image has the blob."""
-
-    @abstractmethod
-    def open_layer(self, digest: str, size: int, read: Callable[[int], None]) -> BinaryIO | None:
-        """A blob as a file; None if its bytes do not match the digest. Calls `read` with numbers of bytes."""
-
-    @abstractmethod
     def open_unchecked(self, digest: str, size: int) -> BinaryIO:
         """A blob as a file, of which nothing is read and checked yet."""
 
@@ -69,27 +77,15 @@ class StoredSource(ImageSource):
     def read_blob(self, digest: str) -> bytes:
         return self.store.read(digest)
 
-    def has_blob(self, digest: str) -> bool:
-        return self.store.path(digest).exists()
-
-    def open_layer(self, digest: str, size: int, read: Callable[[int], None]) -> BinaryIO | None:
-        if self.store.has(digest, size) and self.store.matches(digest, read):
-            return self.store.path(digest).open("rb")
-        return None
-
     def open_unchecked(self, digest: str, size: int) -> BinaryIO:
         return self.store.path(digest).open("rb")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegistrySource(ImageSource):
-    """An image in a registry. `folder` is for downloaded layers.
-
-    `index` is the digest of the image index that names the image, empty without one.
-    """
+    """An image in a registry. `index` is the digest of the image index that names the image, empty without one."""
 
     repository: Repository
-    folder: Path
     index: str = ""
     _blobs: dict[str, bytes] = field(default_factory=dict, repr=False, compare=False)
 
@@ -97,22 +93,6 @@ class RegistrySource(ImageSource):
         if digest not in self._blobs:
             self._blobs[digest] = self.repository.read_blob(digest)
         return self._blobs[digest]
-
-    def has_blob(self, digest: str) -> bool:
-        return self.repository.has_blob(digest)
-
-    def open_layer(self, digest: str, size: int, read: Callable[[int], None]) -> BinaryIO | None:
-        file = TemporaryFile(dir=self.folder)  # noqa: SIM115  the caller closes it
-        try:
-            self.repository.download(digest, size, file, read)
-        except RejectedError:
-            file.close()
-            return None
-        except BaseException:
-            file.close()
-            raise
-        file.seek(0)
-        return cast("BinaryIO", file)
 
     def open_unchecked(self, digest: str, size: int) -> BinaryIO:
         return cast("BinaryIO", _RemoteBlob(self.repository, digest, size))
@@ -138,7 +118,25 @@ class _RemoteBlob(io.RawIOBase):
         return content
 
 
-def sources_in_registry(repository: Repository, name: str, folder: Path, arch: str) -> list[RegistrySource]:
+def find_images(run: Run, reference: ImageRef, arch: str) -> Sequence[ImageSource]:
+    """The images that a reference names: in its registry, see `sources_in_registry`, or one in the store.
+
+    In the store, it is a name, a cell or a tag. Raises UsageError if the store has no such image.
+    """
+    if reference.registry:
+        repository = Repository(reference, host=run.host, write=False)
+        return sources_in_registry(repository, reference.target, arch)
+    stored, project = run.store.images(), run.checkout
+    local_names = tags.local_names(project.matrix, project.cells) if project else {}
+    if matches := stored_images.match_names(stored, str(reference), local_names):
+        return [StoredSource(manifest=run.store.read(stored[matches[0]].digest), store=run.store)]
+    raise UsageError(
+        f"the store {run.store.root} has no image {str(reference)!r}",
+        hint=f"Images in the store: {', '.join(stored) or 'none'}. For an image in a registry, use REGISTRY/NAME:TAG.",
+    )
+
+
+def sources_in_registry(repository: Repository, name: str, arch: str) -> list[RegistrySource]:
     """The images with this tag or digest. Of an index only the image for `arch`, unless that is ALL.
 
     Raises RegistryError if there is none, VerifyError.
@@ -147,7 +145,7 @@ def sources_in_registry(repository: Repository, name: str, folder: Path, arch: s
     if named is None:
         raise RegistryError(f"{repository.name} has no {name}", hint="Check the tag.")
     if named.media_type not in INDEXES:
-        return [RegistrySource(manifest=named.content, repository=repository, folder=folder)]
+        return [RegistrySource(manifest=named.content, repository=repository)]
     entries = oci.read_platforms(named.content)
     if arch != ALL and arch not in entries:
         raise RegistryError(
@@ -159,7 +157,16 @@ def sources_in_registry(repository: Repository, name: str, folder: Path, arch: s
         manifest = repository.manifest(entry)
         if manifest is None:
             raise RegistryError(f"{repository.name} has no {entry}, which {name} names", hint="Publish it again.")
-        sources.append(
-            RegistrySource(manifest=manifest.content, repository=repository, folder=folder, index=named.digest)
-        )
+        sources.append(RegistrySource(manifest=manifest.content, repository=repository, index=named.digest))
     return sources
+
+
+def _locked_wheel(file: str, sha256: str) -> LockedWheel:
+    """A wheel that a history names. Raises VerifyError."""
+    try:
+        if len(file) > LONGEST:
+            raise InvalidWheelFilename(f"{len(file)} characters")
+        name, version, _, _ = parse_wheel_filename(file)
+        return LockedWheel(name=name, version=str(version), file=file, size=0, sha256=sha256)
+    except (InvalidWheelFilename, ValueError) as error:
+        raise VerifyError(f"invalid wheel name in its history: {file[:100]!r}") from error

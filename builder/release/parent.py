@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 from builder.common.errors import VerifyError
 from builder.index.wheels import BuiltWheel, LockedWheel
-from builder.layers import estargz, installed, oci, wheel
+from builder.layers import estargz, installed, wheel
 from builder.layers.estargz import TocEntry
 from builder.layers.installed import InstalledPackage
 from builder.layers.oci import Image, Layer
@@ -27,7 +27,6 @@ from builder.plan.layer_order import LAYER_FORMAT
 from builder.plan.settings import CONSTRAINTS
 from builder.registry.parallel import look_up
 from builder.release.image_sources import ImageSource
-from builder.release.verify import locked_wheel
 
 LONGEST_FILE = 16 << 20  # bytes of a file that is read whole
 _INFO = re.compile(rf"{wheel.environment('').site}/([^/]+)-[^/-]+\.dist-info/METADATA")
@@ -147,14 +146,10 @@ class KeptWheels(Mapping[tuple[str, str], BuiltWheel]):
 def read_parent(source: ImageSource) -> Parent:
     """Raises VerifyError for an image that `builder` did not make, or that an older one made."""
     image = source.image
-    try:
-        contents = [oci.parse_history(line) for line in image.history]
-    except ValueError as error:
-        raise VerifyError(f"its history cannot be read: {error}", hint=_OTHER) from error
     python = image.labels.get(f"{LABEL}.python", "")
     content = source.read_blob(image.config.digest)
     config = json.loads(content)
-    of_wheels = [layer_wheels for layer_wheels in contents if layer_wheels]
+    of_wheels = [layer_wheels for layer_wheels in source.contents if layer_wheels]
     if not of_wheels or not re.fullmatch(r"3\.[0-9]{1,2}", python) or not all(layer.toc for layer in image.layers):
         raise VerifyError("builder did not make the image: it has no history of wheels, or other layers", hint=_OTHER)
     if older := [each.format for each in of_wheels if each.format != LAYER_FORMAT]:
@@ -167,7 +162,6 @@ def read_parent(source: ImageSource) -> Parent:
     is_valid = isinstance(variables, list) and all(isinstance(each, str) for each in variables)
     if config.get("architecture") not in get_args(Arch) or not is_valid:
         raise VerifyError("its configuration is not one that builder writes", hint=_OTHER)
-    wheels = [locked_wheel(file, sha256) for each in of_wheels for file, sha256 in each.wheels]
 
     def read_toc(layer: Layer) -> tuple[TocEntry, ...]:
         with source.open_unchecked(layer.digest, layer.size) as blob:
@@ -177,7 +171,7 @@ def read_parent(source: ImageSource) -> Parent:
         source=source,
         config=content,
         tocs=[toc for _, toc in look_up(read_toc, image.layers)],
-        packages={each.name: each for each in wheels},
+        packages={each.name: each for each in source.wheels},
         python=python,
         arch=config["architecture"],
     )

@@ -34,10 +34,11 @@ from builder.common.reference import ImageRef
 from builder.common.text import counted, listed, size
 from builder.engine.client import Engine
 from builder.engine.load import Loader
+from builder.engine.run import Run
 from builder.evidence import reports, sbom_and_provenance
 from builder.evidence.results import OWN, Evidence, Report, coverage_of
 from builder.evidence.signing import Signer, Trust
-from builder.host import Apt, Host
+from builder.host import Apt
 from builder.index.download import Fetcher
 from builder.index.local_index import serve_index
 from builder.index.releases import Index
@@ -50,7 +51,6 @@ from builder.lock import checks, requirements, uv
 from builder.lock.diff import package_changes
 from builder.lock.uv import Target, Uv
 from builder.matrix import facts, tags
-from builder.matrix.project import Project
 from builder.matrix.tags import CUDA_LABEL, PARENT_LABEL
 from builder.plan import layer_order
 from builder.registry import transfer
@@ -58,9 +58,8 @@ from builder.registry.client import Repository
 from builder.registry.transfer import Sent
 from builder.release.additions import Addition
 from builder.release.attestations import Attestations
-from builder.release.image_sources import ALL, RegistrySource
+from builder.release.image_sources import ALL, RegistrySource, find_images
 from builder.release.parent import Parent, read_parent
-from builder.steps import verify
 
 SHOWN = 8  # packages in a line
 IMPORT_S = 600  # all imports; the first one of a framework takes seconds
@@ -104,11 +103,8 @@ class Added:
 
 
 def add(
+    run: Run,
     additions: Sequence[Addition],
-    project: Project | None,
-    host: Host,
-    store: Store,
-    view: View,
     show: Callable[[str, str], None],
     *,
     arch: str = ALL,
@@ -118,7 +114,6 @@ def add(
     signer: Signer | None = None,
     program: Uv | None = None,
     new_fetcher: Callable[..., Fetcher] = Fetcher,
-    new_repository: Callable[..., Repository] = Repository,
 ) -> list[Added]:
     """Makes the images, and sets their tags when all are complete.
 
@@ -128,7 +123,9 @@ def add(
     Leaves out a repeated addition whose parent is the same.
     """
     signer = signer and replace(signer, trust=trust)
-    host = replace(host, archives=Apt())  # apt takes 0.5 s, and no archive of Debian is used here
+    # apt takes 0.5 s, and no archive of Debian is used here.
+    run = replace(run, host=replace(run.host, archives=Apt()))
+    host, store, view = run.host, run.store, run.view
     catalogue, meter = Index(host.index), Meter(view, "wheels", "fetched", 0)
     program = program or Uv(host, subprocess.run, catalogue, serve_index)
     fetcher = new_fetcher(host.index, store.downloads, progress=meter.add, warn=view.say_once, catalogue=catalogue)
@@ -141,7 +138,7 @@ def add(
         # Whoever can push the tag of an earlier image wrote its request: its signer counts as that of the parent does.
         for each_earlier in addition.earlier.values():
             check_signature(addition.target, each_earlier, trust)
-        parents = find_parents(addition.parent, arch, project, host, store, new_repository)
+        parents = find_parents(run, addition.parent, arch)
         parents = _same_architectures(addition, parents, view)
         before = {arch: each.image.labels.get(PARENT_LABEL) for arch, each in addition.earlier.items()}
         if before == {parent.arch: parent.image.manifest.digest for parent in parents}:
@@ -191,7 +188,7 @@ def add(
     pushed: list[tuple[Added, Repository, Manifest]] = []
     for added in (each for each in assembled if each.addition.target.registry):
         target = added.addition.target
-        repository = new_repository(target, host=host, write=True)
+        repository = Repository(target, host=host, write=True)
         sents = [push_image(repository, store, view, added.addition, each) for each in added.images]
         for each in (each for each in added.images if each.results):
             reports.attach_evidence(repository, each.image.manifest.descriptor, each.results, signer)
@@ -230,16 +227,9 @@ def _alone(engine: Engine, store: Store) -> Iterator[None]:
         yield
 
 
-def find_parents(
-    reference: ImageRef,
-    arch: str,
-    project: Project | None,
-    host: Host,
-    store: Store,
-    new_repository: Callable[..., Repository] = Repository,
-) -> list[Parent]:
+def find_parents(run: Run, reference: ImageRef, arch: str) -> list[Parent]:
     """The images with a name, in a registry or in the store, as parents: one for each architecture."""
-    return [read_parent(source) for source in verify.find_images(reference, arch, project, host, store, new_repository)]
+    return [read_parent(source) for source in find_images(run, reference, arch)]
 
 
 def _same_architectures(addition: Addition, parents: Sequence[Parent], view: View) -> list[Parent]:

@@ -28,8 +28,8 @@ from builder.registry.client import Repository
 from builder.registry.failures import RejectedError
 from builder.registry.parallel import look_up
 from builder.release import publish, status
+from builder.release.image_sources import RegistrySource
 from builder.release.status import ImageState, Status, StatusReader
-from builder.release.verify import locked_wheel
 
 TEMPLATES = {"markdown": "catalog.md.j2", "html": "catalog.html.j2", "kubespawner": "profiles.yaml.j2"}
 NO_RESULTS = "no results that count"
@@ -125,14 +125,12 @@ def _releases(
     release = ""
     for stamp, full in sorted(dated, key=lambda each: tags.stamp_order(each[0]), reverse=True):
         tag = f"{full}-{stamp}"
-        with suppress(VerifyError, RejectedError, ValueError):  # an invalid image is passed over
+        with suppress(VerifyError, RejectedError):  # an invalid image is passed over
             manifest = repository.image_manifest(tag, cell.arch)
             if manifest and manifest.digest == digest:
                 release = release or tag
             elif manifest and release and oci.read_labels(manifest.content, repository.read_blob)[0] == cell.arch:
-                image = oci.read_image(manifest.content, repository.read_blob)
-                layers = [oci.parse_history(text) for text in image.history]
-                return release, tag, [locked_wheel(*wheel) for layer in layers if layer for wheel in layer.wheels]
+                return release, tag, RegistrySource(manifest=manifest.content, repository=repository).wheels
     return release, "", []
 
 

@@ -1,192 +1,183 @@
-"""Verifies an image of the store or of a registry: its signature, configuration, layers and attachments.
+"""Verifies an image of a registry or of the store: who signed it, and that it is what the checkout plans.
 
-Works without a checkout too: parts that cannot be compared on this machine are accepted if a trusted signer signed the
-image.
+Without a checkout, only the signature, and what the signer attached, is checked. Nothing is derived again: the same
+inputs give the same bytes, so that `--rebuild` makes the image again, and compares one digest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from builder.build.assemble import Assembler
 from builder.build.layer_lookup import LayerLookup
-from builder.common.console import Meter, View
-from builder.common.errors import StaleError, UsageError
+from builder.common import git
+from builder.common.errors import StaleError, UsageError, VerifyError
+from builder.common.files import short_digest
 from builder.common.reference import ImageRef
 from builder.engine.run import Run
 from builder.evidence.signing import Trust
-from builder.host import Host
-from builder.index.download import Fetcher
-from builder.layers import stored_images
-from builder.layers.installed import Installed
 from builder.layers.known_layers import KnownLayers
 from builder.layers.store import Store
-from builder.matrix import tags
-from builder.matrix.project import Project
 from builder.matrix.schema import Trusted
-from builder.matrix.tags import ADDED_LABEL
+from builder.matrix.tags import ADDED_LABEL, PARENT_LABEL
 from builder.plan import plan
-from builder.registry.client import Repository
-from builder.release import added_images, expected, image_sources, verify
-from builder.release.attestations import Attestations
-from builder.release.expected import PlannedDigests
-from builder.release.image_sources import ImageSource, RegistrySource, StoredSource
-from builder.release.parent import Parent
-from builder.release.verify import Finding
+from builder.plan.plan import PlannedImage
+from builder.release import expected
+from builder.release.additions import BASE_NAME
+from builder.release.attestations import Attestations, Finding
+from builder.release.image_sources import ALL, ImageSource, RegistrySource, find_images
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions:
-    """`arch` is for an image of several architectures in a registry. `fast` hashes no blobs.
+    """`arch` is for an image of several architectures in a registry. `rebuild` makes the image again.
 
-    `signers` are the trusted signers; without any, those of matrix.yaml are. `indexes` are addresses of package
-    indexes, by name.
+    `signers` are the trusted signers; without any, those of matrix.yaml are.
     """
 
     arch: str
-    fast: bool = False
     signers: Sequence[Trusted] = ()
-    indexes: Mapping[str, str] = field(default_factory=dict)
+    rebuild: bool = False
 
 
-def verify_named(
-    reference: ImageRef, options: VerifyOptions, project: Project | None, host: Host, store: Store, view: View
-) -> list[tuple[ImageSource, Iterator[Finding]]]:
+def verify_named(run: Run, reference: ImageRef, options: VerifyOptions) -> list[tuple[ImageSource, Iterator[Finding]]]:
     """The images that a name means, each with its findings, which are made as they are read.
 
-    Without a checkout, `project` is None. Raises UsageError if there is no such image.
+    Raises UsageError if there is no such image.
     """
     if options.signers and not reference.registry:
         raise UsageError(
             f"{reference} has no registry, and images of the store are not signed",
             hint="Name the registry, e.g. docker.io/org/pt-cuda:2.9.",
         )
-    sources = find_images(reference, options.arch, project, host, store)
-
     # Without signers and without a checkout, nobody is trusted.
     trust = Trust(signers=options.signers, root=Path.cwd())
-    if project and not options.signers:
-        trust = Trust.of(project)
-    # Signatures are for a tag or a digest; a reference without either means `latest`.
-    tagged = reference if reference.tag or reference.digest else replace(reference, tag=reference.target)
-
-    # Private packages come from the indexes of matrix.yaml and of the command line, by their names.
-    settings = host.index
-    for index, url in options.indexes.items():
-        settings = settings.with_index(index, url, "")
-
-    named = []
-    for source in sources:
-        # The image is compared with the plan of this checkout for the same cell.
-        planned, built = None, None
-        if project and (planned := planned_digests(project, store, source.lowest_cell)):
-            built = LayerLookup.of(Run(checkout=project, host=host, store=store, view=view)).built_wheel
-        attestations = None
-        if isinstance(source, RegistrySource) and trust.signers:
-            attestations = Attestations(source=source, reference=tagged, trust=trust)
-        registries = None if attestations else {reference.registry, *([project.matrix.registry] if project else [])}
-        findings = verify_image(
-            source,
-            planned,
-            attestations,
-            Fetcher(settings, store.downloads, progress=Meter(view, "wheels", "fetched", 0).add, built=built),
-            find_parent=partial(added_images.find_parent, source.image, registries, host, store, Repository),
-            fast=options.fast,
-            read=Meter(view, "blobs", "hashed", 0).add,
-        )
-        named.append((source, findings))
-    return named
+    if run.checkout and not options.signers:
+        trust = Trust.of(run.checkout)
+    return [
+        (source, verify_image(run, source, reference, trust, rebuild=options.rebuild))
+        for source in find_images(run, reference, options.arch)
+    ]
 
 
 def verify_image(
-    source: ImageSource,
-    planned: PlannedDigests | None,
-    attestations: Attestations | None,
-    fetcher: Fetcher,
-    *,
-    find_parent: Callable[[], tuple[ImageRef, Parent | str]] | None = None,
-    fast: bool = False,
-    read: Callable[[int], None] = lambda _: None,
+    run: Run, source: ImageSource, reference: ImageRef, trust: Trust, *, rebuild: bool = False
 ) -> Iterator[Finding]:
-    """The findings for an image. `planned` is None without a plan, `attestations` without trusted signers.
+    """The findings for an image; none if there is nothing to compare it with.
 
-    Of an image that `builder add` made, `planned` is the lowest of its parents, and `find_parent` reads its parent.
     Raises VerifyError for an invalid image, RegistryError, SigningError.
     """
-    # The signature comes first. Without a trusted one, nothing else is read: an unknown author would choose what this
-    # machine downloads.
-    indexes: Mapping[str, str] = {}
-    if attestations:
+    # The signature comes first. Without a trusted one, nothing else is read: an unknown author would choose it.
+    attestations = None
+    if isinstance(source, RegistrySource) and trust.signers:
+        # Signatures are for a tag or a digest; a reference without either means `latest`.
+        tagged = reference if reference.digest else replace(reference, tag=reference.target)
+        attestations = Attestations(source=source, reference=tagged, trust=trust)
         for signature in attestations.signatures():
             yield signature
             if signature.state != "signed":
                 return
-        indexes = attestations.indexes()
-    is_signed = attestations is not None
 
-    # The configuration sets the user and the command. Without a plan and a signature it is a failure, and the rest is
-    # not read, for the same reason. One that `builder add` made is derived from that of its parent.
-    if ADDED_LABEL in source.image.labels and find_parent:
-        (name, parent), trusted = find_parent(), ""
-        if isinstance(parent, str) or not planned or expected.differences(planned, parent.image, parent.config):
-            planned = None
-        else:
-            trusted = "as planned in this checkout"
-        if attestations and not isinstance(parent, str) and isinstance(parent.source, RegistrySource):
-            of_parent = replace(attestations, source=parent.source, reference=name)
-            [*_, signature] = of_parent.signatures()
-            if signature.state == "signed":
-                trusted, indexes = f"signed {signature.detail}", {**of_parent.indexes(), **indexes}
-        yield from added_images.check_configuration(source, name, parent, trusted=trusted, is_signed=is_signed)
-    else:
-        yield verify.check_configuration(source, planned, is_signed=is_signed)
-    wheels = verify.wheels_with_index(source.image, planned, indexes)
-    if planned is None and not is_signed:
-        return
-
-    # Layers of wheels are rebuilt, the others looked up. The SBOM must list the packages that their files record.
-    installed = Installed() if attestations and not fast else None
-    yield from verify.check_layers(
-        source, planned, wheels, fetcher, installed, is_signed=is_signed, fast=fast, read=read
-    )
+    # An image that `builder add` made begins with its parent. Any other is the one that this checkout plans.
+    own, planned = source.contents, None
+    if ADDED_LABEL in source.image.labels:
+        if attestations:
+            count, finding = _compare_parent(run, source, trust)
+            own = own[count:]
+            yield finding
+    elif planned := _planned_image(run, source.cell):
+        yield _compare_plan(run, source, planned, is_signed=attestations is not None)
 
     if attestations:
         yield attestations.test_results()
-        yield attestations.sbom(installed)
-        yield attestations.provenance()
+        yield attestations.provenance(own)
+    if rebuild:
+        if not planned:
+            raise UsageError(f"{reference}: no cell to build again", hint="Use a checkout with its cell, locked.")
+        if attestations and attestations.revision != (here := git.state(run.project.root)):
+            run.view.say(f"made from commit {attestations.revision or 'none'}; this checkout is {here or 'no commit'}")
+        digest, made = source.image.manifest.digest, rebuild_image(run, planned)
+        if made == digest:
+            yield Finding(part="built again", digest=digest, state="same")
+        else:
+            detail = f"this checkout makes {short_digest(made)}"
+            yield Finding(part="built again", digest=digest, state="different", detail=detail)
 
 
-def find_images(
-    reference: ImageRef,
-    arch: str,
-    project: Project | None,
-    host: Host,
-    store: Store,
-    new_repository: Callable[..., Repository] = Repository,
-) -> Sequence[ImageSource]:
-    """The images that a reference names: in its registry, see `sources_in_registry`, or one in the store.
+def verdict(image: str, findings: Sequence[Finding]) -> VerifyError | None:
+    """The error unless there is something to compare the image with, and nothing differs."""
+    if not findings:
+        return VerifyError(
+            f"{image}: neither a signer nor a plan to check it with",
+            hint="Name its signer with --key or --identity, or run this in the checkout that built it.",
+        )
+    if count := sum(finding.state == "different" for finding in findings):
+        return VerifyError(
+            f"{image}: {count} of {len(findings)} parts are not as expected",
+            hint="Do not use this image until you know who built it and why it differs.",
+        )
+    return None
 
-    In the store, it is a name, a cell or a tag. Raises UsageError if the store has no such image.
+
+def rebuild_image(run: Run, planned: PlannedImage) -> str:
+    """Builds an image in an empty store, with no layer of a registry and no known one. Returns its digest."""
+    if error := run.engine.info().foreign_error(planned.cell.arch):
+        raise error
+    # Beside the store, whose disk has room for images.
+    with TemporaryDirectory(prefix="gpu-images-verify-", dir=run.store.root.parent) as folder:
+        empty = replace(run, store=Store(Path(folder) / "store"))
+        assembler = Assembler(empty, lookup=LayerLookup(empty, KnownLayers(Path(folder))))
+        with empty.store.used(), closing(assembler):
+            assembler.start([planned])
+            return assembler.assemble(planned).manifest.digest
+
+
+def _compare_parent(run: Run, source: ImageSource, trust: Trust) -> tuple[int, Finding]:
+    """Compares the lowest layers with those of the parent in the labels. Returns their number too. Raises VerifyError.
+
+    The parent of an image of a store is in no registry: its layers count as those of the image.
     """
-    if reference.registry:
-        repository = new_repository(reference, host=host, write=False)
-        return image_sources.sources_in_registry(repository, reference.target, store.root / "tmp", arch)
-    stored = store.images()
-    local_names = tags.local_names(project.matrix, project.cells) if project else {}
-    if matches := stored_images.match_names(stored, str(reference), local_names):
-        return [StoredSource(manifest=store.read(stored[matches[0]].digest), store=store)]
-    raise UsageError(
-        f"the store {store.root} has no image {str(reference)!r}",
-        hint=f"Images in the store: {', '.join(stored) or 'none'}. For an image in a registry, use REGISTRY/NAME:TAG.",
-    )
-
-
-def planned_digests(project: Project, store: Store, cell: str) -> PlannedDigests | None:
-    """The digests of the image that the plan has for a cell; None if it has no such cell, or its locks are stale."""
+    labels = source.image.labels
     try:
-        planned = plan.make_plan(project, [each for each in project.cells if each.id == cell]).images
+        named, digest = ImageRef.parse(labels.get(BASE_NAME, "")), labels.get(PARENT_LABEL) or "none"
+        reference = replace(named, tag="", digest=digest)
+    except ValueError as error:
+        raise VerifyError(f"the image has invalid labels of its parent: {error}") from error
+    if not reference.registry:
+        detail = f"{reference.name} is in no registry, only this image names it"
+        return 0, Finding(part="parent", digest=digest, state="signed", detail=detail)
+    [parent, *_] = find_images(run, reference, ALL)
+    layers = parent.image.layers
+    if source.image.layers[: len(layers)] != layers:
+        return 0, Finding(
+            part="parent", digest=digest, state="different", detail=f"{reference.name} does not have its lowest layers"
+        )
+    assert isinstance(parent, RegistrySource)
+    [*_, signature] = Attestations(source=parent, reference=reference, trust=trust).signatures()
+    signed = signature.detail if signature.state == "signed" else "no trusted signer signed it, only this image"
+    return len(layers), Finding(part="parent", digest=digest, state="same", detail=f"{reference.name}: {signed}")
+
+
+def _compare_plan(run: Run, source: ImageSource, planned: PlannedImage, *, is_signed: bool) -> Finding:
+    """Compares the manifest and the configuration with those of the plan, and the layers with the known ones."""
+    digests, image = expected.of_plan(run.project, KnownLayers(run.project.root), planned), source.image
+    try:
+        expected.check_image(digests, image, source.read_blob(image.config.digest), is_trusted=is_signed)
+    except VerifyError as error:
+        return Finding(part="plan", digest=image.manifest.digest, state="different", detail=str(error))
+    return Finding(part="plan", digest=image.manifest.digest, state="known")
+
+
+def _planned_image(run: Run, cell: str) -> PlannedImage | None:
+    """The image that the checkout plans for a cell; None if it has no such cell, or its locks are stale."""
+    if not run.checkout:
+        return None
+    try:
+        images = plan.make_plan(run.checkout, [each for each in run.checkout.cells if each.id == cell]).images
     except (UsageError, StaleError):
         return None
-    return expected.of_plan(project, KnownLayers(project.root), planned[0], store) if planned else None
+    return images[0] if images else None

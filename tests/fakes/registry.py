@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import parse_qsl, urlsplit
 
+from builder.common.errors import BuilderError
 from builder.common.files import digest_of_bytes, is_digest
 from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
@@ -16,6 +19,7 @@ from builder.layers.oci import Manifest
 from builder.registry import artifacts
 from builder.registry.client import Repository
 from builder.registry.failures import RejectedError
+from tests.fakes.wire import Reply, Sent, part
 
 
 class MemoryRegistry(Repository):
@@ -153,6 +157,59 @@ class MemoryRegistry(Repository):
         digest = digest_of_bytes(index)
         self.contents[digest], self.types[digest] = index, oci.INDEX_TYPE
         return digest
+
+
+class Registries(dict[str, MemoryRegistry]):
+    """Repositories by their names, HOST/PATH, each made when it is first used. Answers the requests of a `Wire`.
+
+    Source: OCI distribution specification.
+    """
+
+    def __missing__(self, name: str) -> MemoryRegistry:
+        self[name] = MemoryRegistry()
+        return self[name]
+
+    def __call__(self, sent: Sent) -> Reply | Exception:
+        address = urlsplit(sent.url)
+        path, query = address.path.removeprefix("/v2/"), dict(parse_qsl(address.query))
+        name, kind, reference = re.split("/(manifests|blobs|tags|referrers)/", path, maxsplit=1)
+        registry = self[f"{address.netloc}/{name}"]
+        try:
+            if kind == "manifests":
+                return self._manifest(registry, reference, sent)
+            if kind == "blobs":
+                return self._blob(registry, reference, query, sent)
+        except BuilderError as error:
+            return error
+        pages = [json.dumps({"tags": registry.list_tags()}).encode()] if kind == "tags" else registry.api
+        return Reply(404) if pages is None else Reply(body=pages[0])
+
+    def _manifest(self, registry: MemoryRegistry, reference: str, sent: Sent) -> Reply:
+        if sent.method == "PUT":
+            registry.put_manifest(reference, sent.body, sent.headers["Content-Type"])
+            return Reply(201)
+        manifest = registry.manifest(reference)
+        if manifest is None:
+            return Reply(404)
+        headers = {"Content-Type": manifest.media_type, "Docker-Content-Digest": manifest.digest}
+        return Reply(body=manifest.content, headers=headers)
+
+    def _blob(self, registry: MemoryRegistry, reference: str, query: Mapping[str, str], sent: Sent) -> Reply:
+        if sent.method == "POST" and "mount" in query:
+            return Reply(201 if registry.mount(query["mount"], query["from"]) else 202)
+        if sent.method == "POST":
+            return Reply(202, headers={"Location": f"{sent.url}1"})
+        if sent.method == "PUT":
+            assert digest_of_bytes(sent.body) == query["digest"]
+            registry.calls.append(f"upload {len(sent.body)}")
+            registry.on_upload(query["digest"])
+            registry.contents[query["digest"]] = sent.body
+            return Reply(201)
+        if not registry.has_blob(reference):
+            return Reply(404)
+        if "Range" in sent.headers:
+            return part(registry.contents[reference], sent)
+        return Reply(body=registry.contents.get(reference, b""))
 
 
 def attach(

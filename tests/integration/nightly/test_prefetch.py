@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from builder.layers import estargz
 from tests.integration import stores
 from tests.integration.checkout import PLAIN, ROOT, TIMEOUT_S
 from tests.integration.conftest import NewCheckout
+from tests.unit.layers.toc import prefetched
 
 LIST = "templates/base/prefetch.txt"
 
@@ -36,4 +36,4 @@ def test_what_a_start_reads_is_listed_and_comes_first(
     (digest,) = checkout.stored().values()
     layers = dict(stores.layers(checkout.store, digest))
     with stores.path(checkout.store, next(layers[line] for line in layers if line.startswith("os"))).open("rb") as blob:
-        assert opened - estargz.prefetched(blob) == set()
+        assert opened - prefetched(blob.read()) == set()

@@ -136,7 +136,7 @@ def test_a_release_that_is_killed_at_each_step(ours: Checkout, proxy: Proxy, key
     assert len(complete) == 2 * 5
     assert set(complete.values()) == set(expected.values())
     for suffix in ("", "-extra"):
-        ours.builder("verify", f"{proxy.address}/{ours.references(suffix)[0]}", "--fast", f"--key={keys}/ours.pub")
+        ours.builder("verify", f"{proxy.address}/{ours.references(suffix)[0]}", f"--key={keys}/ours.pub")
 
 
 def test_one_release_from_three_machines_at_once(ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_one_release_from_three_machines_at_once(ours: Checkout, proxy: Proxy, k
     assert set(tags(ours, proxy).values()) == set(ours.stored().values())
     assert len(tags(ours, proxy)) == 2 * 5
     for suffix in ("", "-extra"):
-        ours.builder("verify", f"{proxy.address}/{ours.references(suffix)[0]}", "--fast", f"--key={keys}/ours.pub")
+        ours.builder("verify", f"{proxy.address}/{ours.references(suffix)[0]}", f"--key={keys}/ours.pub")
 
 
 @pytest.mark.parametrize(

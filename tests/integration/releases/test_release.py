@@ -19,7 +19,7 @@ import pytest
 from packageurl import PackageURL
 
 from builder.common.files import digest_of_bytes
-from builder.evidence import reports, sbom_and_provenance, signing
+from builder.evidence import reports, signing
 from builder.evidence.signing import Trust
 from builder.matrix.schema import Trusted
 from builder.registry import artifacts
@@ -134,12 +134,10 @@ def check_sbom(checkout: Checkout, proxy: Proxy, keys: Path) -> None:
     installed |= {("pypi", wheel["name"].lower().replace("_", "-"), wheel["version"]) for wheel in wheels}
     assert installed <= listed
     assert {each for each in listed if each[0] == "deb"} <= installed
-    sources = {
-        each["name"]: sbom_and_provenance.source_package(PackageURL.from_string(each["purl"]))
-        or (each["name"], each["version"])
-        for each in packages
-        if each["purl"].startswith("pkg:deb/")
-    }
+    sources = {}
+    for each in (each for each in packages if each["purl"].startswith("pkg:deb/")):
+        source, _, version = PackageURL.from_string(each["purl"]).qualifiers.get("upstream", "").partition("@")
+        sources[each["name"]] = (source or each["name"], version or each["version"])
     assert sources == {name: (source, version) for name, _, source, version in debs}
     assert sources["libc6"][0] == "glibc"
 
@@ -153,25 +151,21 @@ def test_a_released_image_is_verified_without_a_checkout(ours: Checkout, proxy: 
     plain, extra = (f"{proxy.address}/{ours.references(suffix)[-1]}" for suffix in ("", "-extra"))
     output = consumer.builder("verify", extra, "--key", str(keys / "ours.pub"))
     parts = {line.split()[2]: line.split()[0] for line in output.splitlines() if line[:1].islower()}
-    assert parts["signature"] == parts["SBOM"] == parts["provenance"] == parts["test"] == "signed"
-    assert re.search(r"SBOM  \([0-9]+ packages, the same as in the files of the image\)", output)
+    assert parts == dict.fromkeys(("signature", "test", "provenance"), "signed")
     assert re.search(r"test results  \([0-9]+ passed, gpu: not run", output)
-    assert parts["os"] == parts["configuration"] == "signed"
-    assert "derived" in parts.values()
-    assert "3 derived" in consumer.builder("verify", extra, "--fast", "--key", str(keys / "ours.pub"))
 
     assert "no trusted signer signed it as cell" in consumer.builder(
-        "verify", extra, "--fast", "--key", str(keys / "theirs.pub"), code=15
+        "verify", extra, "--key", str(keys / "theirs.pub"), code=15
     )
-    assert "check its signature with --key" in consumer.builder("verify", extra, "--fast", code=15)
+    assert "neither a signer nor a plan" in consumer.builder("verify", extra, code=15)
     there = public(ours, proxy)
     stored = there.manifest(plain.rpartition(":")[2])
     assert stored
     there.put_manifest(extra.rpartition(":")[2], stored.content, stored.media_type)
-    output = consumer.builder("verify", extra, "--fast", "--key", str(keys / "ours.pub"), code=15)
+    output = consumer.builder("verify", extra, "--key", str(keys / "ours.pub"), code=15)
     full = ours.references()[0].rpartition(":")[2]
     assert f"signed for {full}, {full}-{today()}, not for {extra.rpartition(':')[2]}" in output
-    key = ("--fast", "--key", str(keys / "ours.pub"))
+    key = ("--key", str(keys / "ours.pub"))
     repository_name = plain.rpartition(":")[0]
     consumer.builder("verify", f"{repository_name}:{full}-{today()}", *key)
     there.put_manifest(f"{full}-20200101", stored.content, stored.media_type)

@@ -21,7 +21,7 @@ from builder.common.errors import BuildError, DiskError, FetchError
 from builder.common.files import digest_of_bytes
 from builder.debian.archives import Archives, DebianFetcher
 from builder.host import Apt, AptSource, Host
-from builder.layers import estargz, stored_layers
+from builder.layers import stored_layers
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Layer
 from builder.layers.store import PACKAGES, Store
@@ -34,6 +34,7 @@ from tests.fakes.engine import FakeEngine, MemoryConsole
 from tests.fakes.mmdebstrap import FakeDebianFetcher, FakeMmdebstrap, file_system
 from tests.fakes.run import FakeApt, new_run
 from tests.fakes.wire import Reply, Wire
+from tests.unit.layers.toc import check_by_specification
 
 CELL = "qz-0.5-cu129-py311"
 
@@ -99,7 +100,7 @@ def test_a_layer_is_made_and_recorded(system: OneSystem) -> None:
         taken=("opt/venv/bin/python",),
         folders=(),
     )
-    estargz.check_layer(io.BytesIO(blob), layer.toc)
+    check_by_specification(blob, layer)
     with tarfile.open(fileobj=io.BytesIO(blob)) as archive:
         assert "usr/bin/python3" in archive.getnames()
     assert system.recorded == layer

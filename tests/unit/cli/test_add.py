@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from builder.layers.store import Store
-from builder.steps.add import add, find_parents
 from tests.unit.cli.conftest import Run
 from tests.unit.release.parents import project
-from tests.unit.steps.test_add import PARENT, TARGET, Bench
+from tests.unit.steps.test_add import PARENT, TARGET, Bench, install
 
 
 @pytest.fixture
@@ -21,9 +19,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     bench.parent.push("1")
     bench.share()
     bench.offer(project("einops", version="0.8"))
-    faked = partial(add, program=bench.uv, new_fetcher=bench.fetcher, new_repository=bench.registry)
-    monkeypatch.setattr("builder.cli.add.add", faked)
-    monkeypatch.setattr("builder.cli.add.find_parents", partial(find_parents, new_repository=bench.registry))
+    install(bench, monkeypatch)
     return bench
 
 

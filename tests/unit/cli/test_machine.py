@@ -11,14 +11,12 @@ import pytest
 
 from builder.build import doctor
 from builder.common.files import digest_of_bytes, short_digest
-from builder.index.download import Fetcher
 from builder.layers.blobs import CONFIG_TYPE
 from builder.layers.store import Store
 from builder.matrix import tags
 from builder.matrix.project import Project
-from builder.release import verify
+from builder.release.attestations import Finding, State
 from builder.release.image_sources import ImageSource
-from builder.release.verify import Finding, State
 from tests.unit.cli.conftest import CELL, Run, store_of
 
 
@@ -100,82 +98,31 @@ def findings(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
 @pytest.mark.parametrize(
     ("states", "code", "message"),
     [
-        (["same", "known", "derived", "derived"], 0, "verified: 1 same, 1 known, 2 derived"),
-        (["same", "different", "failed", "unknown"], 15, "1 of 4 parts are not as expected"),
-        (["same", "failed", "failed", "unknown"], 13, "2 of 4 parts could not be compared; the others match"),
-        (["same", "unknown", "derived"], 15, "1 of 3 parts cannot be checked on this machine"),
-        (["same", "known"], 15, "no layer could be rebuilt"),
+        (["signed", "same", "known"], 0, "verified: 1 signed, 1 same, 1 known"),
+        (["signed", "different", "known"], 15, "1 of 3 parts are not as expected"),
+        ([], 15, "neither a signer nor a plan to check it with"),
     ],
     ids=str,
 )
 def test_every_part_is_shown_and_counts_for_the_exit_code(
     run: Run, findings: list[Finding], states: list[State], code: int, message: str
 ) -> None:
-    """An index that does not answer must not look like an image that somebody changed."""
-    findings += [Finding(layer=f"layer-{state}", digest="sha256:0", state=state, detail="why") for state in states]
+    findings += [Finding(part=f"part-{state}", digest="sha256:0", state=state, detail="why") for state in states]
     result = run("verify", "example/image:1")
     assert result.code == code
     assert message in result.err
     for state in states:
-        assert re.search(rf"^{state} +0  layer-{state}  \(why\)$", result.out, re.MULTILINE)
+        assert re.search(rf"^{state} +0  part-{state}  \(why\)$", result.out, re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    ("states", "code"),
-    [(["same", "unknown", "derived"], 0), (["different", "unknown"], 15), (["failed", "unknown"], 13)],
-    ids=str,
-)
-def test_unknown_parts_can_be_accepted(run: Run, findings: list[Finding], states: list[State], code: int) -> None:
-    findings += [Finding(layer="x", digest="sha256:0", state=state) for state in states]
-    result = run("verify", "--allow-unknown", "--fast", "example/image:1")
-    assert result.code == code
-    assert ("verified: 1 same, 1 unknown, 1 derived; blobs were not hashed" in result.err) is (code == 0)
-
-
-@pytest.mark.parametrize(("state", "code"), [("derived", 0), ("different", 15)])
+@pytest.mark.parametrize(("state", "code"), [("known", 0), ("different", 15)])
 def test_the_result_of_verify_is_printed_as_json(run: Run, findings: list[Finding], state: State, code: int) -> None:
-    findings.append(Finding(layer="x", digest="sha256:0", state=state, detail="why"))
-    result = run("verify", "--fast", "example/image:1", "--format", "json")
+    findings.append(Finding(part="x", digest="sha256:0", state=state, detail="why"))
+    result = run("verify", "example/image:1", "--format", "json")
     assert result.code == code
     error = "example/image:1: 1 of 1 parts are not as expected" if code else None
-    part = {"layer": "x", "digest": "sha256:0", "state": state, "detail": "why"}
-    assert json.loads(result.out) == {"image": "example/image:1", "hashed": False, "parts": [part], "error": error}
-
-
-@pytest.mark.usefixtures("findings")
-def test_the_address_of_an_index_is_used(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetchers: list[Fetcher] = []
-
-    def verify_image(*arguments: Any, **_: Any) -> Iterator[Finding]:
-        fetchers.append(arguments[3])
-        return iter([Finding(layer="x", digest="sha256:0", state="derived")])
-
-    monkeypatch.setattr("builder.steps.verify.verify_image", verify_image)
-    assert run("verify", "example/image:1", "--index", "company=https://python.example.test/simple").code == 0
-    assert [fetchers[0].has_index(name) for name in ("company", "other")] == [True, False]
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("https://user:secret@python.example.test/simple", "expected NAME=URL: expected a name such as"),
-        ("company=https://user:secret@python.example.test/simple", "expected NAME=URL: expected an address such as"),
-        ("secret/../x=https://python.example.test", "expected NAME=URL: expected a name such as"),
-    ],
-)
-def test_an_invalid_address_of_an_index_is_not_shown(run: Run, value: str, message: str) -> None:
-    result = run("verify", "example/image:1", "--index", value)
-    assert result.code == 2
-    assert message in result.err
-    assert "secret" not in result.err
-
-
-def test_an_unknown_configuration_is_never_accepted(run: Run, findings: list[Finding]) -> None:
-    """It sets the user and the command; `--allow-unknown` accepted any configuration without a plan."""
-    findings.append(Finding(layer=verify.CONFIGURATION, digest="sha256:0", state="unknown"))
-    result = run("verify", "--allow-unknown", "example/image:1")
-    assert result.code == 15
-    assert "no plan to compare its configuration with" in result.err
+    part = {"part": "x", "digest": "sha256:0", "state": state, "detail": "why"}
+    assert json.loads(result.out) == {"image": "example/image:1", "parts": [part], "error": error}
 
 
 @pytest.mark.usefixtures("findings")
@@ -189,9 +136,9 @@ def test_an_image_that_is_not_in_the_store_is_refused(run: Run) -> None:
 def test_a_cell_is_its_tested_image(run: Run, tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     manifests: list[bytes] = []
 
-    def verify_image(source: ImageSource, *_: object, **__: Any) -> Iterator[Finding]:
+    def verify_image(_: object, source: ImageSource, *__: object, **___: Any) -> Iterator[Finding]:
         manifests.append(source.manifest)
-        return iter([Finding(layer="x", digest="sha256:0", state="derived")])
+        return iter([Finding(part="x", digest="sha256:0", state="known")])
 
     monkeypatch.setattr("builder.steps.verify.verify_image", verify_image)
     full = str(tags.compute(tiny.matrix, tiny.cells)[CELL][0])

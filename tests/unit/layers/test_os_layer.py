@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from builder.layers import estargz, os_layer, splice
 from builder.layers.oci import Layer
+from tests.unit.layers.toc import check_by_specification
 
 CAPABILITY = {"SCHILY.xattr.security.capability": "\x01\x00\x00\x02\x00 \x00\x00"}
 
@@ -63,7 +64,7 @@ class Flat:
         assert layer.digest == "sha256:" + hashlib.sha256(blob).hexdigest()
         assert layer.diff_id == "sha256:" + hashlib.sha256(plain).hexdigest()
         assert (layer.size, layer.unpacked) == (len(blob), len(plain))
-        estargz.check_layer(io.BytesIO(blob), layer.toc)
+        check_by_specification(blob, layer)
         self.infos: dict[str, tarfile.TarInfo] = {}
         self.contents: dict[str, bytes] = {}
         with tarfile.open(fileobj=io.BytesIO(plain)) as tar:
@@ -142,7 +143,7 @@ def test_files_to_prefetch_come_first_and_hard_links_last(tmp_path: Path) -> Non
     assert [entry.name for entry in toc] == [
         "c/", "c/python3.11", estargz.PREFETCH_LANDMARK, "a/", "a/link1", "b", "a/other1",
     ]  # fmt: skip
-    estargz.check_layer(io.BytesIO(out.getvalue()), layer.toc)
+    check_by_specification(out.getvalue(), layer)
 
 
 # ---- hard links

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import tarfile
@@ -11,14 +12,15 @@ from dataclasses import replace
 from typing import Any
 
 from builder.common.files import digest_of_bytes
+from builder.index.wheels import Wheel as LayerWheel
 from builder.layers import estargz, oci, splice
 from builder.layers import wheel as installer
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, Descriptor
 from builder.layers.oci import Layer
 from builder.layers.splice import Entry
+from builder.plan.layer_order import PlannedLayer
 from tests.fakes.registry import MemoryRegistry
 from tests.unit.layers.test_wheel import Wheel, pack
-from tests.unit.release.test_verify import of_wheels
 
 SYSTEM = {
     "var/lib/dpkg/status": (b"Package: libc6\nStatus: install ok installed\nSource: glibc\nVersion: 2.36-9+deb12u14\n"),
@@ -42,6 +44,27 @@ def project(name: str, files: Mapping[str, bytes] | None = None, version: str = 
     """The wheel of a project, with a package of its name."""
     contents = {f"{name}/__init__.py": f"{name} = 1\n".encode()} if files is None else files
     return pack(contents, name=f"{name}-{version}-py3-none-any.whl", info=f"{name}-{version}.dist-info")
+
+
+def of_wheels(*packed: Wheel) -> tuple[str, bytes]:
+    """The layer of these wheels: its line in the history, and its content."""
+    out = io.BytesIO()
+    splice.write_layer(
+        installer.layer_entries([each.open() for each in packed], installer.environment("3.11"), lambda _: None), out
+    )
+    wheels = tuple(
+        LayerWheel(
+            component="x",
+            name="x",
+            version="1",
+            file=each.name,
+            size=1,
+            sha256=hashlib.sha256(each.content).hexdigest(),
+        )
+        for each in packed
+    )
+    planned = PlannedLayer(kind="wheels", name="x", component="x", inputs="", wheels=wheels, python="3.11")
+    return oci.history_line(planned), out.getvalue()
 
 
 def plain(files: Mapping[str, bytes]) -> bytes:
@@ -72,8 +95,8 @@ class ParentImage:
 
     def wheels(self, *wheels: Wheel) -> tuple[str, Layer]:
         """A layer of wheels, with its line in the history."""
-        made = of_wheels(*wheels)
-        return made.line, self.layer(made.content)
+        line, content = of_wheels(*wheels)
+        return line, self.layer(content)
 
     def layer(self, content: bytes) -> Layer:
         """Stores a layer in the registry."""

@@ -12,11 +12,10 @@ import pytest
 
 from builder.common.errors import VerifyError
 from builder.common.files import digest_of_bytes, digest_of_data
-from builder.layers import estargz, oci, stored_layers
+from builder.layers import estargz, oci
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, Descriptor
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Layer
-from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan import plan, settings
 from builder.plan.plan import PlannedImage
@@ -121,42 +120,14 @@ def test_the_same_values_in_other_bytes(image: PlannedImage) -> None:
     assert lines == ["the configuration has the same values but different bytes"]
 
 
-def test_known_layers(tiny: Project, image: PlannedImage, store: Store) -> None:
-    """The layer of files comes from the checkout, those of Debian and bytecode from records of the store."""
-    kinds = {number: layer for number, layer in enumerate(image.layers) if layer.kind != "wheels"}
-    bare = expected.of_plan(tiny, KnownLayers(tiny.root), image, store).layers
-    assert [(kinds[number].name, how) for number, (_, how) in bare.items()] == [("files", "derived")]
-
-    blob = store.put(b"debian", LAYER_TYPE)
-    system = Layer(
-        digest=blob.digest,
-        diff_id=blob.digest,
-        size=blob.size,
-        unpacked=1,
-        created="2026-11-01T00:00:00Z",
-        taken=(),
-        folders=(),
-    )
-    store.put_record(image.os_inputs, system.as_record())
-    assert stored_layers.stored_layer(store, image.os_inputs) == system
-    compiled = {number: layer for number, layer in kinds.items() if layer.compiled}
-    for layer in compiled.values():
-        code = store.put(layer.name.encode(), LAYER_TYPE)
-        made = Layer(digest=code.digest, size=code.size, diff_id=digest_of_bytes(b"x"), unpacked=1)
-        store.put_record(layer.inputs, made.as_record())
-    known = expected.of_plan(tiny, KnownLayers(tiny.root), image, store).layers
-    assert set(known) == set(kinds)
-    [number] = [number for number, layer in kinds.items() if layer.kind == "os"]
-    assert known[number] == (system, "built")
-    assert {known[number][1] for number in compiled} == {"built"}
-
+def test_known_layers(tiny: Project, image: PlannedImage) -> None:
+    """The layer of files comes from the checkout, the others from its locks/layers.json."""
+    [number] = [number for number, layer in enumerate(image.layers) if layer.kind == "files"]
+    bare = expected.of_plan(tiny, KnownLayers(tiny.root), image).layers
+    assert set(bare) == {number}
     (tiny.root / "templates/base/files/etc/new").write_text("x")
-    [number] = [number for number, (_, how) in bare.items() if how == "derived"]
-    assert expected.of_plan(tiny, KnownLayers(tiny.root), image, store).layers[number] != bare[number]
+    assert expected.of_plan(tiny, KnownLayers(tiny.root), image).layers[number] != bare[number]
 
-
-def test_the_committed_digests_are_known_in_a_fresh_clone(tiny: Project, image: PlannedImage, store: Store) -> None:
-    """Without a signer, a new machine could not check the layers of Debian packages and of bytecode."""
     known = KnownLayers(tiny.root)
     system = Layer(
         digest=digest_of_bytes(b"debian"),
@@ -173,17 +144,9 @@ def test_the_committed_digests_are_known_in_a_fresh_clone(tiny: Project, image: 
         content = digest_of_bytes(layer.name.encode())
         known.add(layer, Layer(digest=content, diff_id=content, size=1, unpacked=1))
     known.write()
-    plan_of_checkout = expected.of_plan(tiny, KnownLayers(tiny.root), image, store)
-    hows = [plan_of_checkout.layers[number][1] for number, layer in enumerate(image.layers) if layer.kind != "wheels"]
-    assert sorted(hows) == sorted(["derived", *["known"] * (1 + len(compiled))])
+    plan_of_checkout = expected.of_plan(tiny, KnownLayers(tiny.root), image)
+    assert len(plan_of_checkout.layers) == 2 + len(compiled)
     assert plan_of_checkout.system == system
-
-    # The committed record counts, not what this machine made: the bytes are the same on all machines.
-    blob = store.put(b"debian, compressed by another zlib", LAYER_TYPE)
-    built = replace(system, digest=blob.digest, size=blob.size)
-    store.put_record(image.os_inputs, built.__dict__)
-    [number] = [number for number, layer in enumerate(image.layers) if layer.kind == "os"]
-    assert expected.of_plan(tiny, KnownLayers(tiny.root), image, store).layers[number] == (system, "known")
 
 
 def test_the_annotations_of_a_layer_are_those_of_the_expected_one(image: PlannedImage) -> None:
@@ -191,7 +154,7 @@ def test_the_annotations_of_a_layer_are_those_of_the_expected_one(image: Planned
     manifest, config = documents(image)
     known = oci.read_image(json.dumps(manifest).encode(), lambda _: json.dumps(config).encode()).layers[0]
     toc, other = digest_of_bytes(b"files"), digest_of_bytes(b"other files")
-    plan_of_layer = PlannedDigests(image=image, layers={0: (replace(known, unpacked=99, toc=toc), "known")})
+    plan_of_layer = PlannedDigests(image=image, layers={0: replace(known, unpacked=99, toc=toc)})
     right = {estargz.TOC_ANNOTATION: toc, estargz.SIZE_ANNOTATION: "99"}
     for changed, message in (
         (right, ""),
@@ -216,7 +179,7 @@ def test_another_layer_of_the_operating_system_is_a_difference(tiny: Project, im
     [number] = [number for number, layer in enumerate(image.layers) if layer.kind == "os"]
     layer = actual.layers[number]
     for known in (layer, replace(layer, digest=digest_of_bytes(b"compressed otherwise"))):
-        plan_of_layer = PlannedDigests(image=image, layers={number: (known, "known")})
+        plan_of_layer = PlannedDigests(image=image, layers={number: known})
         with nullcontext() if known == layer else pytest.raises(VerifyError, match=r"layer os is .*, expected "):
             expected.check_image(plan_of_layer, actual, config_bytes, is_trusted=True)
 

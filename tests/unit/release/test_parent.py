@@ -20,7 +20,7 @@ def image() -> ParentImage:
 
 
 def parent_of(image: ParentImage, tmp_path: Path) -> Parent:
-    [source] = sources_in_registry(image.registry, image.push("1"), tmp_path, "amd64")
+    [source] = sources_in_registry(image.registry, image.push("1"), "amd64")
     return read_parent(source)
 
 
@@ -95,6 +95,6 @@ def test_a_configuration_of_something_else(image: ParentImage, tmp_path: Path, i
     config = (
         {**(inner if isinstance(inner, dict) else {}), "Labels": image.labels} if isinstance(inner, dict) else inner
     )
-    [source] = sources_in_registry(image.registry, image.push("1", config=config), tmp_path, "amd64")
+    [source] = sources_in_registry(image.registry, image.push("1", config=config), "amd64")
     with pytest.raises(VerifyError):
         read_parent(source)

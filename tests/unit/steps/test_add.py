@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,13 +28,12 @@ from builder.common.errors import (
     VerifyError,
 )
 from builder.common.reference import ImageRef
+from builder.engine.run import Run
 from builder.evidence import reports, signing
 from builder.evidence.results import Evidence
 from builder.evidence.signing import Signer, Trust
 from builder.host import Host
 from builder.index.download import Fetcher
-from builder.index.local_index import serve_index
-from builder.index.releases import Index
 from builder.index.wheels import LockedWheel
 from builder.layers.store import Store
 from builder.lock.requirements import Requested
@@ -42,23 +41,24 @@ from builder.lock.uv import Built, ListedWheels, Target, Uv
 from builder.matrix import facts
 from builder.matrix.schema import Trusted
 from builder.registry import artifacts
+from builder.registry.client import Repository
 from builder.release.additions import Addition, derive_config, repeat_addition
 from builder.release.image_sources import sources_in_registry
 from builder.release.parent import read_parent
 from builder.steps.add import IMPORTS, Added, add, find_parents
 from tests.fakes.engine import FakeEngine, MemoryConsole
-from tests.fakes.registry import MemoryRegistry
+from tests.fakes.registry import MemoryRegistry, Registries
+from tests.fakes.wire import Wire
 from tests.unit.layers.test_wheel import Wheel
 from tests.unit.release.parents import ParentImage, project
 
 PARENT, TARGET = ImageRef.parse("registry.example.test/org/em:1"), ImageRef.parse("registry.example.test/team/vision:1")
 
 
-class FakeUv(Uv):
-    """Chooses the wheels of `index`, and those of the parent where it has them."""
+class FakeUv:
+    """The methods of `Uv`: chooses the wheels of `index`, and those of the parent where it has them."""
 
     def __init__(self) -> None:
-        super().__init__(Host(), lambda *_, **__: pytest.fail("uv ran"), Index(Host().index), serve_index)
         self.index: dict[str, Wheel] = {}
         self.calls: list[tuple[Target, list[str], list[str], Mapping[str, str] | None]] = []
         self.failure: LockError | None = None
@@ -75,6 +75,12 @@ class FakeUv(Uv):
         if self.failure:
             raise self.failure
         return "".join(f"{locked(wheel).name}=={locked(wheel).version}\n" for wheel in self.index.values()), {}
+
+    def fetch(self, wanted: LockedWheel, folder: Path) -> Path:
+        wheel, path = self.index[wanted.name], folder / f"{wanted.sha256}.whl"
+        assert hashlib.sha256(wheel.content).hexdigest() == wanted.sha256
+        path.write_bytes(wheel.content)
+        return path
 
     def wheels(self, target: Target, pylock: str, built: Built) -> ListedWheels:
         found: ListedWheels = {name: (locked(wheel), "") for name, wheel in self.index.items()}
@@ -94,7 +100,7 @@ class Bench:
     """A registry with a parent; `index` has the wheels that can be added. `shown` are the lines of the steps."""
 
     store: Store
-    registries: dict[str, MemoryRegistry] = field(default_factory=dict)
+    registries: Registries = field(default_factory=Registries)
     uv: FakeUv = field(default_factory=FakeUv)
     shown: list[str] = field(default_factory=list)
     console: MemoryConsole = field(default_factory=MemoryConsole)
@@ -102,8 +108,8 @@ class Bench:
     def __post_init__(self) -> None:
         self.parent = ParentImage(self.registry(PARENT))
 
-    def registry(self, reference: ImageRef, **_: Any) -> MemoryRegistry:
-        return self.registries.setdefault(reference.name, MemoryRegistry())
+    def registry(self, reference: ImageRef) -> MemoryRegistry:
+        return self.registries[reference.name]
 
     @property
     def target(self) -> MemoryRegistry:
@@ -116,30 +122,17 @@ class Bench:
     def offer(self, *wheels: Wheel) -> None:
         self.uv.index = {locked(wheel).name: wheel for wheel in wheels}
 
-    def fetcher(self, settings: Any, folder: Path, **_: Any) -> Fetcher:
-        bench = self
-
-        class MemoryFetcher(Fetcher):
-            def fetch(self, wanted: Any) -> Path:
-                wheel = bench.uv.index[wanted.name]
-                assert hashlib.sha256(wheel.content).hexdigest() == wanted.sha256
-                self.path(wanted).write_bytes(wheel.content)
-                return self.path(wanted)
-
-        return MemoryFetcher(settings, folder)
+    def run(self) -> Run:
+        return Run(checkout=None, host=Host(), store=self.store, view=View(self.console))
 
     def add(self, *additions: Addition, **options: Any) -> list[Added]:
         given = additions or (addition("einops"),)
-        view = View(self.console)
 
         def show(step: str, result: str) -> None:
             self.shown.append(f"{step}: {result}")
 
         with self.store.used():
-            return add(
-                given, None, Host(), self.store, view, show, program=self.uv, new_fetcher=self.fetcher,
-                new_repository=self.registry, **options,
-            )  # fmt: skip
+            return add(self.run(), given, show, **options)
 
     def config(self, tag: str = "1", registry: MemoryRegistry | None = None) -> dict[str, Any]:
         registry = registry or self.target
@@ -181,9 +174,19 @@ class ImportingEngine(FakeEngine):
         yield self.container
 
 
+def install(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers the requests to registries, and replaces uv and the index."""
+    Wire.install(monkeypatch, bench.registries)
+    monkeypatch.setattr(Repository, "confirm_s", 0)
+    monkeypatch.setattr(Uv, "compile", lambda _, *arguments: bench.uv.compile(*arguments))
+    monkeypatch.setattr(Uv, "wheels", lambda _, *arguments: bench.uv.wheels(*arguments))
+    monkeypatch.setattr(Fetcher, "fetch", lambda _, wheel: bench.uv.fetch(wheel, bench.store.downloads))
+
+
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     bench = Bench(Store(tmp_path / "store"))
+    install(bench, monkeypatch)
     bench.parent.push("1")
     bench.offer(project("einops", version="0.8"))
     bench.share()
@@ -239,7 +242,7 @@ def test_the_same_request_gives_the_same_bytes(bench: Bench, tmp_path: Path) -> 
 def test_the_image_is_a_parent_itself(bench: Bench, tmp_path: Path) -> None:
     bench.add()
     bench.target.contents |= bench.parent.registry.contents  # which were mounted
-    [source] = sources_in_registry(bench.target, "1", tmp_path, "amd64")
+    [source] = sources_in_registry(bench.target, "1", "amd64")
     child = read_parent(source)
     assert sorted(child.packages) == ["einops", "ember", "tinylib"]
     assert child.source.lowest_cell == "em-1-cpu-py311"
@@ -406,10 +409,9 @@ def test_a_parent_for_several_architectures(bench: Bench) -> None:
     assert [call[0].arch for call in bench.uv.calls] == ["arm64"]
 
 
-def test_a_layer_of_the_store_is_not_made_again(bench: Bench) -> None:
+def test_a_layer_of_the_store_is_not_made_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.add()
-    new_fetcher: Callable[..., Fetcher] = Fetcher  # downloads, which unit tests cannot
-    bench.fetcher = new_fetcher  # type: ignore[method-assign]
+    monkeypatch.setattr(Fetcher, "fetch", lambda *_: pytest.fail("downloaded"))
     [added] = bench.add(addition("einops", target=replace(TARGET, tag="2")))
     assert added.digest == bench.target.tags["1"]
 
@@ -438,7 +440,7 @@ def test_a_tag_with_a_date_never_moves(bench: Bench) -> None:
 def test_a_label_that_sets_a_variable_of_every_image(bench: Bench) -> None:
     """Whoever pushed the image wrote it."""
     with bench.store.used():
-        [parent] = find_parents(PARENT, "all", None, Host(), bench.store, bench.registry)
+        [parent] = find_parents(bench.run(), PARENT, "all")
     record = json.dumps({"request": {"requirements": [], "env": {"PATH": "/workspace/bin"}}})
     with pytest.raises(VerifyError, match="sets PATH, which every image sets"):
         derive_config(parent, str(PARENT), record, [], [])
@@ -455,7 +457,7 @@ def test_nothing_to_add(bench: Bench) -> None:
 def repeat(bench: Bench) -> Addition:
     bench.target.contents |= bench.parent.registry.contents  # which were mounted
     with bench.store.used():
-        earlier = find_parents(TARGET, "all", None, Host(), bench.store, bench.registry)
+        earlier = find_parents(bench.run(), TARGET, "all")
     return repeat_addition(TARGET, earlier)
 
 

@@ -94,7 +94,7 @@ class ReleaseDesk:
         root = expected.of_plan(self.project, KnownLayers(self.project.root), planned)
         layers = []
         for number in range(len(planned.layers)):
-            promised, _ = root.layers.get(number, (None, ""))
+            promised = root.layers.get(number)
             layers.append(promised or Layer(digest=f"sha256:{number:064x}", diff_id=f"sha256:{number:064x}", size=1))
         history = [oci.history_line(layer) for layer in planned.layers]
         built = {**built_labels(planned.plan, "2026-11-01T00:00:00Z"), **labels}
@@ -577,7 +577,7 @@ def test_a_digest_that_is_not_there(desk: ReleaseDesk) -> None:
 def test_a_label_that_the_tag_would_contradict(desk: ReleaseDesk, labels: dict[str, str]) -> None:
     desk.image = desk.add_image(desk.planned, **labels)
     desk.report()
-    assert "the staged image differs from the plan" in desk.refused(VerifyError)
+    assert "the image differs from the plan" in desk.refused(VerifyError)
 
 
 def test_other_files_than_those_of_the_checkout(desk: ReleaseDesk) -> None:
