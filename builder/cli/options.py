@@ -112,11 +112,6 @@ start_option = click.option(
     is_flag=True,
     help="If no Docker Engine is running, install and start one first, as `builder engine` does. Default: fail.",
 )
-skip_incomplete_option = click.option(
-    "--skip-incomplete",
-    is_flag=True,
-    help="Leave out images that are not ready, name them, and end with exit code 18. Default: fail and change nothing.",
-)
 
 
 def format_option(help_text: str = JSON_HELP, *forms: str) -> Callable[[_Command], _Command]:

@@ -18,7 +18,6 @@ from builder.cli.context import Context, new_table
 from builder.cli.images import gpu_option, show_outcomes
 from builder.common import git
 from builder.common.console import View
-from builder.common.errors import BuilderError, IncompleteError
 from builder.common.text import counted, duration, size
 from builder.evidence.signing import Signer
 from builder.lock.resolve import Resolver
@@ -28,18 +27,10 @@ from builder.plan.plan import Plan
 from builder.release import publish, status
 from builder.release.staging import StagingArea
 from builder.release.status import Status, StatusReader
-from builder.steps import ci
 from builder.steps.images import ImageOptions
 from builder.steps.refresh import refresh
 from builder.steps.release import EXEMPTIONS, ReleaseOptions, release
 from builder.steps.stage import StagingResult, stage
-
-
-def _require_all(left_out: Sequence[BuilderError], action: str) -> None:
-    """Raises IncompleteError with the errors of the images that were left out, if there are any."""
-    if left_out:
-        lines = [f"{error}\n  -> {error.hint}" if error.hint else str(error) for error in left_out]
-        raise IncompleteError("\n".join([f"{counted(len(left_out), 'image')} not {action}:", *lines]))
 
 
 @click.command(name="stage", epilog=options.CELLS_HELP)
@@ -58,16 +49,14 @@ def _require_all(left_out: Sequence[BuilderError], action: str) -> None:
     "(locks/layers.json). They are assembled without an engine and without downloading wheels; `builder test --staged` "
     "then runs all their tests.",
 )
-@options.skip_incomplete_option
 @options.format_option(
-    f"{options.JSON_HELP} github: outputs of a GitHub Actions step: the `stamp`, and `parts` and `cells` of the "
-    "staged images, as in `builder plan`.",
+    f"{options.JSON_HELP} github: an output of a GitHub Actions step, the `stamp`.",
     "text", "json", "github",
 )  # fmt: skip
 @click.pass_obj
 def stage_command(
     context: Context, /, patterns: Sequence[str], place: str, signer: Signer | None, images_only: bool,
-    untested: bool, skip_incomplete: bool, form: str
+    untested: bool, form: str
 ) -> None:  # fmt: skip
     """Push images that passed their tests to staging, with the results.
 
@@ -89,7 +78,7 @@ def stage_command(
         staged = stage(
             project, store, view, area, planned,
             today=context.today, revision=git.state(project.root), signer=signer, lookup=lookup,
-            images_only=images_only, skip_incomplete=skip_incomplete,
+            images_only=images_only,
         )  # fmt: skip
     if form == "json":
         images = [image.model_dump() for image in staged.images]
@@ -100,17 +89,13 @@ def stage_command(
         context.say(f"{counted(len(staged.here), 'image')} staged, {size(staged.sent)} sent, not listed as a release")
     else:
         _say_staged(context, staged, began)
-    if form == "github":  # also if images were left out: later jobs go on with the others
-        ids = {image.cell for image in staged.images}
-        outputs = ci.github_outputs([image for image in planned.images if image.id in ids])
-        for name, value in ({"stamp": staged.stamp} | outputs).items():
-            click.echo(f"{name}={value}")
-    _require_all(staged.left_out, "staged")
+    if form == "github":
+        click.echo(f"stamp={staged.stamp}")
 
 
 def _warn_unsigned(context: Context, project: Project, signer: Signer | None) -> None:
     if project.matrix.evidence and signer is None:
-        again = options.given("patterns", "place", "images_only", "untested", "skip_incomplete")
+        again = options.given("patterns", "place", "images_only", "untested")
         context.say(
             "the test results are not signed: `builder release` on another machine will refuse them. To sign them:"
         )
@@ -207,7 +192,6 @@ def refresh_command(
     is_flag=True,
     help="Allow tags to move to an older release or older Debian packages, and away from images that cannot be read.",
 )
-@options.skip_incomplete_option
 @click.option("--check", is_flag=True, help="Only check whether the release may be published.")
 @options.format_option(
     f"{options.JSON_HELP} github: an output of a GitHub Actions step: `subjects`, the digest and the name of each "
@@ -249,7 +233,6 @@ def release_command(
     result = release(project, context.host, context.store, View(context.err), area, staged, planned, how)
     if check:
         context.say(f"release {staged.stamp}: {counted(len(result.images), 'image')} may be released")
-        _require_all(result.left_out, "ready")
         return
     seconds = time.monotonic() - began
     if form == "json":
@@ -266,7 +249,6 @@ def release_command(
         subjects += [(change.digest, change.name) for change in result.tags]  # indexes too
         lines = dict.fromkeys(f"{digest.removeprefix('sha256:')} {name}" for digest, name in subjects)
         click.echo("\n".join(["subjects<<END", *lines, "END"]))
-    _require_all(result.left_out, "released")
 
 
 @click.command(name="status", epilog=options.ALL_CELLS_HELP)

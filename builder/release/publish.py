@@ -136,11 +136,10 @@ class PushedImage:
 class Released:
     """The result of a release, up to the error that ended it, if there was one.
 
-    `images` are those to publish, `left_out` the errors of the others; `pushed` are in the registry now, by cell.
+    `images` are those to publish; `pushed` are in the registry now, by cell.
     """
 
     images: Sequence[PublishableImage]
-    left_out: Sequence[BuilderError] = ()
     pushed: dict[str, PushedImage] = field(default_factory=dict)
     tags: list[TagChange] = field(default_factory=list)
     error: BuilderError | None = None

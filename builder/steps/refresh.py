@@ -17,8 +17,6 @@ from builder.lock import checks
 from builder.lock.resolve import Resolver
 from builder.matrix.cells import Cell
 from builder.plan import plan, render
-from builder.release import publish
-from builder.release.publish import NotBuiltError
 from builder.release.staging import StagingArea
 from builder.steps import ci
 from builder.steps.images import ImageOptions, make_images
@@ -82,15 +80,8 @@ def refresh(
             return Refreshed(outcomes=results, staged=None, error=failure)
         failures.append(failure)
 
-    # An image may have left out tests that a smaller one runs for both: without that one, it has not passed.
+    # An image may have left out tests that a smaller one, which failed, runs for both. Then nothing is staged.
     staged: StagingResult | None = None
-    while area and passed and failures:
-        _, lacking = publish.passed_images(project, store, plan.make_locked_plan(project, passed))
-        lacking = {cell: error for cell, error in lacking.items() if not isinstance(error, NotBuiltError)}
-        if not lacking:
-            break
-        failures += lacking.values()
-        passed = [cell for cell in passed if cell.id not in lacking]
     if area and passed:
         try:
             with store.used():

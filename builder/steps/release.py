@@ -20,9 +20,7 @@ from builder.common.errors import (
     BuilderError,
     ImageTestError,
     NoRegistryError,
-    RefusedError,
     RegistryError,
-    StaleError,
     VerifyError,
 )
 from builder.common.text import listed
@@ -37,7 +35,6 @@ from builder.layers.store import Store
 from builder.matrix import support, tags
 from builder.matrix.project import Project
 from builder.matrix.schema import ARM64
-from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from builder.registry import artifacts, transfer
 from builder.registry.client import Repository
@@ -53,18 +50,14 @@ SHOWN = 10  # cells in a message
 Exemption = Literal["unsigned", "untested-gpu", "not-run", "missing-arch"]  # from a check; releases record them
 EXEMPTIONS: tuple[Exemption, ...] = get_args(Exemption)
 
-# The errors that `skip_incomplete` accepts: tests that are missing or failed, another plan, the scanner or the end of
-# support, a check that failed.
-NOT_READY = (ImageTestError, StaleError, RefusedError, VerifyError)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseOptions:
     """How to release: `today` is compared with the ends of support, `registry` overrides that of matrix.yaml.
 
     Without `signer`, nothing is signed. `allowed` are checks to skip; `roll_back` lets tags move to older images.
-    `skip_incomplete` leaves out images that may not be released, `check_only` publishes nothing. For hints, `again` is
-    the command that releases the images, and `test` the one that tests them.
+    `check_only` publishes nothing. For hints, `again` is the command that releases the images, and `test` the one that
+    tests them.
     """
 
     today: date
@@ -72,7 +65,6 @@ class ReleaseOptions:
     signer: Signer | None = None
     allowed: Collection[Exemption] = ()
     roll_back: bool = False
-    skip_incomplete: bool = False
     check_only: bool = False
     again: str = "builder release"
     test: str = "builder test --staged newest"
@@ -95,17 +87,15 @@ def release(
     allowed, signer = options.allowed, options.signer and options.signer.with_trust(project)
 
     # Check all images before anything changes: an image that may not be released holds back all of them.
-    images, left_out = check_images(project, view, area, staged, planned, options)
+    images = check_images(project, view, area, staged, planned, options)
     if signer is None:
         view.say("this release is unsigned: users cannot check who made its images. To sign it: --sign KEY")
     own = [image.cell for image in images if OWN in image.coverage.signers]
     if own and project.matrix.evidence:  # without `evidence`, results need no signature
         view.say(f"the release will record `{OWN}` for {listed(own, SHOWN)}: only this machine ran their tests")
-    ready = {image.cell for image in images}
-    cells = [cell for cell in project.cells if cell.id in ready]
-    for line in support.not_built(project.matrix, cells, are_built=True):
+    for line in support.not_built(project.matrix, [image.planned.cell for image in images], are_built=True):
         view.say(line)
-    result = Released(images=images, left_out=left_out)
+    result = Released(images=images)
     if options.check_only:
         return result
     if not options.roll_back:
@@ -171,13 +161,13 @@ def check_images(
     staged: StagedRelease,
     planned: Mapping[str, PlannedImage],
     options: ReleaseOptions,
-) -> tuple[list[PublishableImage], list[BuilderError]]:
-    """The images of a staged release that may be released, with their SBOMs and scans, and the errors of the others.
+) -> list[PublishableImage]:
+    """The images of a staged release, with their SBOMs and scans.
 
-    Raises one error for all that may not be released, unless some may and the others are left out, and for a list of
-    images that is not trusted (see `StagingArea.require_signed`).
+    Raises one error for all that may not be released, and for a list of images that is not trusted (see
+    `StagingArea.require_signed`).
     """
-    allowed, again, test, skip_incomplete = options.allowed, options.again, options.test, options.skip_incomplete
+    allowed, again, test = options.allowed, options.again, options.test
     known, suite, trust = KnownLayers(project.root), Suite.of(*project.folders), Trust.of(project)
     scanner = Scanner(project, project.matrix.scan) if project.matrix.scan else None
     plans, failures = planned, dict[str, BuilderError]()
@@ -214,8 +204,6 @@ def check_images(
         planned = plans.get(entry.cell)
         if planned is None or planned.plan != entry.plan:
             raise staged.stale(entry.cell)
-        if skip_incomplete and (refusals := support.refusals(project.matrix, [planned.cell], options.today)):
-            raise errors.join(refusals, f"ends of support are over for {entry.cell}")
         stored = staging.image_of(area, entry)
         repository = area.open(entry.repository)
         # Its labels, configuration and known layers must be those of the plan, or its tags would not be true. Layers
@@ -251,42 +239,25 @@ def check_images(
         view.end(entry.cell, "done", state)
         return image
 
-    to_check, images, left_out = staged.images, list[PublishableImage](), list[BuilderError]()
     with view.live():
-        while to_check:
-            checked = look_up(checked_image, to_check, CHECKS)
-            images += [image for _, image in checked if image]
-            left_out += [failures[entry.cell] for entry, image in checked if image is None]
-            to_check = ()
-            # An image goes with those for the other architectures of its tags, or not at all.
-            present = {image.cell for image in images}
-            if "missing-arch" not in allowed:
-                alone = [image for image in images if not present.issuperset(image.cells.values())]
-                left_out += [_missing_arch(area, image, present, again) for image in alone]
-                present -= {image.cell for image in alone}
-                images = [image for image in images if image.cell in present]
-            # Others may have to pass the thorough tests in place of an image that is left out.
-            if left_out and images and skip_incomplete:
-                cells = [cell for cell in project.cells if cell.id in present]
-                before, plans = plans, {image.id: image for image in plan.make_locked_plan(project, cells).images}
-                changed = {cell for cell in present if plans[cell].thorough != before[cell].thorough}
-                to_check = tuple(each for each in staged.images if each.cell in changed)
-                images = [image for image in images if image.cell not in changed]
-
-    # A registry or Sigstore that does not answer is no fault of an image.
-    fatal = [error for error in left_out if skip_incomplete and not isinstance(error, NOT_READY)]
-    left_out = [error for error in left_out if error not in fatal]
-    if not skip_incomplete:
-        cells = [plans[each.cell].cell for each in staged.images if each.cell in plans]
-        fatal += support.refusals(project.matrix, cells, options.today)
+        checked = look_up(checked_image, staged.images, CHECKS)
+    images = [image for _, image in checked if image]
+    refused = [failures[entry.cell] for entry in staged.images if entry.cell in failures]
+    # An image goes with those for the other architectures of its tags, or not at all.
+    present = {image.cell for image in images}
+    if "missing-arch" not in allowed:
+        alone = [image for image in images if not present.issuperset(image.cells.values())]
+        refused += [_missing_arch(area, image, present, again) for image in alone]
+    cells = [plans[each.cell].cell for each in staged.images if each.cell in plans]
+    refused += support.refusals(project.matrix, cells, options.today)
     if "unsigned" not in allowed:
         try:
             area.require_signed(project, staged, again)
         except VerifyError as error:
-            fatal.append(error)
-    if fatal or (left_out and not (skip_incomplete and images)):
-        raise errors.join([*fatal, *left_out], "images cannot be released")
-    return images, left_out
+            refused.append(error)
+    if refused:
+        raise errors.join(refused, "images cannot be released")
+    return images
 
 
 def _missing_arch(area: StagingArea, image: PublishableImage, present: Collection[str], again: str) -> ImageTestError:

@@ -10,7 +10,7 @@ from datetime import date
 from builder.build.layer_lookup import LayerLookup
 from builder.common import errors
 from builder.common.console import View
-from builder.common.errors import BuilderError, BuildError
+from builder.common.errors import BuildError
 from builder.common.reference import ImageRef
 from builder.common.text import size
 from builder.evidence import reports, results
@@ -32,14 +32,12 @@ from builder.release.staging import INDEX, StagedImage, StagingArea, image_of, n
 class StagingResult:
     """The result of staging: `here` are the images of this machine, of which `sent` bytes were sent.
 
-    `elsewhere` are those that another machine staged, `left_out` the errors of the images that are neither. `stamp` is
-    that of the staged release, empty without one.
+    `elsewhere` are those that another machine staged. `stamp` is that of the staged release, empty without one.
     """
 
     here: Sequence[StagedImage]
     elsewhere: Sequence[StagedImage]
     sent: int
-    left_out: Sequence[BuilderError] = ()
     stamp: str = ""
 
     @property
@@ -59,7 +57,6 @@ def stage(
     signer: Signer | None = None,
     lookup: LayerLookup | None = None,
     images_only: bool = False,
-    skip_incomplete: bool = False,
 ) -> StagingResult:
     """Pushes the images of a plan that passed their tests by digest, and attaches their reports, signed by `signer`.
 
@@ -68,7 +65,7 @@ def stage(
     in the store nor staged are staged too, without test results.
 
     Raises one error for all images that are neither in the store nor in staging, before anything is sent, and one for
-    all failures. With `skip_incomplete`, the former are left out, unless that leaves none.
+    all failures.
     """
     if not plan.images:  # built-in sets may be empty; an empty release would be the newest one
         return StagingResult(here=(), elsewhere=(), sent=0)
@@ -94,9 +91,8 @@ def stage(
                 del failures[planned.id]
             except BuildError as error:
                 failures[planned.id] = error
-    left_out = [failures[cell] for cell in sorted(failures)]
-    if left_out and not (skip_incomplete and (images or elsewhere)):
-        raise errors.join(left_out, "images cannot be staged")
+    if failures:
+        raise errors.join([failures[cell] for cell in sorted(failures)], "images cannot be staged")
 
     # Without a release, list them before any is pushed: `prune` deletes what no list names.
     here = [_staged(image.planned, image.digest) for image in images]
@@ -158,7 +154,7 @@ def stage(
         errors.collect(attach_results, elsewhere)
 
     # Last the release: other machines find it when all its images are complete.
-    result = StagingResult(here=here, elsewhere=elsewhere, sent=sent, left_out=left_out)
+    result = StagingResult(here=here, elsewhere=elsewhere, sent=sent)
     if images_only:
         return result
     return replace(result, stamp=area.write(project, day, revision, result.images, signer).stamp)

@@ -106,17 +106,21 @@ def test_rights(name: str, job: dict[str, Any]) -> None:
 
 
 def test_nothing_is_pushed_or_signed_for_a_pull_request() -> None:
-    """Every job with rights comes after `push`, which needs the output `publish` of the plan."""
+    """Every job with rights comes after `push`, which needs the output `publish` of the plan.
+
+    A job without a function such as cancelled() in its condition does not run after one that failed or was skipped.
+    """
     ci = {name.removeprefix("ci: "): job for name, job in jobs() if name.startswith("ci: ")}
     publish = "github.ref == 'refs/heads/main' && vars.PUBLISH == 'true' && inputs.what != 'build'"
     assert ci["plan"]["env"] == {"PUBLISH": f"${{{{ {publish} }}}}"}
     assert ci["plan"]["outputs"]["publish"] == "${{ env.PUBLISH }}"
     assert "needs.plan.outputs.publish == 'true' && " in ci["push"]["if"]
     previous = {"stage": "push", "gpu": "stage", "gpu-results": "gpu", "release": "stage"}
-    conditions = {"push": "needs.push.result != 'skipped'", "gpu": "needs.gpu.result != 'skipped'"}
     for name, before in previous.items():
         assert before in ci[name]["needs"]
-        assert conditions.get(before, "needs.stage.outputs.stamp != ''") in ci[name]["if"]
+        condition = ci[name].get("if", "")
+        conditions = (f"needs.{before}.result != 'skipped'", f"needs.{before}.result == 'success'")
+        assert "cancelled()" not in condition or any(each in condition for each in conditions)
 
 
 def test_a_called_workflow_publishes_only_from_the_main_branch_and_only_if_its_caller_says_so() -> None:
@@ -132,7 +136,7 @@ def test_a_called_workflow_publishes_only_from_the_main_branch_and_only_if_its_c
         assert bool(evaluate(publish, context)) == is_published
     assert "needs.plan.outputs.publish == 'true' && " in called["images: push"]["if"]
     assert "push" in called["images: release"]["needs"]
-    assert "needs.push.result != 'skipped'" in called["images: release"]["if"]
+    assert "if" not in called["images: release"]
     [release] = [step for step in called["images: release"]["steps"] if "ALLOW" in step.get("env", {})]
     for is_allowed, option in ((False, ""), (True, "--allow-untested-gpu")):
         assert expand(release["env"]["ALLOW"], {"inputs": {"allow_untested_gpu": is_allowed}}) == option
@@ -143,7 +147,7 @@ def test_a_called_workflow_publishes_only_from_the_main_branch_and_only_if_its_c
     [
         ("true", "team.yaml", "success", True),
         ("true", "team.yaml", "skipped", True),  # the weekly run, if everything is released
-        ("true", "team.yaml", "failure", True),  # an image was left out; the others have new tags
+        ("true", "team.yaml", "failure", True),
         ("true", "", "success", False),
         ("false", "team.yaml", "skipped", False),
     ],
@@ -174,7 +178,7 @@ def test_a_job_that_signs_installs_itself_before_it_receives_artifacts() -> None
 def test_the_gpu_tests_are_in_parts_on_a_runner_of_our_own() -> None:
     gpu = dict(jobs())["ci: gpu"]
     assert "self-hosted" in gpu["runs-on"]
-    assert gpu["strategy"]["matrix"] == "${{ fromJSON(needs.stage.outputs.parts) }}"
+    assert gpu["strategy"]["matrix"] == "${{ fromJSON(needs.plan.outputs.parts) }}"
     assert "concurrency" not in gpu, "jobs wait for the runner; by default, a group cancels those that wait"
     assert "needs.plan.outputs.gpu == 'true'" in gpu["if"]
     assert dict(jobs())["ci: plan"]["outputs"]["gpu"] == "${{ vars.GPU != 'off' && !inputs.allow-untested-gpu }}"
@@ -333,8 +337,6 @@ def test_a_release_has_its_own_job_and_environment() -> None:
     ):
         context = {"needs": {"plan": {"outputs": {"gpu": gpu}}}, "vars": {}}
         assert expand(script["env"]["ALLOW"], context).split() == options
-    [attest] = [step for step in release["steps"] if step.get("uses", "").startswith("actions/attest@")]
-    assert "!cancelled()" in attest["if"], "also if images were left out"
 
 
 def test_updates_do_not_stop_each_other() -> None:

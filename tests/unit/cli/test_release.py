@@ -106,18 +106,10 @@ def test_stage_warns_of_results_that_others_refuse(stage: Run, tiny: Project) ->
     assert f"  -> builder stage {EMBER} --staging {PLACE} --images-only --sign KEY" in result.err
 
 
-def test_stage_prints_outputs_of_a_github_step_also_if_it_leaves_out_images(stage: Run, tiny: Project) -> None:
-    """The next jobs test and release the others; the job of this step is red."""
-    result = stage(EMBER, f"{test_release.CELL}-board", CELL, "--skip-incomplete", "--format", "github")
-    assert result.code == 18, result.err
-    outputs = dict(line.split("=", 1) for line in result.out.splitlines())
-    assert re.fullmatch("[0-9]{8}", outputs["stamp"])
-    cells = f"{EMBER} {test_release.CELL}-board"
-    assert sorted(outputs["cells"].split()) == sorted(cells.split())
-    assert sorted(" ".join(part["cells"] for part in json.loads(outputs["parts"])["include"]).split()) == sorted(
-        cells.split()
-    )
-    assert f"incomplete: 1 image not staged:\n{CELL}: not built\n  -> builder images {CELL}\n" in result.err
+def test_stage_prints_the_output_of_a_github_step(stage: Run) -> None:
+    result = stage(EMBER, "--format", "github")
+    assert result.code == 0, result.err
+    assert re.fullmatch(r"stamp=[0-9]{8}\n", result.out)
 
 
 @pytest.mark.parametrize("option", [[], ["--images-only"]], ids=str)

@@ -129,8 +129,8 @@ def test_a_pipeline_of_gitlab_has_a_job_for_each_part(images: list[PlannedImage]
     data = pipeline([*images[:2], arm64])
     first, second = jobs(data).values()
     assert list(jobs(data)) == [f"images of {images[0].id} (2 images)", f"images of {arm64.id} (1 image)"]
-    build = f".venv/bin/builder images {images[0].id} {images[1].id} --junit .builder/junit || status=$?"
-    assert first["script"] == ["status=0", build, "exit $status"]
+    build = f".venv/bin/builder images {images[0].id} {images[1].id} --junit .builder/junit"
+    assert first["script"] == [build]
     assert (first["tags"], second["tags"]) == (["docker", "amd64"], ["docker", "arm64"])
     assert {first["stage"], second["stage"]} <= set(data["stages"])
     artifacts = data["default"]["artifacts"]
@@ -150,7 +150,7 @@ def test_only_the_job_that_releases_gets_the_key(images: list[PlannedImage]) -> 
     assert "environment" not in building
     assert "artifacts" not in release, "it has those of the jobs before it, as it names no others"
     assert {"dependencies", "needs"}.isdisjoint(release)
-    assert (release["when"], release["resource_group"]) == ("always", "release")
+    assert release["resource_group"] == "release"
     assert data["stages"].index(building["stage"]) < data["stages"].index(release["stage"])
     assert data["variables"]["GPU_IMAGES_LOCKED"] == "1"
 
@@ -161,7 +161,7 @@ def test_gpu_tests_are_left_out_only_if_a_variable_says_so(images: list[PlannedI
     [line] = [line for line in script if "--allow-untested-gpu" in line]
     assert line == 'test "$ALLOW_UNTESTED_GPU" != true || allow=--allow-untested-gpu'
     assert ".venv/bin/builder release" in script[script.index(line) + 1]
-    assert " $allow " in script[script.index(line) + 1]
+    assert script[script.index(line) + 1].endswith(" $allow")
 
 
 @pytest.mark.parametrize("publish", [False, True])

@@ -311,67 +311,39 @@ def pair(desk: ReleaseDesk) -> Pair:
     return Pair(desk=desk, staged=desk.staged_and(planned[BESIDE], desk.add_image(planned[BESIDE])), planned=planned)
 
 
-def test_an_image_that_is_not_ready_is_left_out(pair: Pair) -> None:
+def test_all_images_that_may_not_be_released_are_named(pair: Pair) -> None:
     with pytest.raises(ImageTestError, match=f"^{BESIDE}: no valid test results"):
         pair.release(check_only=True)
-    checked = pair.release(check_only=True, skip_incomplete=True)
-    assert [image.cell for image in checked.images] == [CELL]
-    assert [str(error) for error in checked.left_out] == [f"{BESIDE}: no valid test results"]
-    assert pair.desk.calls == [], "only checked"
-    released = pair.release(skip_incomplete=True)
-    assert [pushed.image.cell for pushed in released.in_registry] == [CELL]
-    assert [str(error) for error in released.left_out] == [f"{BESIDE}: no valid test results"]
-    assert set(pair.desk.tags.values()) == {pair.desk.image.manifest.digest}
-
-
-def test_a_release_without_any_image_that_is_ready_fails(pair: Pair) -> None:
     pair.desk.report(passed=(), failed=("test_it",), finished="2026-11-23T00:00:00Z")
-    with pytest.raises(ImageTestError, match=f"^2 images cannot be released\n{CELL}: tests failed"):
-        pair.release(skip_incomplete=True)
+    with pytest.raises(ImageTestError) as caught:
+        pair.release()
+    assert str(caught.value).splitlines()[:3] == [
+        "2 images cannot be released", f"{CELL}: tests failed", f"{BESIDE}: no valid test results"
+    ]  # fmt: skip
+    assert pair.desk.calls == []
 
 
-def test_a_list_that_nobody_signed_is_refused_even_if_images_may_be_left_out(pair: Pair) -> None:
+def test_an_image_goes_with_that_for_another_architecture(twins: Pair) -> None:
+    with pytest.raises(ImageTestError, match=r"^2 images cannot be released\n") as caught:
+        twins.release()
+    assert f"{TWIN}: no valid test results" in str(caught.value)
+    assert f"{CELL}: {TWIN} would not be released with it, and has the same tags" in str(caught.value)
+
+
+def test_a_list_that_nobody_signed_is_refused(pair: Pair) -> None:
     evidence = [Trusted(key="keys/ci.pub")]
     project = pair.desk.project
     project.__dict__["matrix"] = project.matrix.model_copy(update={"evidence": evidence})
+    passed_board(pair)
     with pytest.raises(VerifyError, match="images may be missing"):
-        pair.release(skip_incomplete=True, is_own=False)
-
-
-def test_an_image_is_not_left_out_because_the_registry_fails(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = MemoryRegistry.manifest
-
-    def fail_for_one(registry: MemoryRegistry, reference: str) -> Manifest | None:
-        if reference == pair.other.digest:
-            raise RegistryError("503")
-        return read(registry, reference)
-
-    monkeypatch.setattr(MemoryRegistry, "manifest", fail_for_one)
-    with pytest.raises(RegistryError, match="503"):
-        pair.release(skip_incomplete=True)
-
-
-def test_an_image_needs_the_thorough_tests_of_one_that_is_left_out(pair: Pair) -> None:
-    """Otherwise nobody would have run them for what is released."""
-    desk = pair.desk
-    test = desk.project.root / "tests/images/test_quartz.py"
-    test.write_text(f"import pytest\n{test.read_text('utf-8')}\n\n@pytest.mark.thorough\ndef test_deep(): ...\n")
-    write_tests(desk.project.root, ["board"])
-    suite = Suite.of(desk.project.root)
-    passed = suite.of_image(pair.planned[BESIDE].components, "tests/images", thorough={"board"})
-    pair.report({"passed": tuple(passed)})
-    desk.report(passed=(), failed=("tests/images/test_quartz.py::test_deep",), finished="2026-11-23T00:00:00Z")
-    with pytest.raises(ImageTestError) as caught:
-        pair.release(skip_incomplete=True)
-    assert f"{CELL}: tests failed" in str(caught.value)
-    assert "it lacks results of tests: tests/images/test_quartz.py::test_deep" in str(caught.value)
+        pair.release(is_own=False)
 
 
 def test_what_an_earlier_run_published_stays_in_the_record(pair: Pair) -> None:
     """Its tags are set; without the record, an older release could move them back."""
     other = ReleasedImage(cell=BESIDE, digest=pair.other.digest, references=(), gpu="passed", signer="")
     pair.desk.area.record(ReleaseRecord(stamp=STAMP, revision="abc", images=(other,)))
-    pair.release(skip_incomplete=True)
+    pair.desk.release()
     assert [image.cell for image in pair.desk.released().images] == [CELL, BESIDE]
 
 
@@ -508,15 +480,6 @@ def test_what_is_allowed_and_not_needed_is_not_recorded(desk: ReleaseDesk) -> No
     desk.release(allowed=["missing-arch"])
     assert desk.released().allowed == ()
     assert desk.released().images[0].tagged == desk.image.manifest.digest
-
-
-def test_an_image_is_left_out_with_that_for_another_architecture(twins: Pair) -> None:
-    with pytest.raises(ImageTestError, match=r"^2 images cannot be released\n") as caught:
-        twins.release(skip_incomplete=True)
-    assert f"{TWIN}: no valid test results" in str(caught.value)
-    assert f"{CELL}: {TWIN} would not be released with it, and has the same tags" in str(caught.value)
-    checked = twins.release(skip_incomplete=True, allowed=["missing-arch"], check_only=True)
-    assert [image.cell for image in checked.images] == [CELL]
 
 
 @pytest.mark.usefixtures("programs")
