@@ -240,7 +240,7 @@ class Bench:
         image = stored_images.find_stored_image(store, planned(self._checkout, cell))
         assert image is not None
         unpacked: list[int] = []
-        loader = Loader(self._engine, store, str(self._checkout), print)
+        loader = Loader(self._engine, store, str(self._checkout), View(Console(quiet=True)))
         self._engine.tag(loader.load(image, unpacked.append), reference(cell))
         return sum(unpacked)
 

@@ -64,7 +64,7 @@ class Assembler:
     ) -> None:
         self._run = run
         self._store = run.store
-        self._loader = Loader(run.engine, run.store, str(run.project.root), run.view.say)
+        self._loader = Loader(run.engine, run.store, str(run.project.root), run.view)
         self._lookup = lookup or LayerLookup.of(run)
         self._mmdebstrap = Mmdebstrap(run)
         archives = archives or Archives(run.project.matrix, run.host, ContainerApt(run))

@@ -85,7 +85,7 @@ class Context:
 
     def locked(self, project: Project, command: str) -> AbstractContextManager[None]:
         """Holds the lock of the checkout; see `Project.locked`."""
-        return project.locked(f"builder {command}", wait=self.wait, say=self.say)
+        return project.locked(f"builder {command}", wait=self.wait, view=View(self.err))
 
     def say_written(self, names: Sequence[str]) -> None:
         """Names the files that a command wrote."""

@@ -141,5 +141,5 @@ def engine_command(context: Context) -> None:
     If no engine is running, installs and starts one (only on Debian and Ubuntu, and only as root). Never changes a
     running engine.
     """
-    info = setup.ensure(context.say).info()
+    info = setup.ensure(View(context.err)).info()
     context.say(f"engine: {info.name} {info.version} is running ({info.store})")

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from builder.cli.context import Context, new_table
 from builder.cli.options import CELLS_HELP, Size, cells_argument, format_option
+from builder.common.console import View
 from builder.common.errors import LockError, UsageError, for_cells
 from builder.common.text import counted, size
 from builder.plan import plan
@@ -70,7 +71,7 @@ def plan_command(
     planned = plan.make_plan(project, chosen)
     images: Sequence[PlannedImage] = planned.images
     if revision:
-        images = ci.changed_images(ci.plan_digests(project, revision, context.say), images)
+        images = ci.changed_images(ci.plan_digests(project, revision, View(context.err)), images)
     if unreleased:
         from builder.release import publish, status  # noqa: PLC0415  0.2 s, which other plans would pay
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from builder.common.console import View
 from builder.common.errors import BuildError, DamagedError, EngineError
 from builder.common.files import digest_of_bytes
 from builder.common.lock_text import KNOWN_LAYERS
@@ -39,11 +40,11 @@ class Loader:
     `checkout` is a label of temporary images: `Engine.sweep` removes those of a killed run.
     """
 
-    def __init__(self, engine: Engine, store: Store, checkout: str, say: Callable[[str], None]) -> None:
+    def __init__(self, engine: Engine, store: Store, checkout: str, view: View) -> None:
         self._engine = engine
         self._store = store
         self._checkout = checkout
-        self._say = say
+        self._view = view
         # Becomes False when the engine cannot reach this machine's loopback. Always False for Podman, which pulls only
         # over TLS unless its configuration lists the registry as insecure.
         self._can_pull = engine.info().name != "Podman"
@@ -111,7 +112,7 @@ class Loader:
             except EngineError as error:
                 if endpoint.is_used:
                     raise
-                self._say(f"Docker Engine cannot pull from this machine; sending whole archives instead: {error}")
+                self._view.say(f"Docker Engine cannot pull from this machine; sending whole archives instead: {error}")
                 return False
         # The engine has the layers now, and keeps them as long as one of the two images has them.
         try:

@@ -41,4 +41,4 @@ class Run:
         """The engine. Raises EngineError if none is running, or cannot be started."""
         if self.connected:
             return self.connected
-        return setup.ensure(self.view.say) if self.starts_engine else Engine.connect()
+        return setup.ensure(self.view) if self.starts_engine else Engine.connect()

@@ -11,11 +11,12 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from builder import host
+from builder.common.console import View
 from builder.common.errors import EngineError, NoEngineError
 from builder.debian import mmdebstrap
 from builder.engine.address import SOCKET, engine_address
@@ -44,7 +45,7 @@ Pin-Priority: 990
 """
 
 
-def ensure(say: Callable[[str], None]) -> Engine:
+def ensure(view: View) -> Engine:
     """A running engine, installed and started if necessary. Raises EngineError with the command to run.
 
     Writes nothing to the checkout: under sudo, the files would belong to root.
@@ -57,8 +58,8 @@ def ensure(say: Callable[[str], None]) -> Engine:
     if engine is None:
         if not shutil.which("dockerd"):
             SETUP_LOG.write_text("")
-            install_packages(PACKAGES, MINIMUM, say)
-        start(say)
+            install_packages(PACKAGES, MINIMUM, view)
+        start(view)
         engine = Engine.connect()
     info = engine.info()
     if obstacle := too_old(info):  # never replaced: other users of this machine may need it
@@ -95,11 +96,11 @@ def require_installable(environ: Mapping[str, str], uid: int, release: Mapping[s
         ) from absent
 
 
-def install_packages(packages: Sequence[str], minimum: tuple[int, int], say: Callable[[str], None]) -> None:
+def install_packages(packages: Sequence[str], minimum: tuple[int, int], view: View) -> None:
     """Installs packages of this machine's release, or of Debian trixie if the first one is older than `minimum`.
 
     On Debian, reads only the distribution's own package sources, so that a broken third-party source does not fail the
-    installation. Before it installs, calls `say` with the version and its release. Raises EngineError with the end of
+    installation. Before it installs, shows the version and its release. Raises EngineError with the end of
     apt's output.
     """
     settings, codename = host.read_host(), host.os_release().get("VERSION_CODENAME", "")
@@ -136,18 +137,18 @@ def install_packages(packages: Sequence[str], minimum: tuple[int, int], say: Cal
             _apt([*options, *UPDATE])
             reason = f", because {release} has {version or 'none'}"
             release, version = f"Debian {TRIXIE}", _candidate(packages[0], options)
-        say(f"engine: installing {packages[0]} {version} from {release}{reason} (about a minute)")
+        view.say(f"engine: installing {packages[0]} {version} from {release}{reason} (about a minute)")
         _apt([*options, *INSTALL, *(package for package in packages if _candidate(package, options))])
 
 
-def start(say: Callable[[str], None]) -> None:
+def start(view: View) -> None:
     """Starts dockerd and waits until it answers; raises EngineError with the end of its log."""
     if Path("/run/systemd/system").is_dir():
-        say("engine: starting docker.service")
+        view.say("engine: starting docker.service")
         subprocess.run(["systemctl", "start", "docker"], capture_output=True, check=False)
     else:
         remove_stale(PID_FILE)
-        say(f"engine: starting dockerd; it keeps running, its log is {DAEMON_LOG}")
+        view.say(f"engine: starting dockerd; it keeps running, its log is {DAEMON_LOG}")
         with DAEMON_LOG.open("ab") as log:
             # In a new session: it must outlive this program and its terminal.
             subprocess.Popen(

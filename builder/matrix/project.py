@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from builder.common import strict_yaml
+from builder.common.console import View
 from builder.common.errors import BusyError, MatrixError, UsageError, did_you_mean
 from builder.common.files import TEMPORARY_SUFFIX
 from builder.matrix import cells, extends, reader
@@ -73,7 +74,7 @@ class Project:
         return TemporaryDirectory(dir=parent)
 
     @contextmanager
-    def locked(self, command: str, *, wait: bool, say: Callable[[str], None]) -> Iterator[None]:
+    def locked(self, command: str, *, wait: bool, view: View) -> Iterator[None]:
         """Holds the lock of the checkout, after removing temporary files of killed runs.
 
         The kernel releases the lock when the process ends. Unless `wait`, raises BusyError with the name of the holder.
@@ -92,7 +93,7 @@ class Project:
                         f"another builder is using this checkout: {holder}",
                         hint="Try again later, or wait for it: builder --wait COMMAND",
                     ) from None
-                say(f"waiting for another builder: {holder}")
+                view.say(f"waiting for another builder: {holder}")
                 fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             file.truncate()

@@ -347,7 +347,7 @@ def try_images(engine: Engine, store: Store, view: View, show: Callable[[str, st
             blobs = [layer.descriptor for layer in each.parent.image.layers]
             transfer.fetch_blobs(source.repository, store, blobs, Meter(view, "parent", "downloaded", 0).add)
         is_kept = bool(engine.image(each.image.image_id(engine.info().store)))
-        loader = Loader(engine, store, str(store.root), view.say)
+        loader = Loader(engine, store, str(store.root), view)
         image_id = loader.load(each.image, Meter(view, "image", "loaded", 0).add)
         try:
             modules = try_packages(engine, store, added.addition, each, image_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from builder.common import git
+from builder.common.console import View
 from builder.common.errors import BuilderError, UsageError
 from builder.common.text import counted, size
 from builder.matrix.cells import NOT_BUILT, Cell
@@ -28,7 +29,7 @@ def checkout_revision(project: Project, revision: str) -> Iterator[Project]:
         yield Project(Path(folder))
 
 
-def plan_digests(project: Project, revision: str, say: Callable[[str], None]) -> dict[str, str]:
+def plan_digests(project: Project, revision: str, view: View) -> dict[str, str]:
     """Cell id -> digest of its plan in a git revision; empty for a revision that this program cannot plan.
 
     Without the cells of a team's repository for which another release of gpu-images recorded another plan. Raises
@@ -42,7 +43,7 @@ def plan_digests(project: Project, revision: str, say: Callable[[str], None]) ->
             plans = recorded.read_recorded(before.root) or digests
             return {cell: digest for cell, digest in digests.items() if plans.get(cell) == digest}
         except BuilderError as error:
-            say(f"{revision} cannot be planned, so all images count as changed: {error}")
+            view.say(f"{revision} cannot be planned, so all images count as changed: {error}")
             return {}
 
 

@@ -49,7 +49,7 @@ def refresh(
     """
     project, view, store = run.project, run.view, run.store
     if git.commit(project.root, "HEAD"):
-        before = ci.plan_digests(project, "HEAD", view.say)
+        before = ci.plan_digests(project, "HEAD", view)
     else:
         before = {image.id: image.plan for image in plan.make_plan(project, project.cells).images}
 

@@ -81,7 +81,7 @@ def complete_tests(
     tester.check(planned.images)
     by_cell = {image.cell: image for image in release.images}
     known_layers, suite, trust = KnownLayers(project.root), Suite.of(*project.folders), Trust.of(project)
-    loader, loading = Loader(engine, store, str(project.root), view.say), threading.Lock()
+    loader, loading = Loader(engine, store, str(project.root), view), threading.Lock()
 
     def test_image(image: PlannedImage) -> Outcome:
         if error := engine.info().foreign_error(image.cell.arch):

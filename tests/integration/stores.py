@@ -7,6 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
+from builder.common.console import View
 from builder.engine.client import Engine
 from builder.engine.load import Loader
 from builder.layers.oci import Layer
@@ -84,4 +87,4 @@ def load_system(store: Path, label: str) -> str:
     """Loads an image of the only operating system of a store into the engine, with a label; returns its id."""
     [record] = os_records(store)
     layer = Layer(**{name: record[name] for name in ("digest", "diff_id", "size", "unpacked", "toc")})
-    return Loader(Engine.connect(), Store(store), label, print).load_bare(layer)
+    return Loader(Engine.connect(), Store(store), label, View(Console(quiet=True))).load_bare(layer)

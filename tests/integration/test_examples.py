@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from builder.common.console import View
 from builder.engine import setup as engine_setup
 from tests.integration import programs
 from tests.integration.checkout import ROOT, Checkout, docker
@@ -103,7 +105,7 @@ def compose_is_installed() -> None:
     command = ["docker", "compose", "version", "--short"]
     with programs.one_at_a_time():
         if subprocess.run(command, capture_output=True, check=False).returncode:
-            engine_setup.install_packages(["docker-compose"], COMPOSE, print)
+            engine_setup.install_packages(["docker-compose"], COMPOSE, View(Console()))
     version = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert engine_setup.parse_version(version.removeprefix("v")) >= COMPOSE
 

@@ -16,9 +16,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from rich.console import Console
 
 from builder import host
 from builder.build import disk
+from builder.common.console import View
 from builder.engine.client import Engine
 from builder.engine.load import Loader
 from builder.layers import oci, stored_images
@@ -108,7 +110,7 @@ def test_loading_takes_no_more_than_the_estimate(
         watcher = threading.Thread(target=watch)
         watcher.start()
         try:
-            image_id = Loader(engine, store, "x", lambda _: None).load(image)
+            image_id = Loader(engine, store, "x", View(Console(quiet=True))).load(image)
             # With containerd, what the pull unpacked is removed with the temporary image: a container unpacks it again.
             docker("create", image_id, "program", host=daemon.host)
         finally:

@@ -23,6 +23,7 @@ from builder import cli
 from builder.cli import COMMANDS
 from builder.cli.context import SHOWN
 from builder.common import errors
+from builder.common.console import View
 from builder.common.errors import BuilderError, LockError
 from builder.common.lock_text import KNOWN_LAYERS
 from builder.common.text import size
@@ -35,6 +36,7 @@ from builder.plan import plan
 from builder.steps import lock as locking
 from builder.steps.lock import Updated
 from tests.fakes import locks
+from tests.fakes.engine import MemoryConsole
 from tests.unit.cli.conftest import CELL, Run
 from tests.unit.matrix.test_cells import TINY_IDS, Edit
 
@@ -187,7 +189,7 @@ def test_a_full_disk_is_no_internal_error(run: Run, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("command", ["render", "lock", "images", "build", "test", "clean"])
 def test_two_builders_never_use_a_checkout_at_once(run: Run, locked: Project, command: str) -> None:
     assert run("render").code == 0
-    with locked.locked("builder images", wait=False, say=pytest.fail):
+    with locked.locked("builder images", wait=False, view=View(MemoryConsole())):
         result = run(command)
     assert result.code == 9
     assert f"`builder images` (pid {os.getpid()}" in result.err

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from builder.common.console import View
 from builder.common.errors import BuildError, DamagedError, DiskError, EngineError, NoEngineError
 from builder.common.files import digest_of_bytes
 from builder.engine import load
@@ -23,7 +24,7 @@ from builder.layers.blobs import LAYER_TYPE, MANIFEST_TYPE
 from builder.layers.oci import Image, Layer
 from builder.layers.store import Store
 from builder.plan.settings import Settings
-from tests.fakes.engine import INFO, FakeEngine
+from tests.fakes.engine import INFO, FakeEngine, MemoryConsole
 
 KINDS = ("overlay2", "containerd")
 CHECKOUT = "/checkout"
@@ -54,7 +55,7 @@ def engine_of(kind: str, *, is_remote: bool = False) -> FakeEngine:
 
 
 def load_image(engine: FakeEngine, store: Store, image: Image, progress: Callable[[int], None] = lambda _: None) -> str:
-    return Loader(engine, store, CHECKOUT, print).load(image, progress)
+    return Loader(engine, store, CHECKOUT, View(MemoryConsole())).load(image, progress)
 
 
 def path(of: str) -> str:
@@ -145,7 +146,7 @@ def test_an_image_of_one_layer_to_run_something_in(store: Store) -> None:
     """It has the label of the checkout that removes it, and no name that would keep its layer."""
     [layer] = put_image(store, b"os").layers
     engine = engine_of("overlay2")
-    image_id = Loader(engine, store, CHECKOUT, print).load_bare(layer)
+    image_id = Loader(engine, store, CHECKOUT, View(MemoryConsole())).load_bare(layer)
     config = json.loads(store.read(image_id))
     assert config["rootfs"] == {"type": "layers", "diff_ids": [layer.diff_id]}
     assert engine.known[image_id].labels == {RUN_LABEL: CHECKOUT}
@@ -336,7 +337,7 @@ def test_podman_gets_archives(store: Store, monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_engine_that_cannot_reach_this_machine_gets_archives(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not tried again: an engine behind a firewall takes half a minute to fail."""
     engine = engine_of("overlay2", is_remote=True)
-    loader = Loader(engine, store, CHECKOUT, print)
+    loader = Loader(engine, store, CHECKOUT, View(MemoryConsole()))
     counts: list[int] = []
     images = [put_image(store, b"a", b"b"), put_image(store, b"a", b"c")]
     tries: list[str] = []

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from builder.common.console import View
 from builder.common.errors import EngineError, NoEngineError
 from builder.engine import setup as engine_setup
 from builder.engine.client import Engine
 from builder.engine.setup import parse_version
 from builder.host import Apt, AptSource, Host
-from tests.fakes.engine import FakeEngine, Programs
+from tests.fakes.engine import FakeEngine, MemoryConsole, Programs
 
 DEBIAN = {"ID": "debian", "PRETTY_NAME": "Debian GNU/Linux 12", "VERSION_CODENAME": "bookworm"}
 MINT = {"ID": "linuxmint", "ID_LIKE": "ubuntu debian"}
@@ -86,7 +87,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
 
 def test_a_running_engine_is_not_changed(machine: dict[str, Any]) -> None:
     machine["calls"].append("start")
-    assert isinstance(engine_setup.ensure(pytest.fail), FakeEngine)
+    assert isinstance(engine_setup.ensure(View(MemoryConsole())), FakeEngine)
     assert machine["calls"] == ["start"]
 
 
@@ -126,21 +127,21 @@ def test_the_releases_own_engine_is_installed_if_new_enough(
     machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A third-party source that was broken, or slow, stopped the installation."""
-    programs, lines = apt(machine, monkeypatch, candidate="26.1.6"), list[str]()
-    engine_setup.ensure(lines.append)
+    programs, console = apt(machine, monkeypatch, candidate="26.1.6"), MemoryConsole()
+    engine_setup.ensure(View(console))
     assert programs.calls[-1][-4:] == list(engine_setup.PACKAGES)
     assert suites(programs) == ["bookworm", "bookworm-security"]
-    assert lines == ["engine: installing docker.io 26.1.6 from Debian bookworm (about a minute)"]
+    assert console.text.splitlines() == ["engine: installing docker.io 26.1.6 from Debian bookworm (about a minute)"]
 
 
 def test_a_newer_engine_is_installed_without_changing_the_machines_sources(
     machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message said that Debian 13's engine was from the machine's release, Debian 12."""
-    programs, lines = apt(machine, monkeypatch, candidate="20.10.24+dfsg1-1"), list[str]()
-    engine_setup.ensure(lines.append)
+    programs, console = apt(machine, monkeypatch, candidate="20.10.24+dfsg1-1"), MemoryConsole()
+    engine_setup.ensure(View(console))
     assert suites(programs) == ["bookworm", "bookworm-security", "trixie"]
-    assert lines == [
+    assert console.text.splitlines() == [
         "engine: installing docker.io 26.1.5+dfsg1-9 from Debian trixie, because Debian bookworm has 20.10.24+dfsg1-1 "
         "(about a minute)"
     ]
@@ -150,10 +151,12 @@ def test_another_distributions_engine_is_installed_from_its_sources(
     machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("builder.host.os_release", lambda: {"ID": "ubuntu", "VERSION_CODENAME": "noble"})
-    programs, lines = apt(machine, monkeypatch, candidate="27.5.1"), list[str]()
-    engine_setup.ensure(lines.append)
+    programs, console = apt(machine, monkeypatch, candidate="27.5.1"), MemoryConsole()
+    engine_setup.ensure(View(console))
     assert not any("Dir::" in word for word in programs.calls[-1])
-    assert lines == ["engine: installing docker.io 27.5.1 from this machine's package sources (about a minute)"]
+    assert console.text.splitlines() == [
+        "engine: installing docker.io 27.5.1 from this machine's package sources (about a minute)"
+    ]
 
 
 def test_an_old_engine_without_an_archive_for_a_newer_one(
@@ -162,7 +165,7 @@ def test_an_old_engine_without_an_archive_for_a_newer_one(
     machine["host"] = Host()
     apt(machine, monkeypatch, candidate="20.10.24+dfsg1-1")
     with pytest.raises(EngineError, match=r"docker\.io is 20\.10\.24\+dfsg1-1, but 23 or newer is required") as caught:
-        engine_setup.ensure(lambda _: None)
+        engine_setup.ensure(View(MemoryConsole()))
     assert "Install Docker Engine 23" in caught.value.hint
 
 
@@ -171,7 +174,7 @@ def test_a_failure_of_apt_is_reported_without_host_names(
 ) -> None:
     apt(machine, monkeypatch, candidate="26.1.5", status=100)
     with pytest.raises(EngineError, match="apt-get could not install Docker Engine") as caught:
-        engine_setup.ensure(lambda _: None)
+        engine_setup.ensure(View(MemoryConsole()))
     assert "http://<mirror>/debian" in str(caught.value)
     assert "mirror.example.test" not in (tmp_path / "setup.log").read_text()
     assert machine["calls"] == []

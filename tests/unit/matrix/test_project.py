@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from builder.common.console import View
 from builder.common.errors import BusyError, MatrixError, UsageError
 from builder.matrix.project import Project
+from tests.fakes.engine import MemoryConsole
 
 
 def test_found_from_a_folder_below(tiny: Project) -> None:
@@ -32,13 +35,13 @@ def project(tmp_path: Path) -> Project:
 
 
 def hold(project: Project, command: str = "second") -> None:
-    with project.locked(command, wait=False, say=pytest.fail):
+    with project.locked(command, wait=False, view=View(MemoryConsole())):
         pass
 
 
 def test_a_second_builder_is_refused_with_the_name_of_the_first(project: Project) -> None:
     """Each time: a refusal does not overwrite the name."""
-    with project.locked("builder images", wait=False, say=pytest.fail):
+    with project.locked("builder images", wait=False, view=View(MemoryConsole())):
         for _ in range(2):
             with pytest.raises(BusyError) as caught:
                 hold(project)
@@ -48,38 +51,34 @@ def test_a_second_builder_is_refused_with_the_name_of_the_first(project: Project
 
 def test_the_lock_is_free_after_the_end_and_after_a_failure(project: Project) -> None:
     hold(project, "first")
-    with pytest.raises(RuntimeError), project.locked("second", wait=False, say=pytest.fail):
+    with pytest.raises(RuntimeError), project.locked("second", wait=False, view=View(MemoryConsole())):
         raise RuntimeError
     hold(project, "third")
 
 
 def test_waiting(project: Project) -> None:
-    messages: list[str] = []
+    console = MemoryConsole()
     order: list[str] = []
-    waits = threading.Event()
-
-    def say(text: str) -> None:
-        messages.append(text)
-        waits.set()
 
     def second() -> None:
-        with project.locked("second", wait=True, say=say):
+        with project.locked("second", wait=True, view=View(console)):
             order.append("second")
 
     thread = threading.Thread(target=second)
-    with project.locked("first", wait=False, say=pytest.fail):
+    with project.locked("first", wait=False, view=View(MemoryConsole())):
         thread.start()
-        assert waits.wait(10)
+        deadline = time.monotonic() + 10
+        while not console.text and time.monotonic() < deadline:
+            time.sleep(0.01)
         order.append("first")
     thread.join(10)
     assert order == ["first", "second"]
-    [message] = messages
-    assert message.startswith("waiting for another builder: `first` (pid ")
+    assert console.text.startswith("waiting for another builder: `first` (pid ")
 
 
 @pytest.mark.parametrize("content", ["", '{"pid": 1', "[]", "1", '{"pid": 1}', "é"])
 def test_a_holder_that_has_not_written_its_name(project: Project, content: str) -> None:
-    with project.locked("first", wait=False, say=pytest.fail):
+    with project.locked("first", wait=False, view=View(MemoryConsole())):
         (project.state / "lock").write_text(content, encoding="latin-1")
         with pytest.raises(BusyError, match="a process that has just started"):
             hold(project)

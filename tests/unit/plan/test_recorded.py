@@ -10,9 +10,11 @@ import pytest
 
 from builder import __version__
 from builder.cli.context import Context
+from builder.common.console import View
 from builder.matrix.project import Project
 from builder.plan import plan, recorded
 from builder.steps import ci, render
+from tests.fakes.engine import MemoryConsole
 from tests.paths import ROOT
 
 MATRIX = """\
@@ -45,7 +47,7 @@ def since(team: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
 
     def changed() -> list[str]:
         images = plan.make_plan(team, team.cells).images
-        return [image.id for image in ci.changed_images(ci.plan_digests(team, "HEAD", pytest.fail), images)]
+        return [image.id for image in ci.changed_images(ci.plan_digests(team, "HEAD", View(MemoryConsole())), images)]
 
     return changed
 
