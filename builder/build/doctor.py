@@ -29,7 +29,6 @@ from builder.engine.client import Engine
 from builder.engine.model import EMULATION_HINT, EngineInfo
 from builder.engine.run import Run
 from builder.engine.setup import parse_version, too_old
-from builder.evidence.cosign import find_cosign
 from builder.host import Host
 from builder.index.session import IndexSession, describe, fetch_errors
 from builder.index.wheels import PLATFORMS
@@ -117,11 +116,10 @@ def _examine(run: Run, archives: Archives) -> _Findings:
     elif present:
         yield "gpu in containers", "note", "no: install nvidia-container-toolkit and restart the engine"
 
-    if (installed := find_cosign()) is None:
-        yield "cosign", "note", "not installed: signatures cannot be made or checked"
+    if cosign := shutil.which("cosign"):
+        yield "cosign", "ok", cosign
     else:
-        danger, detail = installed.danger.replace("\n  -> ", ". "), f"{installed.path}, {installed.name}"
-        yield "cosign", "note" if danger or not installed.version else "ok", danger or detail
+        yield "cosign", "note", "not installed: signatures cannot be made or checked"
 
     run.view.say("checking the package index and the registry ...")
     yield ("index", *_index())

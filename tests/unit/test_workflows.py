@@ -26,6 +26,7 @@ TARGETS = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding
 OTHERS = (
     "sudo rm -rf /usr/local/lib/android ",
     "sudo apt-get ",
+    "python3 -m tools.pins",
     "printf %s $TOKEN",
     "docker login ",
     "tee ",
@@ -284,11 +285,11 @@ def test_every_action_is_pinned_to_a_commit_and_a_version() -> None:
 
 
 def test_cosign_has_no_known_vulnerabilities() -> None:
-    """CVE-2026-22703 and CVE-2026-39395: fixed in 3.0.6."""
+    """CVE-2026-22703, CVE-2026-39395 and GHSA-fx35-mq7g-6g98: all are fixed in 3.1.3."""
     steps = [step for _, job in jobs() for step in job["steps"] if "cosign-installer" in step.get("uses", "")]
     releases = {step["with"]["cosign-release"] for step in steps}
     assert len(releases) == 1
-    assert Version(releases.pop()) >= Version("3.0.6")
+    assert Version(releases.pop()) >= Version("3.1.3")
 
 
 def test_artifacts_can_be_written_again() -> None:

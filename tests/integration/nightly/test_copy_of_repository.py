@@ -16,7 +16,7 @@ SERVICE = {
 }
 # Tests of the tool have data of their own, and take minutes; these read that of the repository.
 OF_THE_REPOSITORY = (
-    "test_repository.py", "test_examples.py", "test_workflows.py", "test_pins.py", "templates", "lock/test_checks.py",
+    "test_repository.py", "test_examples.py", "test_workflows.py", "templates", "lock/test_checks.py",
     "lock/test_locality.py", "matrix/test_facts.py", "evidence/test_suite.py",
 )  # fmt: skip
 

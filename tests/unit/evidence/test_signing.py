@@ -16,7 +16,7 @@ from requests.adapters import HTTPAdapter
 from builder.common.errors import SigningError
 from builder.common.reference import ImageRef
 from builder.evidence import signing
-from builder.evidence.cosign import CosignError, warn_of_vulnerabilities
+from builder.evidence.cosign import CosignError
 from builder.evidence.signing import Signer, Trust
 from builder.host import Host, RegistrySettings
 from builder.index.settings import IndexSettings
@@ -42,8 +42,6 @@ class Cosign:
         (root / "keys/ci.pub").write_text("public")
         monkeypatch.setattr(subprocess, "run", self.programs)
         monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/cosign")
-        warn_of_vulnerabilities("/usr/bin/cosign")  # once in a process: the calls below are those of a test alone
-        self.programs.calls.clear()
 
     def _answer(self, command: list[str]) -> tuple[int, str, str]:
         if command[-1] == "--help":
