@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 
-from builder.build import operating_systems, outcomes
+from builder.build import outcomes
 from builder.build.assemble import find_image
 from builder.build.context import Origin
 from builder.build.image_tests import new_tester
@@ -19,8 +19,6 @@ from builder.cli.context import Context
 from builder.common.errors import ImageTestError, UsageError
 from builder.common.text import counted, duration
 from builder.compat import gpus
-from builder.engine.run import Run
-from builder.evidence.results import SLOW_S
 from builder.evidence.signing import Signer
 from builder.layers.known_layers import KnownLayers
 from builder.plan import render
@@ -105,7 +103,7 @@ def _make(
         planned = render.load_checked_plan(project, project.select(patterns))
         run = context.run(project, start_engine=start_engine)
         done = make_images(run, planned, ImageOptions(wait=context.wait, **values))
-    show_outcomes(context, run, done, began=began, form=form)
+    show_outcomes(context, done, began=began, form=form)
     if failure := outcomes.failure(done):
         raise failure
 
@@ -161,21 +159,19 @@ def test_command(
                 known = KnownLayers(project.root)
                 found = {image.id: find_image(run, image, known) for image in planned.images}
                 done = retest_images(run, tester, planned, found, how.jobs)
-    show_outcomes(context, run, done, began=began, form=form)
+    show_outcomes(context, done, began=began, form=form)
     tested = any(outcome.coverage or isinstance(outcome.error, ImageTestError) for outcome in done)
     if failed := outcomes.failure(done, "images failed" if tested else "images were not tested"):
         raise failed
 
 
-def show_outcomes(context: Context, run: Run, done: Sequence[Outcome], *, began: float, form: str) -> None:
+def show_outcomes(context: Context, done: Sequence[Outcome], *, began: float, form: str) -> None:
     """Shows the results for images since `began`, a time of `time.monotonic`."""
     seconds = time.monotonic() - began
     if form == "json":
         context.print_json({"images": [outcome.as_data() for outcome in done], "seconds": round(seconds, 1)})
         return
     context.say(f"{summary(done)} ({duration(seconds)})")
-    if times := time_by_step(run.view.spent, {outcome.image.id for outcome in done}):
-        context.say(f"total time by step, parallel work added up: {times}")
 
 
 def summary(done: Sequence[Outcome]) -> str:
@@ -187,21 +183,6 @@ def summary(done: Sequence[Outcome]) -> str:
     parts += [f"{counted(current, 'image')} up to date"] if current else []
     parts += [f"{counted(failed, 'image')} failed"] if failed else []
     return ". ".join(parts) or "no images"
-
-
-def time_by_step(spent: Mapping[tuple[str, str], float], planned: Collection[str]) -> str:
-    """The time by step, over all images, from the seconds of each row of the view in each state; empty for short runs.
-
-    `planned` are ids of images; other rows are operating systems and downloads.
-    """
-    sums: dict[str, float] = {}
-    for (row, state), seconds in spent.items():
-        name = state if row in planned else "operating systems" if row.startswith(operating_systems.ROW) else row
-        sums[name] = sums.get(name, 0.0) + seconds
-    longest = sorted(
-        ((name, seconds) for name, seconds in sums.items() if seconds >= SLOW_S), key=lambda item: -item[1]
-    )
-    return ", ".join(f"{name} {duration(seconds)}" for name, seconds in longest)
 
 
 def _steps(done: Sequence[Outcome]) -> str:

@@ -152,7 +152,7 @@ def refresh_command(
             area=area, signer=signer, today=context.today,
         )  # fmt: skip
     if result.outcomes:
-        show_outcomes(context, run, result.outcomes, began=began, form="text")
+        show_outcomes(context, result.outcomes, began=began, form="text")
     else:
         context.say("no image changed")
     if result.staged:

@@ -28,17 +28,15 @@ class Row:
     state: str = "waiting"
     note: str = ""
     began: float = 0.0
-    entered: float = 0.0  # when it entered its present state
     printed: float = 0.0  # when a note was printed
 
 
 @dataclass
 class View:
-    """Rows by image id, and the seconds that each row `spent` in each state. Thread-safe."""
+    """The progress of images, in rows by image id. Thread-safe."""
 
     console: Console
     rows: dict[str, Row] = field(default_factory=dict)
-    spent: dict[tuple[str, str], float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _printed: set[str] = field(default_factory=set)
 
@@ -67,12 +65,11 @@ class View:
     def begin(self, image: str, state: str) -> None:
         """Sets the state of the image, and starts to count its time."""
         with self._lock:
-            row = self._leave_state(image)
+            row = self.rows.setdefault(image, Row())
             if row.state in ("done", "failed"):
                 row.began = 0.0  # the row starts over
             row.state, row.note = state, ""
             row.began = row.began or time.monotonic()
-            row.entered = time.monotonic()
         if not self.is_live:
             self.say(f"{image}: {state}")
 
@@ -87,21 +84,13 @@ class View:
     def end(self, image: str, state: str, note: str = "") -> None:
         """Sets the last state of the image, done or failed; `note` gives details."""
         with self._lock:
-            row = self._leave_state(image)
-            row.state, row.note, row.entered = state, note, 0.0
+            row = self.rows.setdefault(image, Row())
+            row.state, row.note = state, note
             took = f" in {duration(time.monotonic() - row.began)}" if row.began else ""
         self.console.print(
             Text(f"{image}: "), Text(state, style=_STYLES.get(state, "")), Text(f"{took}{': ' + note if note else ''}"),
             sep="", highlight=False, soft_wrap=True,
         )  # fmt: skip
-
-    def _leave_state(self, image: str) -> Row:
-        """The row of an image, with the time of its present state counted. The caller holds the lock."""
-        row = self.rows.setdefault(image, Row())
-        if row.entered:
-            seconds = time.monotonic() - row.entered
-            self.spent[image, row.state] = self.spent.get((image, row.state), 0.0) + seconds
-        return row
 
     def note(self, image: str, note: str, *, pause_s: float = 0.0) -> None:
         """Shows `note` beside the state of the image. Elsewhere, prints it, unless one was printed `pause_s` before."""

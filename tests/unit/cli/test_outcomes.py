@@ -1,4 +1,4 @@
-"""What a command says it did, and where the time went."""
+"""The summary of the images of a command."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from builder.build.context import LoadedImage, Origin
 from builder.build.outcomes import Outcome
-from builder.cli.images import summary, time_by_step
+from builder.cli.images import summary
 from builder.common.errors import BuildError
 from builder.matrix.project import Project
 from builder.plan import plan
@@ -46,19 +46,3 @@ def test_the_summary_of_failures(tiny: Project) -> None:
     outcomes = [Outcome(image=image), Outcome(image=image, error=BuildError("failed"))]
     assert summary(outcomes) == "1 image up to date. 1 image failed"
     assert summary([]) == "no images"
-
-
-def test_where_the_time_went() -> None:
-    spent = {
-        ("a", "testing"): 300.0,
-        ("b", "testing"): 65.0,
-        ("a", "loading"): 4.0,
-        ("b", "loading"): 2.0,
-        ("b", "assembling"): 4.9,
-        ("os-bookworm-py3.11-123456", "building"): 40.0,
-        ("os-trixie-py3.13-123456", "building"): 30.0,
-        ("wheels", "5.3 GB to be fetched"): 48.0,
-    }
-    text = "testing 6 min 5 s, operating systems 70 s, wheels 48 s, loading 6.0 s"
-    assert time_by_step(spent, {"a", "b"}) == text
-    assert time_by_step({("a", "testing"): 4.9}, {"a"}) == ""

@@ -29,18 +29,6 @@ def test_plain_lines(console: MemoryConsole) -> None:
     assert "\x1b" not in console.text
 
 
-def test_the_time_in_each_state(console: MemoryConsole, clock: Clock) -> None:
-    view = View(console)
-    for image, state, seconds in (("a", "building", 3), ("b", "building", 1), ("a", "testing", 5), ("a", "testing", 2)):
-        view.begin(image, state)
-        clock.now += seconds
-    view.end("a", "done")
-    clock.now += 100
-    view.end("a", "done")
-    view.begin("b", "testing")
-    assert view.spent == {("a", "building"): 4, ("a", "testing"): 7, ("b", "building"): 108}
-
-
 def test_long_lines_are_not_folded(console: MemoryConsole) -> None:
     View(console).say("word " * 100)
     assert console.text.count("\n") == 1
