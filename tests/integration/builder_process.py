@@ -1,6 +1,6 @@
 """Runs of the program `builder`, forked from a process that has imported it: the imports take half of most runs.
 
-test_start.py, the demo, the faked runner and some other tests start the program as users do.
+test_start.py, the demo and some other tests start the program as users do.
 """
 
 from __future__ import annotations
