@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from builder.common.errors import BuildError, RefusedError
 from builder.common.tasks import thread_pool
+from builder.engine.run import Run
 from builder.index.download import CONNECTIONS, Fetcher
 from builder.index.wheels import LockedWheel, Wheel
 from builder.layers import oci, stored_images, stored_layers
@@ -16,7 +16,7 @@ from builder.layers.oci import Image, Layer
 from builder.layers.store import Store
 from builder.plan import layer_order
 from builder.plan.layer_order import PlannedLayer
-from builder.release.additions import Addition, derive_config
+from builder.release.additions import Addition
 from builder.release.parent import Parent
 
 ADDED = "added"  # the component and the layer of small wheels
@@ -39,14 +39,12 @@ class AddedLayer:
         return oci.history_line(self.planned)
 
 
-def make_layers(
-    store: Store, fetcher: Fetcher, parent: Parent, wheels: Sequence[LockedWheel], warn: Callable[[str], object]
-) -> list[AddedLayer]:
+def make_layers(run: Run, fetcher: Fetcher, parent: Parent, wheels: Sequence[LockedWheel]) -> list[AddedLayer]:
     """The layers of wheels, from the store or made now. Wheels are downloaded several at a time. Raises FetchError."""
     planned = layer_order.wheel_layers(
         [Wheel(**vars(wheel), component=ADDED) for wheel in wheels], parent.python, cuda_name=ADDED, name=ADDED
     )
-    stored = {each.inputs: stored_layers.stored_layer(store, each.inputs) for each in planned}
+    stored = {each.inputs: stored_layers.stored_layer(run.store, each.inputs) for each in planned}
     missing = [each for each in planned if not stored[each.inputs]]
     largest_first = sorted((wheel for each in missing for wheel in each.wheels), key=lambda wheel: -wheel.size)
     with thread_pool(CONNECTIONS, "fetch") as pool:
@@ -54,14 +52,14 @@ def make_layers(
         try:
             for each in missing:
                 paths = [downloads[wheel.sha256].result() for wheel in each.wheels]
-                stored[each.inputs] = stored_layers.store_wheels(store, each, paths, warn=warn)
+                stored[each.inputs] = stored_layers.store_wheels(run.store, each, paths, warn=run.view.say_once)
         except BaseException:
             fetcher.stop()
             raise
     for each_wheel in largest_first:
         fetcher.drop(each_wheel)
     return [
-        AddedLayer(planned=each, layer=layer, toc=stored_layers.read_toc(store, layer))
+        AddedLayer(planned=each, layer=layer, toc=stored_layers.read_toc(run.store, layer))
         for each in planned
         if (layer := stored[each.inputs])
     ]
@@ -81,10 +79,10 @@ def write_image(
     store: Store, parent: Parent, addition: Addition, wheels: Sequence[LockedWheel], added: Sequence[AddedLayer]
 ) -> Image:
     """Writes the configuration and the manifest. The same request, lock and parent give the same bytes."""
-    image, layers, history = parent.image, [each.layer for each in added], [each.line for each in added]
-    lock = {"wheels": [[wheel.file, wheel.sha256, wheel.size] for wheel in wheels]}
-    text = json.dumps({"request": addition.request, "lock": lock}, sort_keys=True, separators=(",", ":"))
-    config, labels = derive_config(parent, str(addition.parent), text, layers, history)
+    layers, history = [each.layer for each in added], [each.line for each in added]
+    labels = addition.labels(parent, wheels)
+    config = oci.derived_config(parent.config, layers, history, env=addition.request.env, labels=labels)
+    image = parent.image
     return stored_images.put_image(
         store, config, [*image.layers, *layers], history=[*image.history, *history], labels=labels
     )

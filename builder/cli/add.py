@@ -14,11 +14,12 @@ from rich.text import Text
 from builder.cli.context import Context, parse_image
 from builder.cli.options import format_option, sign_option, trusted_options, trusted_signers
 from builder.common.errors import UsageError
+from builder.common.text import duration
 from builder.evidence.signing import Signer, Trust
 from builder.matrix.schema import Arch
-from builder.release.additions import new_addition, read_team_file, repeat_addition
+from builder.release.additions import Addition, Request, read_requested, read_team_file, read_variables
 from builder.release.image_sources import ALL
-from builder.steps.add import Added, add, find_parents
+from builder.steps.add import Added, AddOptions, add, find_parents
 
 
 @click.command(name="add")
@@ -89,36 +90,31 @@ def add_command(
     if project and not trust.signers:
         trust = Trust.of(project)
 
-    def show(step: str, result: str) -> None:
-        if form == "text":
-            context.out.print(Text(f"{step:<8} {result}  {time.monotonic() - began:.1f} s"), soft_wrap=True)
-
     is_request = bool(parent or files or env or target)
     if (bool(refresh), bool(team), is_request).count(True) != 1 or (is_request and not (parent and target)):
         raise UsageError("name a PARENT and the image to make (-t), or an image to --refresh, or a file of images (-f)")
     with run.store.used(), run.view.live():
         if refresh:
             image = parse_image(refresh)
-            additions = [repeat_addition(image, find_parents(run, image, arch))]
+            additions = [Addition.of_image(image, find_parents(run, image, arch))]
         elif team:
             additions = read_team_file(team)
         else:
-            name = parse_image(parent or "")
-            additions = [new_addition(name, parse_image(target), packages, files=files, env=env)]
-        engine = None
-        if not dry_run and (test or not all(each.target.registry for each in additions)):
-            engine = run.engine
-        done = add(
-            run, additions, show,
-            arch=arch, dry_run=dry_run, engine=engine, trust=trust, signer=signer,
-        )  # fmt: skip
+            requested = read_requested(packages, files, "command line")
+            request = Request(requirements=requested, env=read_variables(env))
+            additions = [Addition(parent=parse_image(parent or ""), target=parse_image(target), request=request)]
+        options = AddOptions(arch=arch, dry_run=dry_run, test=test, trust=trust, signer=signer)
+        done = add(run, additions, options)
     if form == "json":
         context.print_json([_as_data(added) for added in done])
+    for added in (each for each in done if form == "text" and each.digest):
+        took = duration(time.monotonic() - began)
+        context.out.print(Text(f"{added.target}@{added.digest}  in {took}"), soft_wrap=True)
 
 
 def _as_data(added: Added) -> dict[str, Any]:
     return {
-        "image": str(added.addition.target),
+        "image": str(added.target),
         "digest": added.digest,
         "parent": str(added.addition.parent),
         "images": [

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainSerializer, ValidationError
 
 from builder.common import strict_yaml, validation
 from builder.common.errors import UsageError, VerifyError
 from builder.common.reference import ImageRef
+from builder.index.wheels import LockedWheel
 from builder.layers import oci
-from builder.layers.oci import Layer
-from builder.lock import requirements
-from builder.lock.requirements import Requested
-from builder.matrix.schema import StrictModel
+from builder.lock.requirements import Requested, parse_requirement, read_requirements
+from builder.matrix.schema import Arch, StrictModel
 from builder.matrix.tags import ADDED_LABEL, CELL_LABEL, OCI, PARENT_CELL_LABEL, PARENT_LABEL, PLAN_LABEL
 from builder.plan.settings import FIXED
 from builder.release.parent import Parent
@@ -31,6 +31,33 @@ OF_PARENT = (
 )
 
 
+def _parsed(requirement: object) -> object:
+    return parse_requirement(requirement, f"label {ADDED_LABEL}") if isinstance(requirement, str) else requirement
+
+
+def _check_variables(variables: dict[str, str]) -> dict[str, str]:
+    for name, value in variables.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not value.isprintable():
+            raise UsageError(f"invalid variable {name[:100]!a}", hint="Use NAME=VALUE, on one line.")
+        if name in FIXED:
+            raise UsageError(f"every image sets {name}", hint="Use another variable.")
+    return variables
+
+
+class Request(BaseModel, frozen=True, extra="forbid"):
+    """Packages and variables. An image has its request in a label. Raises UsageError for what must not be in an image.
+
+    Requirements are read from text and written as text.
+    """
+
+    requirements: tuple[Annotated[Requested, BeforeValidator(_parsed), PlainSerializer(str)], ...] = ()
+    env: Annotated[dict[str, str], AfterValidator(_check_variables)] = {}
+
+
+class _Label(BaseModel, frozen=True):
+    request: Request
+
+
 @dataclass(frozen=True, kw_only=True)
 class Addition:
     """One image to make: what is put on `parent`, an image in a registry or in the store, for the tag `target`.
@@ -40,65 +67,64 @@ class Addition:
 
     parent: ImageRef
     target: ImageRef
-    requested: Sequence[Requested] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    earlier: Mapping[str, Parent] = field(default_factory=dict)
+    request: Request
+    earlier: Mapping[Arch, Parent] = field(default_factory=dict)
 
-    @property
-    def request(self) -> dict[str, Any]:
-        """The request as the image records it."""
-        return {"requirements": [str(each) for each in self.requested], "env": dict(self.env)}
+    def __post_init__(self) -> None:
+        """Raises UsageError for a target that is no tag, or the parent, and for an empty request."""
+        if not self.target.tag or self.target.digest:
+            raise UsageError(f"{self.target} is no tag", hint="Use REGISTRY/NAME:TAG, e.g. ghcr.io/org/vision:1.")
+        if (self.target.name, self.target.target) == (self.parent.name, self.parent.target):
+            raise UsageError(f"{self.target} is the parent itself", hint="Choose another tag or repository.")
+        if not (self.request.requirements or self.request.env or self.earlier):
+            raise UsageError(f"{self.target}: nothing to add", hint="Name packages, or a file of them with -r.")
+
+    @classmethod
+    def of_image(cls, target: ImageRef, earlier: Sequence[Parent]) -> Addition:
+        """The addition that made the image `target`, to be put on the image that the tag of its parent names now.
+
+        `earlier` are the images that the tag names now. Raises VerifyError for an image that `add` did not make,
+        UsageError if its parent has no tag.
+        """
+        labels, hint = earlier[0].image.labels, "Name an image that `builder add` made."
+        text = labels.get(ADDED_LABEL, "").encode()
+        request = oci.parse_document(_Label, text, f"label {ADDED_LABEL}", hint).request
+        try:
+            parent = ImageRef.parse(labels.get(BASE_NAME, ""))
+        except ValueError as error:
+            raise VerifyError(f"{target} has an invalid label {BASE_NAME}", hint=hint) from error
+        if parent.digest:
+            raise UsageError(
+                f"{target} was put on a digest, which never changes", hint=f"Make it again on a tag of {parent.name}."
+            )
+        return cls(parent=parent, target=target, request=request, earlier={each.arch: each for each in earlier})
+
+    def labels(self, parent: Parent, wheels: Iterable[LockedWheel]) -> dict[str, str]:
+        """All labels of the new image, of which one has the request and the new wheels, for `of_image`."""
+        digest = parent.image.manifest.digest
+        lock = {"wheels": [[each.file, each.sha256, each.size] for each in wheels]}
+        record = {"request": self.request.model_dump(), "lock": lock}
+        return {
+            **{label: value for label, value in parent.image.labels.items() if label not in OF_PARENT},
+            PARENT_CELL_LABEL: parent.source.lowest_cell,
+            PARENT_LABEL: digest,
+            ADDED_LABEL: json.dumps(record, sort_keys=True, separators=(",", ":")),
+            BASE_NAME: str(self.parent),
+            f"{OCI}.base.digest": digest,
+        }
 
 
-def derive_config(
-    parent: Parent, name: str, record: str, layers: Sequence[Layer], history: Sequence[str]
-) -> tuple[bytes, dict[str, str]]:
-    """The configuration of an image that has these layers on its parent, and its labels.
-
-    `name` is that of the parent, `record` the text of the label ADDED_LABEL, which has the variables.
-    `history` has a line for each layer. Raises VerifyError for another record.
-    """
-    request = oci.parse_document(_Record, record.encode(), f"label {ADDED_LABEL}", "").request
-    if reserved := sorted(FIXED & request.env.keys()):
-        raise VerifyError(f"the label {ADDED_LABEL} sets {reserved[0]}, which every image sets")
-    digest = parent.image.manifest.digest
-    labels = {
-        **{label: value for label, value in parent.image.labels.items() if label not in OF_PARENT},
-        PARENT_CELL_LABEL: parent.source.lowest_cell,
-        PARENT_LABEL: digest,
-        ADDED_LABEL: record,
-        BASE_NAME: name,
-        f"{OCI}.base.digest": digest,
-    }
-    config = oci.derived_config(parent.config, layers, history, env=request.env, labels=labels)
-    return config, labels
+def read_requested(packages: Iterable[str], files: Iterable[Path], place: str) -> tuple[Requested, ...]:
+    """The requirements of `packages`, and those in files. Raises UsageError, with the place."""
+    requested = [parse_requirement(text, place) for text in packages]
+    return (*requested, *(each for file in files for each in read_requirements(file)))
 
 
-def new_addition(
-    parent: ImageRef,
-    target: ImageRef,
-    packages: Iterable[str],
-    *,
-    files: Iterable[Path] = (),
-    env: Iterable[str] = (),
-    folder: Path = Path(),
-    place: str = "command line",
-) -> Addition:
-    """The addition of a request; paths are relative to `folder`. Raises UsageError for what must not be in an image."""
-    if not target.tag or target.digest:
-        raise UsageError(f"{target} is no tag", hint="Use REGISTRY/NAME:TAG, e.g. ghcr.io/org/vision:1.")
-    requested = [requirements.parse_requirement(text, place) for text in packages]
-    for file in files:
-        requested += requirements.read_requirements(folder / file)
-    variables = {}
-    for text in env:
-        name, _, value = text.partition("=")
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*=.*", text) or not text.isprintable():
-            raise UsageError(f"{place}: invalid variable {name[:100]!a}", hint="Use NAME=VALUE, on one line.")
-        if name in FIXED:
-            raise UsageError(f"{place}: every image sets {name}", hint="Use another variable.")
-        variables[name] = value
-    return Addition(parent=parent, target=target, requested=requested, env=variables)
+def read_variables(texts: Iterable[str]) -> dict[str, str]:
+    """The variables of NAME=VALUE. Raises UsageError."""
+    if invalid := [text for text in texts if "=" not in text]:
+        raise UsageError(f"invalid variable {invalid[0][:100]!a}", hint="Use NAME=VALUE.")
+    return dict(text.partition("=")[::2] for text in texts)
 
 
 class _TeamImage(StrictModel):
@@ -129,44 +155,9 @@ def read_team_file(path: Path) -> list[Addition]:
             parent, target = ImageRef.parse(each.parent), ImageRef.parse(each.image)
         except ValueError as error:
             raise UsageError(f"{place}: {error}") from error
-        variables = [f"{name}={value}" for name, value in each.env.items()]
-        files = [Path(name) for name in each.requirements]
-        additions.append(
-            new_addition(parent, target, each.packages, files=files, env=variables, folder=path.parent, place=place)
-        )
+        requested = read_requested(each.packages, [path.parent / name for name in each.requirements], place)
+        additions.append(Addition(parent=parent, target=target, request=Request(requirements=requested, env=each.env)))
     names = [str(each.target) for each in additions]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"{path} has two images {twice[0]}")
     return additions
-
-
-class _RecordedRequest(BaseModel, frozen=True, extra="forbid"):
-    requirements: tuple[str, ...]
-    env: dict[str, str] = {}
-
-
-class _Record(BaseModel, frozen=True):
-    request: _RecordedRequest
-
-
-def repeat_addition(target: ImageRef, earlier: Sequence[Parent]) -> Addition:
-    """The addition that made the image `target`, to be put on the image that the tag of its parent names now.
-
-    `earlier` are the images that the tag names now. Raises VerifyError for an image that `add` did not make, UsageError
-    if its parent has no tag.
-    """
-    labels, hint = earlier[0].image.labels, "Name an image that `builder add` made."
-    text = labels.get(ADDED_LABEL, "").encode()
-    request = oci.parse_document(_Record, text, f"label {ADDED_LABEL}", hint).request
-    try:
-        parent = ImageRef.parse(labels.get(BASE_NAME, ""))
-    except ValueError as error:
-        raise VerifyError(f"{target} has an invalid label {BASE_NAME}", hint=hint) from error
-    if parent.digest:
-        raise UsageError(
-            f"{target} was put on a digest, which never changes", hint=f"Make it again on a tag of {parent.name}."
-        )
-    place = f"the label {ADDED_LABEL} of {target}"
-    variables = [f"{name}={value}" for name, value in request.env.items()]
-    again = new_addition(parent, target, request.requirements, env=variables, place=place)
-    return replace(again, earlier={each.arch: each for each in earlier})

@@ -356,7 +356,7 @@ def test_the_packages_of_the_image_for_language_models_were_installed_in_its_par
     [tested] = documents(ROOT / "tests/packages/packages.yaml")
     cell = "pt-2.9-cu128-py311-jupyter"
     assert addition.parent.tag == "2.9-jupyter"
-    assert {each.text for each in addition.requested} <= {
+    assert {each.text for each in addition.request.requirements} <= {
         name for name, package in tested["packages"].items() if cell in package["cells"]
     }
 

@@ -8,33 +8,42 @@ import pytest
 
 from builder.common.errors import BuilderError, UsageError
 from builder.common.reference import ImageRef
-from builder.release.additions import new_addition, read_team_file
+from builder.release.additions import Addition, Request, read_requested, read_team_file, read_variables
 
 PARENT, TARGET = ImageRef.parse("registry.example.test/org/em:1"), ImageRef.parse("registry.example.test/team/vision:1")
 
 
 def test_variables() -> None:
-    added = new_addition(PARENT, TARGET, [], env=["A=b=c", "EMPTY="])
-    assert added.env == {"A": "b=c", "EMPTY": ""}
-    assert added.request == {"requirements": [], "env": {"A": "b=c", "EMPTY": ""}}
+    assert read_variables(["A=b=c", "EMPTY="]) == {"A": "b=c", "EMPTY": ""}
+    with pytest.raises(UsageError, match="invalid variable 'A'"):
+        read_variables(["A"])
 
 
 @pytest.mark.parametrize(
-    ("variable", "message"),
+    ("name", "value", "message"),
     [
-        ("A", "invalid variable"), ("1A=b", "invalid variable"), ("A=b\nc", "invalid variable"),
-        ("PATH=/tmp", "every image sets PATH"), ("PIP_CONSTRAINT=", "every image sets PIP_CONSTRAINT"),
+        ("1A", "b", "invalid variable"), ("", "b", "invalid variable"), ("A", "b\nc", "invalid variable"),
+        ("A\n", "b", "invalid variable"), ("PATH", "/tmp", "every image sets PATH"),
+        ("PIP_CONSTRAINT", "", "every image sets PIP_CONSTRAINT"),
     ],
 )  # fmt: skip
-def test_variables_that_are_refused(variable: str, message: str) -> None:
+def test_variables_that_are_refused(name: str, value: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        new_addition(PARENT, TARGET, [], env=[variable])
+        Request(env={name: value})
+
+
+def test_a_request_reads_what_it_writes() -> None:
+    text = f"einops>=0.7 --hash=sha256:{'1' * 64}"
+    request = Request(requirements=read_requested([text], [], "test"), env={"A": "b"})
+    data = request.model_dump()
+    assert data == {"requirements": (text,), "env": {"A": "b"}}
+    assert Request.model_validate(data) == request
 
 
 @pytest.mark.parametrize("target", ["registry.example.test/a", f"registry.example.test/a@sha256:{'1' * 64}"])
 def test_the_image_needs_a_tag(target: str) -> None:
     with pytest.raises(UsageError, match="is no tag"):
-        new_addition(PARENT, ImageRef.parse(target), ["einops"])
+        Addition(parent=PARENT, target=ImageRef.parse(target), request=Request(env={"A": "b"}))
 
 
 # ---- a team's file
@@ -55,9 +64,9 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "team.yaml").write_text(TEAM)
     first, second = read_team_file(tmp_path / "team.yaml")
     assert (first.parent, first.target) == (PARENT, TARGET)
-    assert [each.text for each in first.requested] == ["einops", "tqdm"]
-    assert first.env == {"TEAM": "vision"}
-    assert [each.text for each in second.requested] == ["torchcodec"]
+    assert [each.text for each in first.request.requirements] == ["einops", "tqdm"]
+    assert first.request.env == {"TEAM": "vision"}
+    assert [each.text for each in second.request.requirements] == ["torchcodec"]
 
 
 @pytest.mark.parametrize(

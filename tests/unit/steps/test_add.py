@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -28,6 +29,7 @@ from builder.common.errors import (
     VerifyError,
 )
 from builder.common.reference import ImageRef
+from builder.engine.client import Engine
 from builder.engine.run import Run
 from builder.evidence import reports, signing
 from builder.evidence.results import Evidence
@@ -36,16 +38,16 @@ from builder.host import Host
 from builder.index.download import Fetcher
 from builder.index.wheels import LockedWheel
 from builder.layers.store import Store
-from builder.lock.requirements import Requested
+from builder.lock.requirements import parse_requirement
 from builder.lock.uv import Built, ListedWheels, Target, Uv
 from builder.matrix import facts
 from builder.matrix.schema import Trusted
 from builder.registry import artifacts
 from builder.registry.client import Repository
-from builder.release.additions import Addition, derive_config, repeat_addition
+from builder.release.additions import Addition, Request
 from builder.release.image_sources import sources_in_registry
 from builder.release.parent import read_parent
-from builder.steps.add import IMPORTS, Added, add, find_parents
+from builder.steps.add import IMPORTS, Added, AddOptions, add, find_parents
 from tests.fakes.engine import FakeEngine, MemoryConsole
 from tests.fakes.registry import MemoryRegistry, Registries
 from tests.fakes.wire import Wire
@@ -97,12 +99,11 @@ def locked(wheel: Wheel) -> LockedWheel:
 
 @dataclass
 class Bench:
-    """A registry with a parent; `index` has the wheels that can be added. `shown` are the lines of the steps."""
+    """A registry with a parent; `index` has the wheels that can be added."""
 
     store: Store
     registries: Registries = field(default_factory=Registries)
     uv: FakeUv = field(default_factory=FakeUv)
-    shown: list[str] = field(default_factory=list)
     console: MemoryConsole = field(default_factory=MemoryConsole)
 
     def __post_init__(self) -> None:
@@ -122,17 +123,19 @@ class Bench:
     def offer(self, *wheels: Wheel) -> None:
         self.uv.index = {locked(wheel).name: wheel for wheel in wheels}
 
-    def run(self) -> Run:
-        return Run(checkout=None, host=Host(), store=self.store, view=View(self.console))
+    @property
+    def shown(self) -> list[str]:
+        """The lines of the steps."""
+        return [re.sub(r"^(\w+) +", r"\1: ", line) for line in self.console.text.splitlines()]
 
-    def add(self, *additions: Addition, **options: Any) -> list[Added]:
+    def run(self, engine: Engine | None = None) -> Run:
+        return Run(checkout=None, host=Host(), store=self.store, view=View(self.console), connected=engine)
+
+    def add(self, *additions: Addition, engine: Engine | None = None, **options: Any) -> list[Added]:
+        """With an engine, tests the images."""
         given = additions or (addition("einops"),)
-
-        def show(step: str, result: str) -> None:
-            self.shown.append(f"{step}: {result}")
-
         with self.store.used():
-            return add(self.run(), given, show, **options)
+            return add(self.run(engine), given, AddOptions(test=engine is not None, **options))
 
     def config(self, tag: str = "1", registry: MemoryRegistry | None = None) -> dict[str, Any]:
         registry = registry or self.target
@@ -142,9 +145,10 @@ class Bench:
         return data
 
 
-def addition(*packages: str, **fields: Any) -> Addition:
-    requested = [Requested(text=package) for package in packages]
-    return replace(Addition(parent=PARENT, target=TARGET, requested=requested), **fields)
+def addition(*packages: str, env: Mapping[str, str] = {}, **fields: Any) -> Addition:
+    requested = tuple(parse_requirement(package, "test") for package in packages)
+    request = Request(requirements=requested, env=dict(env))
+    return Addition(**{"parent": PARENT, "target": TARGET, "request": request, **fields})
 
 
 @dataclass
@@ -292,9 +296,8 @@ def test_a_conflict_names_the_package_of_the_parent(bench: Bench) -> None:
 
 
 def test_hashes_of_the_request_are_compared(bench: Bench) -> None:
-    requested = [Requested(text="einops", hashes=frozenset(["1" * 64]))]
     with pytest.raises(LockError, match="does not have one of its hashes"):
-        bench.add(addition(requested=requested))
+        bench.add(addition(f"einops --hash=sha256:{'1' * 64}"))
 
 
 def cuda_wheel(name: str) -> Wheel:
@@ -437,15 +440,6 @@ def test_a_tag_with_a_date_never_moves(bench: Bench) -> None:
         bench.add(addition("einops", target=target, env={"A": "b"}))
 
 
-def test_a_label_that_sets_a_variable_of_every_image(bench: Bench) -> None:
-    """Whoever pushed the image wrote it."""
-    with bench.store.used():
-        [parent] = find_parents(bench.run(), PARENT, "all")
-    record = json.dumps({"request": {"requirements": [], "env": {"PATH": "/workspace/bin"}}})
-    with pytest.raises(VerifyError, match="sets PATH, which every image sets"):
-        derive_config(parent, str(PARENT), record, [], [])
-
-
 def test_nothing_to_add(bench: Bench) -> None:
     with pytest.raises(UsageError, match="nothing to add"):
         bench.add(addition())
@@ -458,7 +452,7 @@ def repeat(bench: Bench) -> Addition:
     bench.target.contents |= bench.parent.registry.contents  # which were mounted
     with bench.store.used():
         earlier = find_parents(bench.run(), TARGET, "all")
-    return repeat_addition(TARGET, earlier)
+    return Addition.of_image(TARGET, earlier)
 
 
 def test_the_same_additions_on_the_next_release(bench: Bench) -> None:
@@ -468,7 +462,8 @@ def test_the_same_additions_on_the_next_release(bench: Bench) -> None:
     bench.share()
     bench.uv.calls.clear()
     again = repeat(bench)
-    assert (again.parent, str(again.requested[0]), again.env) == (PARENT, "einops>=0.7", {"TEAM": "vision"})
+    assert again.parent == PARENT
+    assert again.request.model_dump() == {"requirements": ("einops>=0.7",), "env": {"TEAM": "vision"}}
     bench.add(again)
 
     [(_, _, _, preferred), (_, _, constraints, _)] = bench.uv.calls
