@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
-from builder.build import disk, operating_systems
+from builder.build import operating_systems
 from builder.build.apt_container import ContainerApt
 from builder.build.context import LoadedImage, Origin, record_built
 from builder.build.layer_lookup import LayerLookup
@@ -100,13 +100,11 @@ class Assembler:
         return find_image(self._run, image, self._lookup.known)
 
     def start(self, images: Sequence[PlannedImage]) -> None:
-        """Starts everything that the images need and the store lacks. Raises DiskError if there is too little room.
+        """Starts everything that the images need and the store lacks.
 
         Reads the files of the checkout now: a file that is edited during the build belongs to the next plan.
         """
         run, lookup, project = self._run, self._lookup, self._run.project
-        disk.check_assemble(run, images)
-
         self._program = project.path(plan.COMPILER).read_bytes()
         self._compilers = plan.systems(run.project)
         for image in images:

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from builder.build import disk
 from builder.build.context import LoadedImage, built_ids, record_built
 from builder.build.layer_lookup import LayerLookup
 from builder.build.operating_systems import Mmdebstrap
@@ -42,13 +41,12 @@ class DockerfileBuilder:
         """None: only BuildKit can find out, when it builds the image."""
 
     def start(self, images: Sequence[PlannedImage]) -> None:
-        """Raises DiskError, or EngineError without the `docker` command."""
+        """Raises EngineError without the `docker` command."""
         if not shutil.which("docker"):
             raise EngineError(
                 "--method dockerfile needs the `docker` command and its plugin buildx",
                 hint="Install both. On Debian, the packages are docker-cli and docker-buildx.",
             )
-        disk.check_dockerfile(self._run, images)
 
     def as_ready(self, images: Sequence[PlannedImage]) -> Iterator[PlannedImage]:
         """All of them: they share nothing but BuildKit's cache."""

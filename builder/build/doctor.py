@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import requests
 
 from builder import host
-from builder.build import disk, operating_systems
+from builder.build import operating_systems
 from builder.common import machine
 from builder.common.errors import BuilderError, EngineError, FileError, LockError, UsageError
 from builder.common.reference import ImageRef
@@ -35,7 +35,6 @@ from builder.index.wheels import PLATFORMS
 from builder.layers.oci import CONTAINERD
 from builder.matrix.cells import indexes_of_packages
 from builder.matrix.project import Project
-from builder.plan import plan
 from builder.registry.client import Repository
 from builder.release.staging import INDEX, StagingArea
 
@@ -94,13 +93,7 @@ def _examine(run: Run, archives: Archives) -> _Findings:
     # Disks. That of a remote engine cannot be measured.
     yield "disk: checkout", "ok", f"{size(shutil.disk_usage(project.root).free)} free"
     if info and info.is_local:
-        free = shutil.disk_usage(info.root).free
-        try:
-            needed = disk.engine_bytes(plan.make_plan(project, project.select(())).unique_bytes)
-            detail = f"{size(free)} free; the default images take about {size(needed)} to build"
-        except BuilderError:  # no cell is locked, for example
-            needed, detail = 0, f"{size(free)} free"
-        yield "disk: engine", "ok" if free >= needed else "missing", detail
+        yield "disk: engine", "ok", f"{size(shutil.disk_usage(info.root).free)} free"
     detail = "not created yet"
     if store.root.is_dir():
         limit = f" of at most {size(store.limit)}" if store.limit else ""

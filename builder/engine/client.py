@@ -316,17 +316,6 @@ class Engine:
             answer = self._api._result(response, True)
         return int(answer.get("SpaceReclaimed") or 0)
 
-    def cache_bytes(self) -> int:
-        """Size of BuildKit's cache. Without a type, the engine would also add up layers, volumes and containers.
-
-        Source: Docker Engine API, SystemDataUsage: a sum from 1.52 on (Docker 29), and nothing else from 1.53 on.
-        """
-        with translated("reading the disk usage"):
-            response = self._api._get(self._api._url("/system/df"), params={"type": "build-cache"})
-            usage = self._api._result(response, True)
-        entries = sum(int(entry.get("Size") or 0) for entry in usage.get("BuildCache") or ())
-        return int((usage.get("BuildCacheUsage") or {}).get("TotalSize") or entries)
-
     def start(
         self,
         image: str,

@@ -6,16 +6,14 @@ Frees nothing while a named image is incomplete: without its manifest, its other
 from __future__ import annotations
 
 import fcntl
-import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from builder.common.errors import FREE_STORE, DamagedError, DiskError
+from builder.common.errors import DamagedError
 from builder.common.files import TEMPORARY_SUFFIX, short_digest
-from builder.common.text import size
 from builder.layers import store, stored_images
 from builder.layers.blobs import MANIFEST_TYPE, REPAIR, Descriptor
 from builder.layers.store import IMAGE_NAME, PACKAGES, Store
@@ -143,35 +141,6 @@ def remove_garbage(stored: Store, *, without: Collection[str] = (), wait: bool =
         for path in (*garbage.leftovers, *garbage.blobs):
             path.unlink(missing_ok=True)
     return garbage
-
-
-def make_room(stored: Store, need: Callable[[], int], *, wait: bool = False) -> None:
-    """Frees garbage if the limit or the disk requires it. Raises DiskError if that is not enough.
-
-    `need` returns how many bytes will be written. It is called again after garbage is freed, since some of it may be
-    needed. Nothing is freed if that cannot be enough.
-    """
-    needed = need()
-    if _shortage(stored, needed) <= 0:
-        return
-    if _shortage(stored, needed) <= find_garbage(stored).bytes:
-        remove_garbage(stored, wait=wait)
-        needed = need()
-    if _shortage(stored, needed) > 0:
-        limit = f", its limit is {size(stored.limit)}" if stored.limit else ""
-        raise DiskError(
-            f"{size(needed)} must be written to the store {stored.root}: it has {size(stored.size())}{limit}, "
-            f"and the disk has {size(shutil.disk_usage(stored.root).free)} free",
-            hint=FREE_STORE,
-        )
-
-
-def _shortage(stored: Store, needed: int) -> int:
-    """Bytes to be freed before `needed` bytes can be written; 0 or less if there is room."""
-    if not needed:
-        return 0
-    over = stored.size() + needed - stored.limit if stored.limit else 0
-    return max(over, needed + 1 - shutil.disk_usage(stored.root).free)
 
 
 def check_blobs(stored: Store, read: Callable[[int], None]) -> StoreCheck:

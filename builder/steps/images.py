@@ -24,7 +24,6 @@ from builder.common.reference import ImageRef
 from builder.compat import gpus
 from builder.debian.archives import Archives
 from builder.engine.run import Run
-from builder.layers import garbage
 from builder.plan import render
 from builder.plan.plan import Plan, PlannedImage
 from builder.steps.stale_locks import lock_stale_systems
@@ -78,8 +77,8 @@ def make_images(run: Run, planned: Plan, options: ImageOptions) -> list[Outcome]
         if has_new_locks:
             planned = render.load_checked_plan(run.project, [image.cell for image in planned.images])
 
-        # Deletes unused files, to make room for the layers that the store lacks. No other builder may use it meanwhile.
-        garbage.make_room(run.store, lambda: disk.store_bytes(run.store, planned.images), wait=options.wait)
+        # With --store-limit, deletes unused files of the store: no other builder may use it meanwhile.
+        disk.make_room(run.store, planned.images, wait=options.wait)
         with run.store.used():
             assembler = Assembler(run, jobs=options.jobs, archives=archives)
             return build_test_tag(run, assembler, tester, planned, options.jobs)

@@ -102,7 +102,7 @@ def complete_tests(
 
         # Its blobs go to the store, which may have some of them, and from there to the engine.
         blobs = [stored.config, *(layer.descriptor for layer in stored.layers)]
-        disk.check_download(run, blobs)
+        disk.require_free(store, sum(blob.size for blob in blobs if not store.has(blob.digest, blob.size)))
         transfer.fetch_blobs(repository, store, blobs, Meter(view, image.id, "downloaded", 0).add)
         store.put(stored.manifest.content, stored.manifest.media_type)
         if reported.failure:

@@ -172,9 +172,6 @@ class FakeEngine(Engine):
         self.swept.append(checkout)
         return 0
 
-    def cache_bytes(self) -> int:
-        return 0
-
     def prune_cache(self) -> int:
         self.calls.append("prune")
         return 5_000_000_000

@@ -179,7 +179,7 @@ def test_too_little_room_is_seen_before_anything_is_fetched(checkout: Checkout, 
     with disk(store, MB):
         output = checkout.builder("build", PLAIN, code=10)
         assert f"must be written to the store {store}" in output
-        assert "and the disk has " in output
+        assert "its disk has " in output
         assert list((store / "downloads").iterdir()) == []
 
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import re
-import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
-from builder.build import disk
-from builder.common.errors import BuildError, DamagedError, DiskError, EngineError, FetchError
+from builder.common.errors import BuildError, DamagedError, EngineError, FetchError
 from builder.index.download import CONNECTIONS
 from builder.matrix.project import Project
 from builder.plan import layer_order
 from tests.fakes import locks
-from tests.fakes.engine import INFO
-from tests.unit.build.assembling import BOARD, EMBER, JUPYTER, NOTEBOOK, NOTHING, QUARTZ, AssemblyBench
+from tests.unit.build.assembling import BOARD, EMBER, JUPYTER, NOTEBOOK, QUARTZ, AssemblyBench
 
 Edit = Callable[[str, str], Project]
 
@@ -288,59 +284,3 @@ def test_an_error_while_closing_does_not_hide_the_first_one(
     with pytest.raises(BuildError, match="first"):
         fail()
     assert len(removed) == 1
-
-
-# ---- room
-
-
-def test_the_store_needs_room_for_missing_wheels_and_debian_packages(bench: AssemblyBench) -> None:
-    images = bench.images(EMBER, JUPYTER)
-    wheels = {wheel.sha256: wheel.size for image in images for wheel in image.wheels}
-    packages = {package.sha256: package.size for image in images for package in image.os_lock.packages}
-    assert disk.store_bytes(bench.store, images) == int(sum(wheels.values()) * 1.5) + sum(packages.values())
-    bench.run(EMBER)
-    own = [wheel.size for wheel in images[1].wheels if wheel not in images[0].wheels]
-    assert own
-    assert disk.store_bytes(bench.store, images) == int(sum(own) * 1.5)
-    bench.run(JUPYTER)
-    assert disk.store_bytes(bench.store, images) == 0
-
-
-def local(bench: AssemblyBench, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
-    """An engine on this machine whose disk, which is not the store's, has so many bytes free."""
-    bench.engine.settings = replace(INFO, is_local=True, root="/proc")
-    usage = shutil.disk_usage(".")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
-
-
-def test_too_little_room_is_an_error_before_anything_is_started(
-    bench: AssemblyBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    local(bench, monkeypatch, disk.SPARE + 5_000_000)
-    with pytest.raises(DiskError, match=r"^building 1 image takes about 2\.0 GB in /proc, which has 2\.0 GB free"):
-        bench.begin(bench.images(EMBER))
-    assert bench.world.did() == NOTHING
-    assert bench.engine.calls == []
-
-
-def test_room_for_both_is_needed_on_a_disk_that_engine_and_store_share(
-    bench: AssemblyBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    images = bench.images(EMBER)
-    local(bench, monkeypatch, disk.engine_bytes(sum(layer.bytes for layer in images[0].layers)))
-    apart = bench.engine.settings
-    bench.engine.settings = replace(apart, root=str(bench.project.root))
-    with pytest.raises(DiskError):
-        bench.begin(images)
-    bench.engine.settings = apart
-    bench.begin(images)
-
-
-def test_layers_of_the_engine_need_no_room(bench: AssemblyBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA of EMBER has 2 MB, what JUPYTER adds a few kilobytes."""
-    bench.run(EMBER)
-    local(bench, monkeypatch, disk.SPARE + 10_000)
-    assert bench.run(JUPYTER)
-    bench.engine.known.clear()
-    with pytest.raises(DiskError):
-        bench.begin(bench.images(JUPYTER))

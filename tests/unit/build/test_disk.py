@@ -1,36 +1,56 @@
-"""How much disk images need."""
+"""Room for the layers that the store lacks."""
 
 from __future__ import annotations
+
+import shutil
 
 import pytest
 
 from builder.build import disk
-from builder.matrix.project import Project
-from builder.plan import plan
-from builder.plan.plan import Plan
-from tests.fakes.locks import LOCKED
-
-GB = 1_000_000_000
+from builder.common.errors import DiskError
+from builder.layers.blobs import LAYER_TYPE
+from builder.layers.store import Store
+from tests.unit.build.assembling import EMBER, JUPYTER, AssemblyBench
 
 
-@pytest.fixture
-def planned(tiny: Project) -> Plan:
-    return plan.make_plan(tiny, tiny.select(LOCKED))
+def test_missing_layers_count_once(bench: AssemblyBench) -> None:
+    images = bench.images(EMBER, JUPYTER)
+    wheels = {wheel.sha256: wheel.size for image in images for wheel in image.wheels}
+    packages = {package.sha256: package.size for image in images for package in image.os_lock.packages}
+    assert disk.missing_bytes(bench.store, images) == sum(wheels.values()) + sum(packages.values())
+    bench.run(EMBER)
+    own = [wheel.size for wheel in images[1].wheels if wheel not in images[0].wheels]
+    assert own
+    assert disk.missing_bytes(bench.store, images) == sum(own)
+    bench.run(JUPYTER)
+    assert disk.missing_bytes(bench.store, images) == 0
 
 
-def test_a_dockerfile_needs_room_for_shared_wheels_once(planned: Plan) -> None:
-    [first, second] = [Plan(images=planned.images[:count]) for count in (1, 2)]
-    needed = disk.dockerfile_bytes(first, "overlay2")
-    assert needed == int(first.unique_bytes * 3.6) + disk.SPARE
-    assert disk.dockerfile_bytes(second, "overlay2") < needed * 2 - disk.SPARE
-    cached = disk.dockerfile_bytes(first, "overlay2", cached=first.unique_bytes)
-    assert cached == int(first.unique_bytes * 2.6) + disk.SPARE
-    assert disk.dockerfile_bytes(first, "overlay2", cached=GB) == disk.SPARE
+def test_garbage_is_removed_only_to_keep_the_limit(bench: AssemblyBench) -> None:
+    bench.store.prepare()
+    unused = bench.store.path(bench.store.put(bytes(1_000_000), LAYER_TYPE).digest)
+    images = bench.images(EMBER)
+    disk.make_room(bench.store, images)
+    assert unused.exists()
+    limit = disk.missing_bytes(bench.store, images) + 1000
+    disk.make_room(Store(bench.store.root, limit=limit), images)
+    assert not unused.exists()
+    with pytest.raises(DiskError, match=r"must be written to the store .*, and its limit is ") as caught:
+        disk.make_room(Store(bench.store.root, limit=limit - 1001), images)
+    assert "builder gc" in caught.value.hint
 
 
-def test_a_store_of_containerd_keeps_the_compressed_layers_too(planned: Plan) -> None:
-    first = Plan(images=planned.images[:1])
-    assert disk.dockerfile_bytes(first, "containerd") == int(first.unique_bytes * 4.6) + disk.SPARE
-    assert disk.download_bytes(1000, "overlay2", is_shared=False) == 1800 + disk.SPARE
-    assert disk.download_bytes(1000, "containerd", is_shared=False) == 2800 + disk.SPARE
-    assert disk.download_bytes(1000, "containerd", is_shared=True) == 3800 + disk.SPARE
+def test_a_disk_without_room_is_an_error_before_anything_is_downloaded(
+    bench: AssemblyBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.store.prepare()
+    usage = shutil.disk_usage(".")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(DiskError, match=r"must be written to the store .*: its disk has 1 kB free"):
+        disk.make_room(bench.store, bench.images(EMBER))
+
+
+def test_a_build_that_writes_nothing_needs_no_room(bench: AssemblyBench) -> None:
+    """A store over its limit can still be read."""
+    bench.run(EMBER)
+    disk.make_room(Store(bench.store.root, limit=1), bench.images(EMBER))

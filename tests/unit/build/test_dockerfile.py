@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -189,18 +188,6 @@ def test_files_of_the_build_host_are_in_the_context_alone(checkout: TinyProject)
     names = {"templates/host/ca.crt", "templates/host/index.env"}
     assert names <= set(checkout.buildx.contexts[0])
     assert not any((checkout.project.root / name).exists() for name in names)
-
-
-def test_too_little_room_is_reported_before_the_build(checkout: TinyProject, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkout.engine.settings = replace(INFO, is_local=True)
-    usage = shutil.disk_usage(".")
-    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=1000))
-    with pytest.raises(
-        DiskError, match=r"building 1 image takes about 2.0 GB in /nowhere, which has 1 kB free"
-    ) as caught:
-        checkout.build()
-    assert "builder clean" in caught.value.hint
-    assert checkout.engine.calls == []
 
 
 def test_an_error_shows_the_end_of_the_failed_step_but_no_mirror(checkout: TinyProject) -> None:

@@ -320,30 +320,6 @@ def test_an_error_in_the_response_to_a_load(message: str, kind: type[Exception])
         Answer({"status": "x"}, {"error": message}).engine().load([b""])
 
 
-OLD_USAGE = {"BuildCache": [{"Size": 4}, {"Size": 1}]}
-NEW_USAGE = {"BuildCacheUsage": {"TotalSize": 5}}
-
-
-@pytest.mark.parametrize("usage", [OLD_USAGE, NEW_USAGE, OLD_USAGE | NEW_USAGE], ids=["1.51", "1.53", "1.52"])
-def test_size_of_the_build_cache_in_each_version_of_the_api(usage: Mapping[str, Any]) -> None:
-    """Docker 29 gives other fields: its cache counted as nothing."""
-    asked: list[object] = []
-
-    def get(url: str, *, params: object) -> Mapping[str, Any]:
-        asked.append((url, params))
-        return usage
-
-    fake = engine(_url=str, _get=get, _result=lambda response, _: response)
-    assert fake.cache_bytes() == 5
-    assert asked == [("/system/df", {"type": "build-cache"})]
-
-
-@pytest.mark.parametrize("usage", [{}, {"BuildCache": None}, {"BuildCacheUsage": {}}])
-def test_size_of_an_empty_build_cache(usage: Mapping[str, Any]) -> None:
-    fake = engine(_url=str, _get=lambda *_, **__: usage, _result=lambda response, _: response)
-    assert fake.cache_bytes() == 0
-
-
 class FakeContainer:
     """Runs nothing; `status` is the exit status of its command."""
 

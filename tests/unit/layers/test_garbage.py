@@ -5,14 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from builder.common.errors import BusyError, DamagedError, DiskError, FileError
+from builder.common.errors import BusyError, DamagedError, FileError
 from builder.layers import garbage
 from builder.layers.blobs import LAYER_TYPE
 from builder.layers.garbage import Use
@@ -126,52 +125,6 @@ def test_files_that_another_builder_removes_meanwhile_are_ignored(
     assert garbage.find_garbage(crowded) == before
 
 
-# ---- room
-
-
-def free(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    usage = shutil.disk_usage(".")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=count))
-
-
-def test_garbage_is_freed_to_make_room(crowded: Store) -> None:
-    limited = Store(crowded.root, limit=crowded.size())
-    freeable = garbage.find_garbage(crowded).bytes
-    garbage.make_room(limited, lambda: freeable)
-    assert garbage.find_garbage(crowded).bytes == 0
-
-
-def test_nothing_is_freed_if_that_cannot_be_enough(crowded: Store) -> None:
-    limited = Store(crowded.root, limit=crowded.size())
-    before, freeable = files(crowded), garbage.find_garbage(crowded).bytes
-    with pytest.raises(DiskError, match=r"must be written to the store .*, its limit is ") as caught:
-        garbage.make_room(limited, lambda: freeable + 1)
-    assert "builder gc" in caught.value.hint
-    assert files(crowded) == before
-
-
-def test_room_of_the_disk(crowded: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    free(monkeypatch, 1000)
-    garbage.make_room(crowded, lambda: 999)
-    assert garbage.find_garbage(crowded).blobs, "there was room"
-    with pytest.raises(DiskError, match=r"^5\.0 GB must be written .*, and the disk has 1 kB free"):
-        garbage.make_room(crowded, lambda: 5_000_000_000)
-    assert garbage.find_garbage(crowded).blobs, "freeing it could not be enough"
-
-
-def test_a_build_that_writes_nothing_needs_no_room(crowded: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store over its limit can still be read."""
-    free(monkeypatch, 0)
-    garbage.make_room(Store(crowded.root, limit=1), lambda: 0)
-
-
-def test_the_need_is_computed_again_after_garbage_is_freed(crowded: Store) -> None:
-    """The garbage may be from an interrupted build."""
-    needs = iter([garbage.find_garbage(crowded).bytes, crowded.size() + 1])
-    with pytest.raises(DiskError):
-        garbage.make_room(Store(crowded.root, limit=crowded.size()), lambda: next(needs))
-
-
 # ---- damage
 
 
@@ -180,14 +133,8 @@ def damage(store: Store, blob: str) -> None:
     store.path(blob).write_bytes(bytes([content[0] ^ 1]) + content[1:])
 
 
-def make_room_of_one_byte(store: Store) -> None:
-    garbage.make_room(Store(store.root, limit=store.size()), lambda: 1)
-
-
 @pytest.mark.parametrize("what", ["manifest", "layer", "index"])
-@pytest.mark.parametrize(
-    "free_it", [garbage.find_garbage, garbage.remove_garbage, make_room_of_one_byte], ids=["find", "collect", "room"]
-)
+@pytest.mark.parametrize("free_it", [garbage.find_garbage, garbage.remove_garbage], ids=["find", "collect"])
 def test_nothing_is_freed_while_a_named_image_is_incomplete(
     crowded: Store, what: str, free_it: Callable[[Store], object]
 ) -> None:
