@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -148,14 +148,12 @@ def make_key(folder: Path, name: str) -> None:
 class Fault(Enum):
     """A fault of a request."""
 
-    STATUS_401 = auto()
     STATUS_500 = auto()
     STATUS_507 = auto()
     STALLS = auto()
     CUT = auto()  # in the middle of the body, of which the registry gets the part that came
     CUT_BEFORE_A_PROXY = auto()  # the same, where a proxy hands on whole bodies only
     ANSWER_LOST = auto()  # the registry processes the request, but the answer is lost
-    MEANWHILE = auto()  # all is well, but `meanwhile` happens before the answer
 
 
 @dataclass(kw_only=True)
@@ -167,7 +165,6 @@ class Trouble:
     path: str
     times: int = 1
     after: int = 0
-    meanwhile: Callable[[], object] = lambda: None
 
 
 class Habit(Enum):
@@ -242,10 +239,9 @@ class Proxy(Loopback):
         elif is_odd and "/referrers/" in request.path:
             request.reply(302, headers=[("Location", "https://pages.example.test/")])
         else:
-            self._forward(request, size, trouble, is_odd=is_odd)
+            self._forward(request, size, fault, is_odd=is_odd)
 
-    def _forward(self, request: Request, size: int, trouble: Trouble | None, *, is_odd: bool) -> None:
-        fault = trouble.fault if trouble else None
+    def _forward(self, request: Request, size: int, fault: Fault | None, *, is_odd: bool) -> None:
         registry = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=STALL_S)
         try:
             registry.putrequest(request.command, request.path, skip_host=True, skip_accept_encoding=True)
@@ -269,8 +265,6 @@ class Proxy(Loopback):
                 body = answer.read()
         finally:
             registry.close()
-        if trouble:
-            trouble.meanwhile()
         if fault is Fault.ANSWER_LOST:
             request.close_connection = True
             return
@@ -279,7 +273,7 @@ class Proxy(Loopback):
         request.reply(200 if answer.status == 201 and is_odd else answer.status, body, headers)
 
 
-_STATUS = {Fault.STATUS_401: 401, Fault.STATUS_500: 500, Fault.STATUS_507: 507}
+_STATUS = {Fault.STATUS_500: 500, Fault.STATUS_507: 507}
 
 
 class Tokens(Loopback):
