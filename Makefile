@@ -76,7 +76,7 @@ nightly: engine ## further integration tests (FILES=test_podman.py): other engin
 browser: engine ## Jupyter and TensorBoard in a real Chromium, with the newest Jupyter image of PyTorch
 	@.venv/bin/pytest tests/browser
 
-arm64: engine ## a tiny image for arm64, made and tested on this machine by emulation: takes minutes
+arm64: engine ## a tiny image for arm64, made on this machine by emulation: takes minutes
 	@.venv/bin/pytest tests/emulation
 
 packages: engine ## install what people add into the images on this machine, check it, write docs/packages.md (PACKAGES='cupy-cuda12x')

@@ -138,7 +138,7 @@ def _emulation(project: Project, info: EngineInfo) -> _Findings:
         if not info.is_local:
             yield arch, "note", f"the engine must emulate {PLATFORMS[arch]}"
         elif machine.emulates(PLATFORMS[arch]):
-            yield arch, "ok", "emulated by QEMU: images can be built, and some of their tests run"
+            yield arch, "ok", "emulated by QEMU: images can be built, and are not run"
         else:
             yield arch, "note", f"not emulated: its images cannot be built. {EMULATION_HINT}"
 

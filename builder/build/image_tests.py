@@ -22,6 +22,7 @@ from builder.common import errors, machine
 from builder.common.errors import EngineError, ImageTestError
 from builder.compat import gpu_support, gpus
 from builder.compat.gpus import Gpu
+from builder.engine.model import EngineInfo
 from builder.engine.run import Run
 from builder.evidence.results import Coverage, Evidence, Kind, Requirement, coverage_of, local_coverage, write_evidence
 from builder.evidence.suite import IMAGE_TESTS, Suite, gpu_test
@@ -38,6 +39,12 @@ TESTS_EACH = 10  # a process for fewer takes longer to start than it saves
 LOGS: dict[Kind, str] = {"image": "test", "gpu": "gpu"}  # the part of a log's name that identifies the tests
 NO_RESULTS = Coverage()
 _NO_TEST = "no GPU test: "
+
+
+def why_not_run(engine: EngineInfo, image: PlannedImage) -> str:
+    """The reason that this machine does not run an image, which it may have built, or an empty string."""
+    arch = image.cell.arch
+    return "" if arch == engine.arch else f"built, not run: a machine for {arch} must test it"
 
 
 class Tester:
@@ -72,9 +79,8 @@ class Tester:
 
     def is_complete(self, image: PlannedImage, coverage: Coverage) -> bool:
         """True if the image passed its tests, on a GPU too if there is one now."""
-        is_better_here = coverage.is_emulated and not self._is_emulated(image)
         is_gpu_missing = coverage.gpu == "not run" and not self._why_no_gpu(image)
-        return not (coverage.failure or is_better_here or is_gpu_missing)
+        return not (coverage.failure or is_gpu_missing)
 
     def check(self, images: Sequence[PlannedImage]) -> None:
         """Raises ImageTestError if the packages of the tests are missing; with `--gpu require`, if GPU tests of these
@@ -105,7 +111,7 @@ class Tester:
         no_gpu = self._why_no_gpu(image)
         results: list[Evidence] = []
         before = known.image_tests
-        if before is None or not before.is_pass or (before.is_emulated and not self._is_emulated(image)):
+        if before is None or not before.is_pass:
             results.append(self._run(image, loaded, "image", self._files(image), no_gpu=no_gpu))
         if not no_gpu and known.gpu != "passed":
             files = [self._project.root / f"tests/gpu/test_{name}.py" for name in image.components]
@@ -140,22 +146,14 @@ class Tester:
         files = [self._project.root / f"tests/images/test_{name}.py" for name in image.components]
         if missing := [path.name for path in files if not path.is_file()]:
             raise ImageTestError(f"{image.id}: no tests for a component: tests/images/{', '.join(missing)}")
-        if self._is_emulated(image):
-            names = self._suite.of_image(image.components, IMAGE_TESTS, is_emulated=True)
-            files = [path for path in files if any(f"/{path.name}::" in name for name in names)]
         return files
 
-    def _is_emulated(self, image: PlannedImage) -> bool:
-        return image.cell.arch != self._engine_info.arch
-
-    def _machine(self, image: PlannedImage, leased: Sequence[Gpu] = ()) -> dict[str, str]:
+    def _machine(self, leased: Sequence[Gpu] = ()) -> dict[str, str]:
         """The machine that the tests run on, as evidence names it."""
         engine = self._engine_info
         machine = {"engine": engine.version, "kernel": platform.release()}
         if engine.id:
             machine["engine_id"] = engine.id
-        if self._is_emulated(image):
-            machine["emulated"] = image.cell.arch
         if leased:
             names = ", ".join(sorted({gpu.name for gpu in leased}))
             machine |= {"gpu": names, "gpus": str(len(leased)), "driver": self._pool.read()[0]}
@@ -184,8 +182,8 @@ class Tester:
         """The reason that the image's GPU tests cannot run now, or an empty string."""
         if image.cell.is_cpu:
             return "the image is for the CPU"
-        if self._is_emulated(image):
-            return f"this machine emulates {image.cell.arch}"
+        if reason := why_not_run(self._engine_info, image):
+            return reason
         if self._gpu_mode == gpus.OFF:
             return "--gpu off"
         test = gpu_test(image.cell.framework)
@@ -222,7 +220,6 @@ class Tester:
         subject = {
             **pytest_run.describe(image, loaded.id, str(root)),
             "engine": info.name,
-            "is_emulated": self._is_emulated(image),
             "gpu_options": info.gpu_options(names) if names else {},
             "private_hosts": self._private_hosts,
         }
@@ -264,7 +261,7 @@ class Tester:
             no_gpu=no_gpu,
             seconds=results.seconds,
             figures=results.figures,
-            machine=self._machine(image, leased),
+            machine=self._machine(leased),
             finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         )
         # Now, not at the end: a kill during the GPU tests does not lose minutes of image tests.

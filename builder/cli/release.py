@@ -177,11 +177,6 @@ def refresh_command(
     help="Accept test results without a signature that matrix.yaml trusts. The release records it.",
 )
 @click.option(
-    "--allow-not-run",
-    is_flag=True,
-    help="Release images that only an emulation has run: `built, not run`. The release records it.",
-)
-@click.option(
     "--allow-missing-arch",
     is_flag=True,
     help="Publish images without those for other architectures that matrix.yaml has, or that their tags have now. On "
@@ -208,10 +203,10 @@ def release_command(
     Compares the configuration and the known layers of every image with the plan. The test results of each image must
     be for exactly that image and the current test files. They must be signed by a signer listed under `evidence` in
     matrix.yaml, or produced on this machine. Images for GPUs need GPU tests: run `builder test --staged` on a machine
-    with a GPU. Images for several architectures with the same tags are released together; each must have run on a
-    machine of its architecture. If matrix.yaml has `scan`, the scanner must accept each image. Warns from 60 days
-    before the end of support of a Debian release, Python, CUDA or framework version; afterwards, refuses its images,
-    unless its entry in matrix.yaml has `after_support` with a reason.
+    with a GPU. Images for several architectures with the same tags are released together. If matrix.yaml has `scan`,
+    the scanner must accept each image. Warns from 60 days before the end of support of a Debian release, Python, CUDA
+    or framework version; afterwards, refuses its images, unless its entry in matrix.yaml has `after_support` with a
+    reason.
 
     Run it again to finish a release that was interrupted.
     """

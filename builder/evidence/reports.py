@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from builder.common.errors import VerifyError
 from builder.common.files import short_digest
 from builder.evidence import signing
-from builder.evidence.results import NOT_RUN, OWN, Coverage, Evidence, Report, Requirement, coverage_of, read_evidence
+from builder.evidence.results import OWN, Coverage, Evidence, Report, Requirement, coverage_of, read_evidence
 from builder.evidence.signing import Signer, Trust
 from builder.layers import oci
 from builder.layers.blobs import Descriptor
@@ -35,7 +35,7 @@ def attach_evidence(
     """Attaches evidence to an image in a registry, unless it is attached; signed if there is a signer."""
     with artifacts.attaching(repository, image) as attachments:
         for evidence in results:
-            state = "failed" if not evidence.is_pass else NOT_RUN if evidence.is_emulated else "passed"
+            state = "passed" if evidence.is_pass else "failed"
             # Registries and oras show them, so that users see the state before they pull the image.
             notes = {
                 CELL_LABEL: evidence.cell,
@@ -101,7 +101,7 @@ def test_result(coverage: Coverage) -> bytes:
         return b""
     files = {name: digest for each in signed.newest for name, digest in each.suite.items()}
     predicate = {
-        "result": "FAILED" if signed.failure else "WARNED" if signed.is_emulated else "PASSED",
+        "result": "FAILED" if signed.failure else "PASSED",
         "configuration": [
             {"name": name, "digest": {"sha256": digest.removeprefix("sha256:")}} for name, digest in files.items()
         ],

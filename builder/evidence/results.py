@@ -29,7 +29,6 @@ from builder.layers.oci import Printable
 from builder.plan.plan import PlannedImage
 
 OWN = "own results, unsigned"  # in place of a signer
-NOT_RUN = "built, not run"  # the state of an image that no machine of its architecture has run
 SLOW_S = 5  # seconds; slower tests are named
 Kind = Literal["image", "gpu"]
 GpuState = Literal["passed", "failed", "not run"]
@@ -43,8 +42,8 @@ class Evidence(BaseModel, extra="forbid", frozen=True):
     failures. `not_applicable` are GPU tests with nothing to check on that GPU: they count neither as passed nor as
     failed. `no_gpu` is the reason that the machine that ran the image tests did not run the GPU tests, empty if it did.
     `seconds` are durations by test, `figures` the measurements of GPU tests. `machine` describes the machine of the
-    tests: engine, kernel, and GPUs and driver for GPU tests; under emulation also `emulated`, the architecture of the
-    image. `finished` is RFC 3339. Texts are printable: they reach the terminals of other machines.
+    tests: engine, kernel, and GPUs and driver for GPU tests. `finished` is RFC 3339. Texts are printable: they reach
+    the terminals of other machines.
     """
 
     image: Printable
@@ -65,11 +64,6 @@ class Evidence(BaseModel, extra="forbid", frozen=True):
     @property
     def is_pass(self) -> bool:
         return bool(self.passed) and not self.failed
-
-    @property
-    def is_emulated(self) -> bool:
-        """True if the processor of the image was emulated, which only some of the image tests are for."""
-        return self.kind == "image" and "emulated" in self.machine
 
     @property
     def gpu(self) -> str:
@@ -140,7 +134,7 @@ class Requirement:
         present = self.suite.of_image(self.components, folder)
         if unknown := (passed - present) | (not_applicable - (present if folder == GPU_TESTS else set())):
             return f"it has results of tests that this image does not have: {listed(sorted(unknown), 1)}"
-        needed = self.suite.of_image(self.components, folder, thorough=self.thorough, is_emulated=evidence.is_emulated)
+        needed = self.suite.of_image(self.components, folder, thorough=self.thorough)
         if missing := needed - passed - not_applicable:
             return f"it lacks results of tests: {listed(sorted(missing), 1)}"
         return ""
@@ -156,10 +150,8 @@ class Coverage:
     @cached_property
     def newest(self) -> list[Evidence]:
         """The newest evidence of the image tests, then of the GPU tests on each kind of GPU."""
-        # Reports are sorted by time: a later one replaces an earlier one with the same key. An emulation does not
-        # replace a machine.
-        reports = sorted(self.reports, key=lambda each: not each.evidence.is_emulated)
-        by_kind = {(each.evidence.kind, each.evidence.gpu): each.evidence for each in reports}
+        # Reports are sorted by time: a later one replaces an earlier one with the same key.
+        by_kind = {(each.evidence.kind, each.evidence.gpu): each.evidence for each in self.reports}
         return sorted(by_kind.values(), key=lambda each: (each.kind == "gpu", each.finished))
 
     @property
@@ -193,21 +185,8 @@ class Coverage:
         return "not run" if not passes else "passed" if all(passes) else "failed"
 
     @property
-    def is_emulated(self) -> bool:
-        """True if no machine of the image's architecture has run its image tests; GPU tests are no replacement."""
-        return self.image_tests is not None and self.image_tests.is_emulated
-
-    @property
-    def tests_status(self) -> str:
-        """The number of tests that passed, and a note if only an emulation ran them."""
-        count = len(self.passed)
-        return f"{NOT_RUN} ({counted(count, 'test')} passed under emulation)" if self.is_emulated else f"{count} passed"
-
-    @property
     def gpu_status(self) -> str:
         """The state of the GPU tests, with the reason if they were not run."""
-        if self.is_emulated:
-            return NOT_RUN
         return self.image_tests.gpu_state if self.gpu == "not run" and self.image_tests else self.gpu
 
     @property
@@ -226,11 +205,7 @@ class Coverage:
     @property
     def summary(self) -> str:
         """The number of tests that passed, the state of the GPU tests, and the slowest tests."""
-        passed = (
-            self.tests_status
-            if self.is_emulated
-            else f"{counted(len(self.passed), 'test')} passed, gpu: {self.gpu_status}"
-        )
+        passed = f"{counted(len(self.passed), 'test')} passed, gpu: {self.gpu_status}"
         longest = sorted(self.seconds.items(), key=lambda item: -item[1])[:3]
         slow = [f"{name.rpartition('::')[2]} {seconds:.0f} s" for name, seconds in longest if seconds >= SLOW_S]
         return passed + (f"\n  slowest tests: {', '.join(slow)}" if slow else "")

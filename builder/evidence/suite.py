@@ -19,7 +19,7 @@ IMAGE_TESTS, GPU_TESTS = "tests/images", "tests/gpu"
 RUNNER = "builder/build/pytest_run.py"
 PACKAGE = Path(__file__).parents[1]
 _MARK = "pytest.mark."
-THOROUGH, EMULATED = "thorough", "emulated"  # marks: see pyproject.toml
+THOROUGH = "thorough"  # a mark: see pyproject.toml
 # The outcome of a GPU test that has nothing to check on this GPU. Here, so that test processes need not import
 # `image_tests`, which takes 0.2 s.
 NOT_APPLICABLE = "not applicable"
@@ -64,25 +64,17 @@ class Suite:
             tests={name: _tests_of(name, contents) for name in contents if name.endswith(".py")},
         )
 
-    def of_image(
-        self, components: Iterable[str], folder: str, *, thorough: Collection[str] | None = None,
-        is_emulated: bool = False,
-    ) -> set[str]:  # fmt: skip
+    def of_image(self, components: Iterable[str], folder: str, *, thorough: Collection[str] | None = None) -> set[str]:
         """The tests of an image in a folder: `tests/images/test_base.py::test_user`; of a file without tests, its path.
 
-        With `thorough`, leaves out the thorough tests of all other components; with `is_emulated`, all tests that are
-        not for an emulation.
+        With `thorough`, leaves out the thorough tests of all other components.
         """
         names: set[str] = set()
         for component in components:
             path = f"{folder}/test_{component}.py"
             if tests := self.tests.get(path):
                 is_left_out = thorough is not None and component not in thorough
-                names |= {
-                    f"{path}::{test}"
-                    for test, marks in tests.items()
-                    if not (THOROUGH in marks and is_left_out) and (EMULATED in marks or not is_emulated)
-                }
+                names |= {f"{path}::{test}" for test, marks in tests.items() if not (THOROUGH in marks and is_left_out)}
             elif folder == IMAGE_TESTS:  # every component has image tests
                 names.add(path)
         return names

@@ -113,7 +113,7 @@ class Attestations:
             coverage.require_pass(cell)
         except ImageTestError as error:
             return self._finding("test results", str(error).removeprefix(f"{cell}: "))
-        return self._finding("test results", f"{coverage.tests_status}, gpu: {coverage.gpu_status}", "signed")
+        return self._finding("test results", f"{len(coverage.passed)} passed, gpu: {coverage.gpu_status}", "signed")
 
     def provenance(self, contents: Iterable[LayerWheels | None]) -> Finding:
         """Compares the provenance with the parent or the plan of the image, and with the wheels of its own layers."""

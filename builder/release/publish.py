@@ -26,6 +26,7 @@ from builder.layers.oci import Image, Manifest
 from builder.layers.store import Store
 from builder.matrix import tags
 from builder.matrix.project import Project
+from builder.matrix.schema import ARM64
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry import transfer
 from builder.registry.client import INDEXES, Repository
@@ -216,7 +217,8 @@ def passed_images(project: Project, store: Store, plan: Plan) -> tuple[list[Publ
                 raise ImageTestError(coverage.failure)
             images.append(PublishableImage.of(project, planned, stored, coverage))
         except (DamagedError, ImageTestError) as error:
-            failures[planned.id] = type(error)(f"{planned.id}: {error}", hint=f"builder images {planned.id}")
+            where = f"On an {ARM64} machine: " if planned.cell.arch == ARM64 else ""
+            failures[planned.id] = type(error)(f"{planned.id}: {error}", hint=f"{where}builder images {planned.id}")
     return images, failures
 
 

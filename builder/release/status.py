@@ -152,7 +152,7 @@ class StatusReader:
             if coverage and coverage.failure:
                 tests = coverage.failure
             elif coverage:
-                tests, gpu = coverage.tests_status, coverage.gpu
+                tests, gpu = f"{len(coverage.passed)} passed", coverage.gpu
                 seconds = round(sum(coverage.seconds.values()), 1) or None
         except (ImageTestError, VerifyError, RegistryError, SigningError) as error:
             tests = str(error).splitlines()[0].removeprefix(f"{planned.id}: ")

@@ -16,7 +16,7 @@ from builder.build.apt_container import ContainerApt
 from builder.build.assemble import Assembler
 from builder.build.context import LoadedImage
 from builder.build.dockerfile import DockerfileBuilder
-from builder.build.image_tests import Tester, check_docker_client, new_tester
+from builder.build.image_tests import Tester, check_docker_client, new_tester, why_not_run
 from builder.build.layer_lookup import LayerLookup
 from builder.build.outcomes import Outcome, for_each_image
 from builder.common.errors import BuilderError
@@ -107,6 +107,9 @@ def build_test_tag(
         if tester is None:
             view.end(image.id, "done", f"{note}, {loaded.origin}")
             return Outcome(image=image, loaded=loaded)
+        if reason := why_not_run(engine.info(), image):
+            view.end(image.id, "done", f"{note}, {reason}")
+            return Outcome(image=image, loaded=loaded)
 
         # Only the tests that have not passed yet: those on a GPU may be new to this machine.
         known = tester.coverage(image, loaded)
@@ -164,7 +167,9 @@ def with_all_tests(planned: Plan) -> Plan:
 
 
 def _is_finished(run: Run, tester: Tester, image: PlannedImage, loaded: LoadedImage) -> bool:
-    """True if the image passed its tests, and the engine has it under every tag."""
+    """True if the image passed its tests, and the engine has it under every tag; or if this machine does not run it."""
+    if why_not_run(run.engine.info(), image):
+        return True
     return tester.is_complete(image, tester.coverage(image, loaded)) and not _missing_names(run, image, loaded)
 
 

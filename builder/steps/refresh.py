@@ -74,7 +74,7 @@ def refresh(
     if others := len(changed) - len(affected):
         view.say(f"{counted(others, 'image')} outside the selection also changed: run `builder refresh '*'`")
     results = make_images(run, render.load_checked_plan(project, affected), options) if affected else []
-    passed = [outcome.image.cell for outcome in results if not outcome.error]
+    passed = [outcome.image.cell for outcome in results if outcome.coverage]
     if failure := outcomes.failure(results):
         if not (passed or failures):
             return Refreshed(outcomes=results, staged=None, error=failure)

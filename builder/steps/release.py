@@ -47,7 +47,7 @@ from builder.release.staging import ReleasedImage, ReleaseRecord, StagedImage, S
 NOBODY = "nobody who is trusted"  # in place of a signer, beside others
 SHOWN = 10  # cells in a message
 
-Exemption = Literal["unsigned", "untested-gpu", "not-run", "missing-arch"]  # from a check; releases record them
+Exemption = Literal["unsigned", "untested-gpu", "missing-arch"]  # from a check; releases record them
 EXEMPTIONS: tuple[Exemption, ...] = get_args(Exemption)
 
 
@@ -182,13 +182,7 @@ def check_images(
             accept = "" if "unsigned" in allowed else f"   To accept unsigned results: {again} --allow-unsigned"
             hint = "" if coverage.image_tests else f"Run the tests: {test}{key}{accept}"
             raise ImageTestError(str(error), hint=hint) from error
-        if coverage.is_emulated:
-            if "not-run" not in allowed:
-                raise ImageTestError(
-                    f"{cell.id}: {coverage.tests_status}",
-                    hint=f"On an {cell.arch} machine: {test}   To release it as it is: {again} --allow-not-run",
-                )
-        elif not (cell.is_cpu or coverage.gpu == "passed" or "untested-gpu" in allowed):
+        if not (cell.is_cpu or coverage.gpu == "passed" or "untested-gpu" in allowed):
             file = gpu_test(cell.framework)
             machine = f"an {ARM64} machine" if cell.arch == ARM64 else "a machine"
             how = f"On {machine} with a GPU: {test} --gpu require"

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from builder.build import disk
 from builder.build.context import LoadedImage, record_built
-from builder.build.image_tests import Tester, check_docker_client
+from builder.build.image_tests import Tester, check_docker_client, why_not_run
 from builder.build.outcomes import Outcome, for_each_image
 from builder.common import errors
 from builder.common.console import Meter, View
@@ -52,8 +52,8 @@ def retest_images(
         loaded = found[image.id]
         if loaded is None:
             raise EngineError(f"{image.id}: not built", hint=f"builder build {image.id}")
-        if error := run.engine.info().foreign_error(image.cell.arch):
-            raise error
+        if reason := why_not_run(run.engine.info(), image):
+            raise ImageTestError(f"{image.id}: {reason}")
         coverage = tester.test(image, loaded)
         run.view.end(image.id, "done", coverage.summary)
         return Outcome(image=image, loaded=loaded, coverage=coverage, tested=True)
@@ -84,8 +84,8 @@ def complete_tests(
     loader, loading = Loader(engine, store, str(project.root), view), threading.Lock()
 
     def test_image(image: PlannedImage) -> Outcome:
-        if error := engine.info().foreign_error(image.cell.arch):
-            raise error
+        if reason := why_not_run(run.engine.info(), image):
+            raise ImageTestError(f"{image.id}: {reason}")
 
         # The image must be the planned one: without a report that counts, only this machine would have tested it.
         view.begin(image.id, "downloading")
@@ -176,7 +176,7 @@ def plan_of_release(run: Run, release: StagedRelease, chosen: set[str], *, own_a
 
 
 def only_for(arch: str, planned: Plan, view: View) -> Plan:
-    """The images of a plan for an architecture. Names the others, which this machine could only emulate."""
+    """The images of a plan for an architecture. Names the others."""
     if others := [image.id for image in planned.images if image.cell.arch != arch]:
         view.say(f"not tested on this machine ({arch}): {listed(others, SHOWN)}")
     return Plan(images=tuple(image for image in planned.images if image.cell.arch == arch))

@@ -61,18 +61,14 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the thorough tests of components that a smaller image contains unchanged, which runs them.
-
-    Under emulation, also leaves out all tests that are not marked for it.
-    """
+    """Leaves out the thorough tests of components that a smaller image contains unchanged, which runs them."""
     if "IMAGE_TEST_SUBJECT" not in os.environ:  # pytest --collect-only
         return
     data = json.loads(Path(os.environ["IMAGE_TEST_SUBJECT"]).read_text(encoding="utf-8"))
     left_out = [
         item
         for item in items
-        if (item.get_closest_marker("thorough") and item.path.stem.removeprefix("test_") not in data["thorough"])
-        or (data.get("is_emulated") and not item.get_closest_marker("emulated"))
+        if item.get_closest_marker("thorough") and item.path.stem.removeprefix("test_") not in data["thorough"]
     ]
     for item in left_out:
         items.remove(item)

@@ -18,7 +18,6 @@ from tests.images.containers import runs
 SHELLS = ["sh -c", "bash -c", "sh -lc", "bash -lc", "bash -ic", "env -i sh -lc", "env -i HOME=/tmp bash -lc"]
 
 
-@pytest.mark.emulated
 def test_runs_as_a_normal_user_with_a_home(host: Host) -> None:
     assert host.check_output("id -un") == "user"
     assert host.check_output("id -u") == "1000"
@@ -27,7 +26,6 @@ def test_runs_as_a_normal_user_with_a_home(host: Host) -> None:
         assert host.run("touch %s/.written && rm %s/.written", folder, folder).rc == 0, folder
 
 
-@pytest.mark.emulated
 def test_starts_in_workspace(host: Host) -> None:
     assert host.check_output("pwd") == "/workspace"
 
@@ -68,7 +66,6 @@ def test_the_environment_comes_first_in_every_shell(host: Host, shell: str) -> N
     assert host.check_output(f"{shell} 'command -v python 2>/dev/null'") == "/opt/venv/bin/python"
 
 
-@pytest.mark.emulated
 @pytest.mark.parametrize("shell", ["sh -lc", "bash -lc", "bash -ic"])
 def test_shells_have_the_path_of_the_image_and_programs_in_the_home(
     host: Host, attributes: dict[str, Any], shell: str
@@ -80,7 +77,6 @@ def test_shells_have_the_path_of_the_image_and_programs_in_the_home(
     assert host.check_output(f"HOME=/data {shell} 'echo $PATH'") == other
 
 
-@pytest.mark.emulated
 def test_labels_describe_the_plan(subject: Any, attributes: dict[str, Any]) -> None:
     labels = attributes["Config"]["Labels"]
     expected = {
@@ -115,7 +111,6 @@ def test_no_label_names_a_registry_or_a_namespace(subject: Any, attributes: dict
     assert not [name for name, value in labels.items() if repository in value]
 
 
-@pytest.mark.emulated
 def test_no_file_is_setuid_or_setgid(host: Host) -> None:
     assert host.check_output("find / -xdev -type f -perm /6000 2>/dev/null || true") == ""
 
@@ -130,7 +125,6 @@ def certificates(text: str) -> set[str]:
     }
 
 
-@pytest.mark.emulated
 def test_nothing_of_the_build_host_is_left(
     host: Host, attributes: dict[str, Any], container: Container, subject: Any
 ) -> None:
@@ -164,7 +158,6 @@ def test_a_container_without_services_listens_on_no_port(host: Host) -> None:
 # ---- the launcher
 
 
-@pytest.mark.emulated
 def test_a_command_runs_unchanged(once: Callable[..., Any], mode: dict[str, Any]) -> None:
     code = "import os, tempfile; print(6 * 7); open(os.environ['HOME'] + '/written', 'w'); tempfile.TemporaryFile()"
     status, out, err = once(["python", "-c", code], **mode)

@@ -31,7 +31,6 @@ VERSION_FUNCTIONS = {
 }
 
 
-@pytest.mark.emulated
 def test_every_cuda_library_exists_once(host: Host, subject: Any) -> None:
     names = " -o ".join(f"-name '{name}.so*'" for name in FAMILIES)
     paths = host.check_output(f"find / -xdev -type f \\( {names} \\) 2>/dev/null || true").split()
@@ -42,7 +41,6 @@ def test_every_cuda_library_exists_once(host: Host, subject: Any) -> None:
     assert sorted(libraries) == sorted(set(libraries))
 
 
-@pytest.mark.emulated
 def test_the_modules_of_cuda_wheels_are_empty(subject: Any, python: Callable[[str], Any]) -> None:
     """Several wheels have `nvidia/__init__.py`, and their layers have no bytecode: another text would need it.
 
@@ -62,7 +60,6 @@ print(json.dumps([len(files), [str(file) for file in modules if file.locate().st
     assert others == []
 
 
-@pytest.mark.emulated
 def test_cuda_runtime_is_that_of_the_cell(subject: Any, python: Callable[[str], Any]) -> None:
     """From the library itself: cudaRuntimeGetVersion works without a driver since CUDA 12."""
     code = """
@@ -81,7 +78,6 @@ print(json.dumps([status, "%d.%d" % (version.value // 1000, version.value % 1000
         assert [status, version] == [0, subject.cell["cuda"]]
 
 
-@pytest.mark.emulated
 def test_cublas_is_the_locked_one(subject: Any, python: Callable[[str], Any]) -> None:
     """Each CUDA release has its own version of cuBLAS."""
     code = """
@@ -100,7 +96,6 @@ print(json.dumps(numbers))
     assert python(code) == [int(part) for part in locked.split(".")[:3]]
 
 
-@pytest.mark.emulated
 @pytest.mark.parametrize("package", VERSION_FUNCTIONS)
 def test_libraries_are_the_locked_ones(subject: Any, python: Callable[[str], Any], package: str) -> None:
     locked = {re.sub(r"-cu\d+$", "", name): version for name, version in subject.wheels.items()}
@@ -133,7 +128,6 @@ else:
     assert number in [major * first + minor * second + patch for first, second in scales]
 
 
-@pytest.mark.emulated
 def test_every_library_loads_without_a_gpu(python: Callable[[str], Any]) -> None:
     """In one process, like in a framework: dependencies are found on the search path or are already loaded."""
     code = """
@@ -159,7 +153,6 @@ print(json.dumps([len(paths), failed]))
     } == {}
 
 
-@pytest.mark.emulated
 def test_gpu_settings(subject: Any, attributes: dict[str, Any]) -> None:
     settings = dict(line.split("=", 1) for line in attributes["Config"]["Env"])
     labels = attributes["Config"]["Labels"]
@@ -203,7 +196,6 @@ print(json.dumps(results))
     assert {name.split(".")[0] for name, result in results.items() if result == "loaded"} == families, results
 
 
-@pytest.mark.emulated
 def test_the_library_of_every_card_loads(python: Callable[[str], Any]) -> None:
     """libibverbs opens the one that /etc/libibverbs.d names for the card."""
     code = """

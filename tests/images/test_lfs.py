@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 
 def test_large_files_are_pointers_in_the_repository(shell: Callable[..., Any]) -> None:
     container = shell()
@@ -15,7 +13,6 @@ def test_large_files_are_pointers_in_the_repository(shell: Callable[..., Any]) -
     assert "git-lfs.github.com/spec/v1" in container.run("cd /tmp/own && git show HEAD:model.bin")
 
 
-@pytest.mark.emulated
 def test_the_settings_are_in_one_order(shell: Callable[..., Any]) -> None:
     """git-lfs writes them in the order of a Go map: two builds of one lock gave two operating systems."""
     section, *settings = shell().run("cat /etc/gitconfig").splitlines()

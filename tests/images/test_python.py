@@ -16,13 +16,11 @@ from packaging.utils import canonicalize_name
 from testinfra.host import Host
 
 
-@pytest.mark.emulated
 def test_version_is_that_of_the_cell(subject: Any, python: Callable[[str], Any]) -> None:
     result = python("import sys, json; print(json.dumps([sys.prefix, '%d.%d' % sys.version_info[:2]]))")
     assert result == ["/opt/venv", subject.cell["python"]]
 
 
-@pytest.mark.emulated
 def test_exactly_the_locked_packages_are_installed(subject: Any, python: Callable[[str], Any]) -> None:
     code = """
 import importlib.metadata as metadata, json
@@ -32,7 +30,6 @@ print(json.dumps([(d.metadata["Name"], d.version) for d in metadata.distribution
     assert sorted(installed) == sorted(subject.wheels.items())
 
 
-@pytest.mark.emulated
 def test_every_file_that_a_package_records_exists(python: Callable[[str], Any]) -> None:
     """NVIDIA's wheels too: cuda-pathfinder and others find libraries this way."""
     code = """
@@ -65,13 +62,11 @@ print(json.dumps([names, {name: metadata.requires(name) or [] for name in names}
     assert pinned - set(names) == set()
 
 
-@pytest.mark.emulated
 def test_requirements_are_met(host: Host) -> None:
     result = host.run("python -m pip check --disable-pip-version-check")
     assert result.rc == 0, result.stdout
 
 
-# Not under emulation: importing onnxruntime ends with a segmentation fault in QEMU 7.2.
 def test_every_requested_package_is_importable(subject: Any, python: Callable[[str], Any]) -> None:
     """Except CUDA's wheels, which have libraries but no modules, and metapackages, which are empty."""
     requested = [Requirement(text).name for texts in subject.data["requirements"].values() for text in texts]
@@ -104,7 +99,6 @@ print(json.dumps(failed))
     assert python(code) == {}
 
 
-@pytest.mark.emulated
 def test_modules_are_compiled_without_time_stamps(python: Callable[[str], Any]) -> None:
     """Flags 1 in a .pyc: hash-based and unchecked (PEP 552). Except files .pyc that a wheel contains, and tests."""
     code = """

@@ -82,14 +82,12 @@ def answer(ask: Callable[[Mapping[str, str]], Answer]) -> Answer:
     return ask(QUESTIONS)
 
 
-@pytest.mark.emulated
 def test_version_and_cuda_are_those_of_the_cell(subject: Any, answer: Answer, attributes: dict[str, Any]) -> None:
     cuda = None if subject.cell["cuda"] == "cpu" else subject.cell["cuda"]
     assert answer("versions") == [subject.cell["release"], cuda]
     assert attributes["Config"]["Labels"].get("io.github.gpu-images.framework.cuda") == cuda
 
 
-@pytest.mark.emulated
 def test_cudnn_and_nccl_are_the_locked_ones(subject: Any, answer: Answer) -> None:
     if subject.cell["cuda"] == "cpu":
         assert answer("cudnn and nccl") is None
@@ -103,38 +101,32 @@ def test_cudnn_and_nccl_are_the_locked_ones(subject: Any, answer: Answer) -> Non
     assert ".".join(map(str, nccl[:3])) == locked["nvidia-nccl"]
 
 
-@pytest.mark.emulated
 def test_cuda_libraries_come_from_opt_nvidia(subject: Any, answer: Answer) -> None:
     libraries = answer("libraries")
     assert not libraries if subject.cell["cuda"] == "cpu" else len(libraries) >= 10
     assert [path for path in libraries if not path.startswith("/opt/venv/lib/python/site-packages/nvidia/")] == []
 
 
-@pytest.mark.emulated
 def test_works_without_a_gpu(answer: Answer) -> None:
     assert answer("gpus") == [False, 0, 3.0]  # this container was started without --gpus
 
 
-@pytest.mark.emulated
 def test_a_model_learns_on_the_cpu(answer: Answer) -> None:
     first, last, right = answer("training")
     assert last < 0.3 * first
     assert right > 0.95
 
 
-@pytest.mark.emulated
 def test_torchvision_is_built_for_this_torch(answer: Answer) -> None:
     """Its compiled operators load and compute: a build for another torch fails here, not at import."""
     assert answer("torchvision") == [0, 2]
 
 
-@pytest.mark.emulated
 def test_torchaudio_is_built_for_this_torch(subject: Any, answer: Answer) -> None:
     """Only in some images: 2.9.1 is its last release with compiled operators."""
     assert answer("torchaudio") == ([[1.0, 0.5, 0.25, 0.125]] if "torchaudio" in subject.wheels else None)
 
 
-@pytest.mark.emulated
 def test_architectures_are_those_of_the_label(answer: Answer, attributes: dict[str, Any]) -> None:
     labels = attributes["Config"]["Labels"]
     assert answer("architectures") == labels.get("io.github.gpu-images.gpu.architectures", "").split()

@@ -9,7 +9,6 @@ import pytest
 from testinfra.host import Host
 
 
-@pytest.mark.emulated
 def test_a_regression_and_its_plot(python: Callable[[str], Any], host: Host) -> None:
     code = """
 import json

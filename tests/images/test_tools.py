@@ -29,7 +29,6 @@ git init -q . && git add . && git -c user.name=me -c user.email=me@example.test 
 """
 
 
-@pytest.mark.emulated
 @pytest.mark.parametrize(
     "tool",
     [

@@ -165,7 +165,7 @@ BINFMT = "{state}\ninterpreter /usr/libexec/qemu-binfmt/aarch64-binfmt-P\nflags:
 @pytest.mark.parametrize(
     ("entry", "state", "detail"),
     [
-        (BINFMT.format(state="enabled", flags="POCF"), "ok", "emulated by QEMU"),
+        (BINFMT.format(state="enabled", flags="POCF"), "ok", "emulated by QEMU: images can be built, and are not run"),
         (BINFMT.format(state="disabled", flags="POCF"), "note", "apt-get install qemu-user-static binfmt-support"),
         (BINFMT.format(state="enabled", flags="OC"), "note", "not emulated"),
         ("", "note", "mount -t binfmt_misc"),

@@ -207,46 +207,12 @@ def test_a_pass_is_written_as_evidence(
 ARM = replace(INFO, architecture="aarch64")  # of an engine on which images for amd64 are emulated
 
 
-def mark(project: Project) -> None:
-    """Marks the test of one component for emulation."""
-    path = project.root / "tests/images/test_quartz.py"
-    path.write_text(f"@pytest.mark.emulated\n{path.read_text()}")
-
-
-def test_under_emulation_only_the_tests_marked_for_it_run_and_the_image_counts_as_not_run(
-    tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester
-) -> None:
-    mark(tiny)
-    coverage = tester(info=ARM).test(image, LOADED)
-    assert child.runs == [["test_quartz"]]
-    assert (coverage.failure, coverage.passed, coverage.is_emulated) == ("", [node("test_quartz")], True)
-    assert coverage.tests_status == "built, not run (1 test passed under emulation)"
-    assert coverage.gpu_status == "built, not run"
-    assert of_kind(tiny, "image").machine["emulated"] == "amd64"
-    assert is_known(tester(info=ARM), image), "it is not emulated again"
-
-
-def test_a_machine_of_the_architecture_runs_the_tests_that_an_emulation_left_out(
-    tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester
-) -> None:
-    mark(tiny)
-    emulated = tester(info=ARM).test(image, LOADED)
-    assert not is_known(tester(), image)
-    coverage = tester().test(image, LOADED, emulated)
-    assert len(child.runs[-1]) == 5
-    assert not coverage.is_emulated
-    assert coverage.tests_status == "5 passed"
-
-
-def test_gpu_tests_never_run_under_emulation(
-    tiny: Project, image: PlannedImage, on_gpu: Path, child: type[Child], tester: MakeTester
-) -> None:
-    mark(tiny)
-    info = replace(ARM, gpu_option="--gpus")
-    assert tester(H100, info=info).test(image, LOADED).gpu == "not run"
-    assert child.runs == [["test_quartz"]]
-    with pytest.raises(ImageTestError, match="this machine emulates amd64"):
-        tester(H100, info=info, mode=gpus.REQUIRE).check([image])
+def test_an_image_of_another_architecture_is_not_run(image: PlannedImage, on_gpu: Path, tester: MakeTester) -> None:
+    assert image_tests.why_not_run(INFO, image) == ""
+    reason = "built, not run: a machine for amd64 must test it"
+    assert image_tests.why_not_run(ARM, image) == reason
+    with pytest.raises(ImageTestError, match=reason):
+        tester(H100, info=replace(ARM, gpu_option="--gpus"), mode=gpus.REQUIRE).check([image])
 
 
 def test_a_result_of_a_test_that_its_file_does_not_show_is_no_pass(

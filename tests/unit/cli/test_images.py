@@ -28,6 +28,7 @@ from builder.debian.archives import Archives, Kept, PackageLocations
 from builder.debian.os_lock import OsLock
 from builder.engine import setup
 from builder.engine.client import Engine
+from builder.evidence.results import Coverage
 from builder.host import Host, RegistrySettings
 from builder.layers.store import Store
 from builder.lock import lockfile
@@ -91,7 +92,7 @@ def calls(run: Run, locked: Project, monkeypatch: pytest.MonkeyPatch, archive: l
         holder = json.loads((locked.state / "lock").read_text())["command"]
         cells, thorough = [image.id for image in planned.images], [image.thorough for image in planned.images]
         calls.append(Call(maker, cells, jobs, tester, holder, thorough))
-        done = [Outcome(image=image) for image in planned.images]
+        done = [Outcome(image=image, coverage=Coverage()) for image in planned.images]
         built = LoadedImage(id="", digest="", origin="built")
         return [replace(done[0], loaded=built, tested=bool(tester), tagged=bool(tester)), *done[1:]]
 
@@ -443,7 +444,10 @@ def test_a_refresh_of_which_images_fail_names_them(
 ) -> None:
     def fake(_: object, __: object, ___: object, planned: Plan, jobs: int) -> list[Outcome]:
         error = ImageTestError("a test failed")
-        return [Outcome(image=image, error=error if image.id in failing else None) for image in planned.images]
+        return [
+            Outcome(image=image, error=error) if image.id in failing else Outcome(image=image, coverage=Coverage())
+            for image in planned.images
+        ]
 
     monkeypatch.setattr(images, "build_test_tag", fake)
     result = run("refresh", CELL, f"{CELL}-board")

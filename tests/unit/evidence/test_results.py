@@ -109,54 +109,6 @@ def desk(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> EvidenceDesk:
     return desk
 
 
-# ---- under emulation
-
-EMULATED = {"emulated": "amd64"}
-
-
-def test_a_pass_under_emulation_needs_the_tests_marked_for_it_alone(desk: EvidenceDesk) -> None:
-    path = desk.project.root / "tests/images/test_base.py"
-    path.write_text("@pytest.mark.emulated\ndef test_marked(): ...\ndef test_it(): ...\n")
-    marked = "tests/images/test_base.py::test_marked"
-    desk.attach(desk.proof(machine=EMULATED, passed=(marked,)))
-    coverage = desk.read()
-    coverage.require_pass(CELL)
-    assert coverage.is_emulated
-    assert (coverage.tests_status, coverage.gpu_status) == (
-        "built, not run (1 test passed under emulation)", "built, not run",
-    )  # fmt: skip
-    desk.attach(desk.proof(passed=(marked,), finished="2026-11-22T11:00:00Z"))
-    assert "lacks results of tests" in desk.read().refused[0], "a machine must run all"
-
-
-def test_gpu_tests_need_all_results_whatever_the_evidence_says_about_an_emulation(desk: EvidenceDesk) -> None:
-    (desk.project.root / "tests/gpu/test_quartz.py").write_text("def test_it(): ...\ndef test_fp8(): ...\n")
-    desk.attach(desk.proof(kind="gpu", machine={"gpu": "H100", **EMULATED}))
-    assert "it lacks results of tests: tests/gpu/test_quartz.py::test_fp8" in desk.read().refused[0]
-
-
-def test_gpu_tests_are_no_replacement_for_image_tests_on_a_machine(desk: EvidenceDesk) -> None:
-    path = desk.project.root / "tests/images/test_base.py"
-    path.write_text("@pytest.mark.emulated\ndef test_it(): ...\n")
-    desk.attach(desk.proof(machine=EMULATED, passed=desk.passed[:1]))
-    desk.attach(desk.proof(kind="gpu", machine={"gpu": "H100"}))
-    coverage = desk.read()
-    assert coverage.gpu == "passed"
-    assert coverage.is_emulated
-
-
-@pytest.mark.parametrize("hour", ["09", "11"], ids=["before", "after"])
-def test_an_emulation_never_replaces_the_results_of_a_machine(desk: EvidenceDesk, hour: str) -> None:
-    path = desk.project.root / "tests/images/test_base.py"
-    path.write_text("@pytest.mark.emulated\ndef test_it(): ...\n")
-    desk.attach(desk.proof())
-    desk.attach(desk.proof(machine=EMULATED, passed=desk.passed[:1], finished=f"2026-11-22T{hour}:00:00Z"))
-    coverage = desk.read()
-    assert not coverage.is_emulated
-    assert coverage.image_tests == desk.proof()
-    assert coverage.tests_status == f"{len(desk.passed)} passed"
-
-
 # ---- on this machine
 
 
@@ -527,9 +479,8 @@ def test_a_statement_has_what_in_toto_specifies_and_all_evidence(desk: EvidenceD
     [
         (FAILED, "FAILED"),
         ({"kind": "gpu"}, "FAILED"),
-        ({"machine": {"emulated": "amd64"}}, "WARNED"),
     ],
-    ids=["failed", "no image tests", "emulated"],
+    ids=["failed", "no image tests"],
 )
 def test_a_statement_says_passed_only_of_an_image_that_passed(
     desk: EvidenceDesk, changes: dict[str, Any], result: str

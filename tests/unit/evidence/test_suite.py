@@ -93,14 +93,6 @@ def test_a_test_with_a_thorough_parameter_is_beside_a_thorough_test() -> None:
             assert any("thorough" in marks for marks in tests.values()), path
 
 
-def test_the_tests_under_emulation_are_those_marked_for_it() -> None:
-    suite = Suite.of(ROOT)
-    names = suite.of_image(["base", "python", "pytorch"], IMAGE_TESTS, is_emulated=True)
-    assert {"tests/images/test_pytorch.py::test_version_and_cuda_are_those_of_the_cell"} < names
-    assert names < suite.of_image(["base", "python", "pytorch"], IMAGE_TESTS)
-    assert "tests/images/test_pytorch.py::test_dist_check_of_two_processes" not in names
-
-
 @pytest.mark.parametrize("content", [b"def (", b"a = '\0'", b"\xff\xfe"], ids=["syntax", "null byte", "not UTF-8"])
 def test_a_file_that_cannot_be_parsed_imports_nothing(tmp_path: Path, content: bytes) -> None:
     test = tmp_path / "tests/images/test_base.py"

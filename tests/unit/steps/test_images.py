@@ -115,7 +115,10 @@ def test_images_that_this_machine_can_neither_run_nor_emulate_are_not_built(
     assert "apt-get install qemu-user-static" in caught.value.hint
     assert bench.calls("start", "build") == []
     (tmp_path / "qemu-x86_64").write_text("enabled\nflags: OCF\n")
-    assert bench.run() == "2 images built, tested and tagged"
+    assert bench.run() == "2 images built"
+    assert "built, not run: a machine for amd64 must test it" in bench.console.text
+    assert bench.run() == "2 images up to date"
+    assert bench.calls("test", "tag", "name") == []
 
 
 def test_the_method_records_an_image_when_all_its_tags_are_set(bench: BuildBench) -> None:

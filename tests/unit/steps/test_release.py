@@ -235,20 +235,6 @@ def test_without_a_gpu_test(desk: ReleaseDesk) -> None:
     assert released.images[0].gpu == "not run (no driver)"
 
 
-def test_an_image_that_only_an_emulation_has_run(desk: ReleaseDesk) -> None:
-    """It cannot have passed GPU tests either: one option is enough."""
-    emulated = {"machine": {"emulated": "arm64"}, "no_gpu": "this machine emulates arm64"}
-    desk.report_without_gpu(**emulated)
-    state = f"built, not run ({len(desk.passed)} tests passed under emulation)"
-    assert desk.refused(ImageTestError, allowed=["untested-gpu"]) == f"{CELL}: {state}"
-    desk.release(allowed=["not-run"])
-    released = desk.released()
-    assert released.allowed == ("not-run",)
-    assert released.images[0].gpu == "built, not run"
-    [listed] = desk.registry.listed(desk.image.manifest.digest.replace(":", "-"))
-    assert listed["annotations"]["io.github.gpu-images.tests"] == "built, not run"
-
-
 def test_without_a_file_of_gpu_tests(desk: ReleaseDesk) -> None:
     """The hint named a machine with a GPU, which would not have helped."""
     (desk.project.root / "tests/gpu/test_quartz.py").unlink()

@@ -168,7 +168,7 @@ def machine(bench: AssemblyBench, monkeypatch: pytest.MonkeyPatch) -> GpuMachine
     return machine
 
 
-def test_a_machine_names_the_images_that_it_could_only_emulate(machine: GpuMachine) -> None:
+def test_a_machine_names_the_images_that_it_does_not_run(machine: GpuMachine) -> None:
     amd64 = machine.planned
     arm64 = replace(amd64, cell=replace(amd64.cell, arch="arm64"))
     console = MemoryConsole()
@@ -269,13 +269,10 @@ def test_results_of_a_signer_who_is_no_longer_trusted_do_not_count(machine: GpuM
     assert machine.coverage().reports == ()
 
 
-def test_a_machine_that_can_neither_run_nor_emulate_an_image_downloads_nothing(
-    machine: GpuMachine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_machine_that_does_not_run_an_image_downloads_nothing(machine: GpuMachine) -> None:
     machine.assemble()
-    monkeypatch.setattr("builder.common.machine.BINFMT", tmp_path)
     machine.bench.engine.settings = replace(INFO, architecture="aarch64", is_local=True)
-    assert str(machine.complete().error) == "this machine (arm64) cannot run programs for amd64"
+    assert str(machine.complete().error) == f"{JUPYTER}: built, not run: a machine for amd64 must test it"
     assert machine.registry.calls == []
 
 
