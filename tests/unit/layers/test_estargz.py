@@ -9,7 +9,6 @@ import gzip
 import io
 import json
 import random
-import struct
 import tarfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,9 +20,9 @@ from hypothesis import strategies as st
 
 from builder.common.errors import VerifyError
 from builder.layers import estargz, splice
-from builder.layers.oci import Layer
+from builder.layers.blobs import CHUNK
 from builder.layers.splice import Entry
-from tests.unit.layers.test_splice import LONG, PATHS, bomb, deflated, members, stored
+from tests.unit.layers.test_splice import LONG, PATHS, bomb, content_of, deflated, members, stored, write
 from tests.unit.layers.toc import TYPES, check_by_specification, toc_content, toc_position
 
 MEMBER = 1000  # bytes of a member in these tests
@@ -32,12 +31,6 @@ MEMBER = 1000  # bytes of a member in these tests
 @pytest.fixture(autouse=True)
 def small_members(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(splice, "MEMBER", MEMBER)
-
-
-def write(entries: list[Entry]) -> tuple[bytes, Layer]:
-    out = io.BytesIO()
-    layer = splice.write_layer(entries, out)
-    return out.getvalue(), layer
 
 
 def in_tar(content: bytes, name: str = estargz.TOC, **fields: Any) -> bytes:
@@ -64,11 +57,10 @@ def test_the_footer_is_that_of_the_specification() -> None:
 
 
 def test_a_layer_ends_with_its_table_of_contents_and_the_footer() -> None:
-    blob, layer = write([Entry(path="a", mode=0o644, content=b"x")])
+    blob, _ = write([Entry(path="a", mode=0o644, content=b"x")])
     *_, toc, footer = members(blob)
     assert blob[toc_position(blob) :] == toc + footer
     assert footer == estargz.footer(len(blob) - len(toc) - 51)
-    check_by_specification(blob, layer)
 
 
 def test_the_content_of_a_large_file_has_chunks() -> None:
@@ -76,13 +68,12 @@ def test_the_content_of_a_large_file_has_chunks() -> None:
     entries = [Entry(path=path, mode=0o644, content=content) for path, content in contents.items()]
     entries += [Entry(path="d", mode=0o644, content=stored(b"y" * (2 * MEMBER + 9)))]
     entries += [Entry(path="deflated", mode=0o644, content=deflated(b"z" * 9 * MEMBER))]  # copied as it is
-    blob, layer = write(entries)
+    blob, _ = write(entries)
     lines = [(entry["name"], entry.get("chunkOffset", 0)) for entry in json.loads(toc_content(blob))["entries"]]
     assert lines == [
         ("a", 0), ("b", 0), ("b", MEMBER), ("c", 0), ("c", MEMBER), ("c", 2 * MEMBER),
         ("d", 0), ("d", MEMBER), ("d", 2 * MEMBER), ("deflated", 0), (estargz.NO_PREFETCH_LANDMARK, 0),
     ]  # fmt: skip
-    check_by_specification(blob, layer)
 
 
 NAMES = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1, max_size=120)
@@ -124,14 +115,17 @@ def layer_entries(draw: st.DrawFn) -> list[Entry]:
     return entries
 
 
-@given(layer_entries())
-@example([])
-@example([Entry(path=LONG, mode=0o644, content=b"deep"), Entry(path=LONG + "/" + LONG, mode=0o777, link="/" + LONG)])
-def test_every_layer_is_described_and_accepted(entries: list[Entry]) -> None:
+@given(layer_entries(), st.sampled_from([9, 300, CHUNK]))
+@example([], CHUNK)
+@example([Entry(path=LONG, mode=0o644, content=b"deep"), Entry(path=LONG + "/x", mode=0o777, link="/" + LONG)], CHUNK)
+def test_every_layer_is_described(entries: list[Entry], chunk: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(splice, "MEMBER", MEMBER)
+        patch.setattr(splice, "CHUNK", chunk)
         blob, layer = write(entries)
-    check_by_specification(blob, layer)
+    landmark = {estargz.NO_PREFETCH_LANDMARK: estargz.LANDMARK_CONTENT}
+    expected = {entry.path: content for entry in entries if (content := content_of(entry))}
+    assert check_by_specification(blob, layer) == expected | landmark
     names = [entry.name.rstrip("/") for entry in estargz.read_toc(io.BytesIO(blob)) if entry.type != "chunk"]
     assert names == [entry.path for entry in entries] + [estargz.NO_PREFETCH_LANDMARK]
 
@@ -146,14 +140,6 @@ def with_entry(**fields: object) -> bytes:
 def of_toc(content: bytes, **fields: Any) -> bytes:
     """A blob with only this table of contents; `fields` are those of its header."""
     return gzip.compress(b"") + gzip.compress(in_tar(content, **fields) + bytes(1024)) + estargz.footer(20)
-
-
-def of_end(end: bytes) -> bytes:
-    return write([Entry(path="a", mode=0o644, content=b"x")])[0][:-51] + end
-
-
-def position_as(text: bytes) -> bytes:
-    return of_end(estargz.footer(0).replace(b"0" * 16, text))
 
 
 def chained(count: int) -> bytes:
@@ -174,21 +160,15 @@ def sparse(size: int, name: str = "a") -> bytes:
 
 def hostile_tocs() -> Iterator[tuple[str, bytes]]:
     blob = write([Entry(path="a", mode=0o644, content=b"x")])[0]
-    yield "empty", b""
-    yield "a byte", b"x"
-    yield "short", blob[:50]
+    empty = gzip.compress(b"")
+    for name, content in {"empty": b"", "a byte": b"x", "short": blob[:50], "only a footer": estargz.footer(0)}.items():
+        yield name, content
     for size in (1, 51, 52, 300):
         yield f"{size} bytes cut off", blob[:-size]
     yield "the beginning cut off", blob[1:]
-    yield "only a footer", estargz.footer(0)
-    for name, position in (
-        ("at the start", 0),
-        ("one more", toc_position(blob) + 1),
-        ("one less", toc_position(blob) - 1),
-    ):
-        yield f"position {name}", of_end(estargz.footer(position))
-    for position in (96, len(blob) - 51, len(blob), 1 << 63, (1 << 64) - 1):
-        yield f"position {position}", of_end(estargz.footer(position))
+    at = toc_position(blob)
+    for position in (0, at + 1, at - 1, 96, len(blob) - 51, len(blob), 1 << 63, (1 << 64) - 1):
+        yield f"position {position}", blob[:-51] + estargz.footer(position)
     for text in (
         b"z" * 16,
         b"+000000000000001",
@@ -196,20 +176,21 @@ def hostile_tocs() -> Iterator[tuple[str, bytes]]:
         b" " * 15 + b"1",
         b"0_0_0_0_0_0_0_01",
         b"\xff" * 16,
+        b"0000000000000ABC",
     ):
-        yield f"position {text!r}", position_as(text)
-    yield "capital letters", of_end(estargz.footer(0xABC).replace(b"abc", b"ABC"))
-    yield "another name", gzip.compress(b"") + gzip.compress(in_tar(with_entry(), "other")) + estargz.footer(20)
+        yield f"position {text!r}", blob[:-51] + estargz.footer(0).replace(b"0" * 16, text)
     yield "a folder", of_toc(b"", type=tarfile.DIRTYPE)
     yield "a link", of_toc(b"", type=tarfile.SYMTYPE, linkname="/etc/passwd")
-    yield "a hole", gzip.compress(b"") + gzip.compress(sparse(1 << 60, estargz.TOC)) + estargz.footer(20)
-    yield "no tar", gzip.compress(b"") + gzip.compress(b"no tar" * 999) + estargz.footer(20)
-    yield "empty member", gzip.compress(b"") + gzip.compress(b"") + estargz.footer(20)
-    yield "larger than its tar", gzip.compress(b"") + gzip.compress(in_tar(with_entry())[:520]) + estargz.footer(20)
-    yield (
-        "chained headers",
-        gzip.compress(b"") + gzip.compress(chained(3000) + in_tar(with_entry())) + estargz.footer(20),
-    )
+    tars = {
+        "another name": in_tar(with_entry(), "other"),
+        "a hole": sparse(1 << 60, estargz.TOC),
+        "no tar": b"no tar" * 999,
+        "empty member": b"",
+        "larger than its tar": in_tar(with_entry())[:520],
+        "chained headers": chained(3000) + in_tar(with_entry()),
+    }
+    for name, tar in tars.items():
+        yield name, empty + gzip.compress(tar) + estargz.footer(20)
     for content in (b"", b"{", b"\xff", b"null", b"[]", b"{}", b"1" * 5000, b'"' + b"x" * 99, b'{"version":1}'):
         yield f"content {content[:20]!r}", of_toc(content)
     for name, content in (("nested", b"[" * 100_000), ("nested entries", b'{"version":1,"entries":' + b"[" * 100_000)):
@@ -228,32 +209,33 @@ def hostile_tocs() -> Iterator[tuple[str, bytes]]:
     yield "surrogate", of_toc(b'{"version":1,"entries":[{"name":"\\udcff","type":"reg"}]}')
 
 
+def large_toc(content: bytes) -> bytes:
+    return of_toc(content * (estargz.LARGEST // len(content) + 1))
+
+
 @pytest.mark.parametrize("blob", [pytest.param(blob, id=name) for name, blob in hostile_tocs()])
 def test_a_hostile_blob_has_no_table_of_contents(blob: bytes) -> None:
+    check_refused(blob)
+
+
+def check_refused(blob: bytes) -> None:
+    """Soon, and in one line."""
     began = time.process_time()
-    with pytest.raises(VerifyError, match=r"^the layer cannot be read: ") as raised:
+    with pytest.raises(VerifyError) as raised:
         estargz.read_toc(io.BytesIO(blob))
     assert str(raised.value).isprintable()
     assert time.process_time() - began < 5
 
 
-def large_toc(content: bytes) -> bytes:
-    return of_toc(content * (estargz.LARGEST // len(content) + 1))
-
-
-def endless_toc() -> bytes:
-    return gzip.compress(b"") + splice.GZIP_HEADER + bomb(20 << 30) + struct.pack("<II", 0, 0) + estargz.footer(20)
-
-
 @pytest.mark.parametrize(
     "make",
-    [lambda: large_toc(b" "), lambda: large_toc(b'{"name":"a","type":"dir"},'), endless_toc],
+    [
+        lambda: large_toc(b" "),
+        lambda: large_toc(b'{"name":"a","type":"dir"},'),
+        lambda: gzip.compress(b"") + splice.GZIP_HEADER + bomb(20 << 30) + bytes(8) + estargz.footer(20),
+    ],
     ids=["spaces", "entries", "zeros"],
 )
 def test_a_bomb_is_refused_before_it_is_parsed(make: Callable[[], bytes]) -> None:
     """As objects, 32 MB of entries are 1 GB."""
-    blob = make()
-    began = time.process_time()
-    with pytest.raises(VerifyError, match="its table of contents is too large"):
-        estargz.read_toc(io.BytesIO(blob))
-    assert time.process_time() - began < 5
+    check_refused(make())

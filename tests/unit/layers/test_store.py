@@ -68,21 +68,16 @@ def test_an_empty_store_is_an_empty_layout(store: Store) -> None:
 
 def test_the_index_is_that_of_an_image_layout(store: Store) -> None:
     manifest = image(store, "team/image:1", b"layer")
-    assert json.loads((store.root / "index.json").read_text()) == {
-        "schemaVersion": 2,
-        "mediaType": "application/vnd.oci.image.index.v1+json",
-        "manifests": [
-            {
-                "mediaType": "application/vnd.oci.image.manifest.v1+json",
-                "digest": manifest.digest,
-                "size": store.path(manifest.digest).stat().st_size,
-                "annotations": {"org.opencontainers.image.ref.name": "team/image:1"},
-            }
-        ],
-    }
-    for name in files(store):
-        if name.startswith("blobs/"):
-            assert name == f"blobs/sha256/{hashlib.sha256((store.root / name).read_bytes()).hexdigest()}"
+    assert json.loads(store.index.read_text())["manifests"] == [
+        {
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "digest": manifest.digest,
+            "size": store.path(manifest.digest).stat().st_size,
+            "annotations": {"org.opencontainers.image.ref.name": "team/image:1"},
+        }
+    ]
+    blobs = list((store.root / "blobs/sha256").iterdir())
+    assert [path.name for path in blobs] == [hashlib.sha256(path.read_bytes()).hexdigest() for path in blobs]
 
 
 def test_prepare_changes_nothing_in_a_store(store: Store) -> None:
@@ -99,9 +94,8 @@ def test_the_first_use_creates_a_store(tmp_path: Path) -> None:
 
 def test_another_folder_is_refused_and_not_changed(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(FileError, match="is neither empty nor an image layout") as caught:
+    with pytest.raises(FileError):
         Store(tmp_path).prepare()
-    assert "Use an empty or a new folder" in caught.value.hint
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -177,21 +171,14 @@ def test_every_user_can_read_a_blob(store: Store) -> None:
     assert store.path(blob.digest).stat().st_mode & 0o777 == 0o644
 
 
-def test_an_existing_blob_is_not_written_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.put(b"hello", CONFIG_TYPE)
-    monkeypatch.setattr(store, "new_blob", failing(AssertionError("written again")))
-    store.put(b"hello", CONFIG_TYPE)
-
-
 def test_a_damaged_blob_is_refused_and_kept(store: Store) -> None:
     """Reading must not change the store."""
     blob = store.put(b"hello", CONFIG_TYPE)
     store.path(blob.digest).write_bytes(b"HELLO")
     for _ in range(2):
-        with pytest.raises(DamagedError, match="does not match its digest") as caught:
+        with pytest.raises(DamagedError) as caught:
             store.read(blob.digest)
-        assert (caught.value.blob, caught.value.exit_code) == (blob.digest, 12)
-        assert "builder gc --check" in caught.value.hint
+        assert caught.value.blob == blob.digest
 
 
 def test_a_build_removes_damaged_blobs(store: Store) -> None:
@@ -199,9 +186,8 @@ def test_a_build_removes_damaged_blobs(store: Store) -> None:
     store.path(missing).unlink()
     store.remove_damaged([good, bad, missing])
     store.path(bad).write_bytes(b"BAD")
-    with pytest.raises(DamagedError, match="did not match its digest and was removed") as caught:
+    with pytest.raises(DamagedError):
         store.remove_damaged([good, bad, missing])
-    assert "Run the same command again" in caught.value.hint
     assert (store.path(good).exists(), store.path(bad).exists()) == (True, False)
 
 
@@ -261,7 +247,7 @@ def test_a_failed_sync_during_a_write_is_an_error(store: Store, monkeypatch: pyt
         raise OSError(errno.EIO, "x")
 
     monkeypatch.setattr(os, "fdatasync", fdatasync)
-    with pytest.raises(OSError, match="Errno 5"), store.new_blob() as blob:  # noqa: PT012  the end of the block fails
+    with pytest.raises(OSError), store.new_blob() as blob:  # noqa: PT011, PT012  the end of the block fails
         blob.file.write(b"hello")
         assert failed.wait(10)
         blob.digest = HELLO.digest
@@ -275,10 +261,8 @@ def test_a_full_disk_is_reported_with_the_store(
 ) -> None:
     before = files(store)
     monkeypatch.setattr(call, failing(OSError(code, os.strerror(code))))
-    with pytest.raises(DiskError, match="the disk of the store is full") as caught:
+    with pytest.raises(DiskError):
         store.put(b"hello", CONFIG_TYPE)
-    assert str(store.root) in str(caught.value)
-    assert "builder gc" in caught.value.hint
     assert files(store) == before
 
 
@@ -286,60 +270,40 @@ def temporary(store: Store) -> list[Path]:
     return list((store.root / "tmp").iterdir())
 
 
-def test_temporary_files_of_a_killed_builder_are_removed(store: Store) -> None:
+def test_only_temporary_files_of_killed_builders_are_removed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However old the last write of another builder is: syncing gigabytes takes longer than a file counts as new."""
     old, new = store.root / "tmp/old", store.root / "tmp/new"
-    old.write_bytes(b"gigabytes")
-    os.utime(old, (0, 0))
-    new.write_bytes(b"maybe not locked yet")
-    with store.used():
-        assert temporary(store) == [new]
-
-
-def test_temporary_files_of_another_builder_are_kept(store: Store) -> None:
-    """However old the last write is."""
-    with store.new_blob() as blob:
-        blob.file.write(b"hello")
-        blob.file.flush()
-        [path] = temporary(store)
-        os.utime(path, (0, 0))
-        with Store(store.root).used():
-            assert temporary(store) == [path]
-        blob.digest = HELLO.digest
-    assert store.read(digest_of(b"hello")) == b"hello"
-
-
-def test_a_temporary_file_is_kept_until_it_is_renamed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Syncing gigabytes takes longer than a file counts as new."""
-    rename = Path.replace
+    for path in (old, new):
+        path.write_bytes(b"gigabytes")
+    os.utime(old, (0, 0))  # the new one may not be locked yet
+    rename, seen = Path.replace, list[Path]()
 
     def renamed(path: Path, target: Path) -> Path:
         os.utime(path, (0, 0))
         with Store(store.root).used():
+            seen.extend(temporary(store))
             return rename(path, target)
 
     monkeypatch.setattr(Path, "replace", renamed)
     store.put(b"hello", CONFIG_TYPE)
-    assert store.read(digest_of(b"hello")) == b"hello"
+    assert store.read(HELLO.digest) == b"hello"
+    assert len(seen) == 2
+    assert temporary(store) == [new]
 
 
 # ---- records
 
 
-def test_a_record_is_found_while_its_blob_exists(store: Store) -> None:
+def test_a_record_is_found_while_its_blob_is_complete(store: Store) -> None:
     blob = store.put(b"layer", LAYER_TYPE)
     data = {"digest": blob.digest, "size": 5, "more": [1, "a"]}
     assert store.get_record(KEY) is None
+    store.put_record(KEY, {"digest": HELLO.digest, "size": 5})
     store.put_record(KEY, data)
-    assert store.get_record(KEY) == data
     assert Store(store.root).get_record(KEY) == data
-    store.path(blob.digest).unlink()
-    assert store.get_record(KEY) is None
-
-
-def test_a_record_of_a_truncated_blob_is_not_found(store: Store) -> None:
-    blob = store.put(b"layer", LAYER_TYPE)
-    store.put_record(KEY, {"digest": blob.digest, "size": 5})
     store.path(blob.digest).write_bytes(b"lay")
+    assert store.get_record(KEY) is None
+    store.path(blob.digest).unlink()
     assert store.get_record(KEY) is None
 
 
@@ -352,13 +316,6 @@ def test_a_damaged_record_is_none(store: Store, text: str) -> None:
     assert store.get_record(KEY) is None
 
 
-def test_a_record_can_be_replaced(store: Store) -> None:
-    for data in (b"one", b"other"):
-        blob = store.put(data, LAYER_TYPE)
-        store.put_record(KEY, {"digest": blob.digest, "size": len(data)})
-    assert store.get_record(KEY) == {"digest": digest_of(b"other"), "size": 5}
-
-
 # ---- names
 
 
@@ -369,21 +326,18 @@ def test_a_name_belongs_to_one_image(store: Store) -> None:
     assert old not in store.images().values()
 
 
-def test_names_are_sorted(store: Store, tmp_path: Path) -> None:
+def test_names_are_sorted(store: Store) -> None:
     for name in ("b", "c", "a"):
         image(store, name, b"layer")
-    again = Store(tmp_path / "again")
-    again.prepare()
-    for name in ("a", "b", "c"):
-        image(again, name, b"layer")
-    assert list(store.images()) == ["a", "b", "c"]
-    assert (store.root / "index.json").read_bytes() == (again.root / "index.json").read_bytes()
+    names = [entry["annotations"].popitem()[1] for entry in json.loads(store.index.read_text())["manifests"]]
+    assert names == list(store.images()) == ["a", "b", "c"]
 
 
-def test_an_existing_name_is_not_written_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_name_is_not_written_again(store: Store) -> None:
     manifest = image(store, "x", b"layer")
-    monkeypatch.setattr("builder.layers.store.write_atomically", failing(AssertionError("written again")))
+    before = store.index.stat().st_ino
     store.name("x", manifest)
+    assert store.index.stat().st_ino == before
 
 
 def test_several_threads_name_images(store: Store) -> None:
@@ -405,7 +359,7 @@ def test_several_threads_name_images(store: Store) -> None:
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]"])
 def test_a_damaged_index_is_reported(store: Store, text: str) -> None:
     (store.root / "index.json").write_text(text)
-    with pytest.raises(FileError, match=r"cannot read .*index\.json: invalid index: "):
+    with pytest.raises(DamagedError):
         store.images()
 
 
@@ -413,7 +367,7 @@ def test_an_index_that_cannot_be_read_is_not_a_lost_one(store: Store) -> None:
     """`gc --check` replaces a damaged index."""
     store.index.unlink()
     store.index.mkdir()
-    with pytest.raises(FileError, match=r"cannot read .*index\.json: Is a directory") as caught:
+    with pytest.raises(FileError) as caught:
         store.images()
     assert not isinstance(caught.value, DamagedError)
 
@@ -438,9 +392,8 @@ def test_a_name_replaces_another(store: Store) -> None:
 def test_a_lost_index_is_not_an_empty_store(store: Store) -> None:
     image(store, "x", b"layer")
     store.index.unlink()
-    with pytest.raises(FileError, match=r"index\.json is missing, but the store has blobs") as caught:
+    with pytest.raises(DamagedError):
         store.prepare()
-    assert "builder gc --check" in caught.value.hint
     assert not store.index.exists()
 
 
@@ -458,6 +411,6 @@ def test_a_blob_is_read_from_an_offset(store: Store, offset: int) -> None:
 )
 def test_a_blob_that_is_not_valid_gzip(store: Store, damage: Callable[[bytes], bytes]) -> None:
     blob = store.put(damage(gzip.compress(b"content" * 1000)), LAYER_TYPE)
-    with pytest.raises(DamagedError, match="is not valid gzip") as caught:
+    with pytest.raises(DamagedError) as caught:
         list(store.inflated(blob.digest))
     assert caught.value.blob == blob.digest

@@ -53,7 +53,7 @@ def test_missing_and_truncated_blobs(store: Store) -> None:
     store.path(truncated).write_bytes(b"trunc")
     assert stored_images.missing(store, image.manifest.digest) == [missing, truncated]
     store.path(image.config.digest).unlink()
-    with pytest.raises(DamagedError, match="is missing from the store"):
+    with pytest.raises(DamagedError):
         stored_images.read_stored_image(store, image.manifest.digest)
 
 
@@ -84,7 +84,7 @@ def test_an_image_without_its_manifest(store: Store) -> None:
 def test_an_invalid_manifest_is_damaged(store: Store, text: bytes) -> None:
     blob = store.put(text, MANIFEST_TYPE)
     for read in (stored_images.blobs, stored_images.read_stored_image):
-        with pytest.raises(DamagedError, match="invalid manifest") as caught:
+        with pytest.raises(DamagedError) as caught:
             read(store, blob.digest)
         assert caught.value.blob == blob.digest
 

@@ -41,8 +41,8 @@ def digest(content: bytes) -> str:
     return "sha256:" + hashlib.sha256(content).hexdigest()
 
 
-def check_by_specification(blob: bytes, layer: Layer) -> None:
-    """Reads a layer with tarfile and zlib alone, and compares its table of contents with what they read."""
+def check_by_specification(blob: bytes, layer: Layer) -> dict[str, bytes]:
+    """Compares the table of contents of a layer with what tarfile and zlib read; returns the contents by path."""
     with tarfile.open(fileobj=io.BytesIO(blob), mode="r:gz") as tar:
         files = [(info, _read(tar, info)) for info in tar]
     *files, (last, content) = files
@@ -71,7 +71,9 @@ def check_by_specification(blob: bytes, layer: Layer) -> None:
             **({"xattrs": xattrs} if xattrs else {}),
         }
         assert {key: value for key, value in entry.items() if key not in CHUNK_KEYS} == described
-    _check_chunks(blob, toc["entries"], {info.name: plain for info, plain in files if plain})
+    contents = {info.name: plain for info, plain in files if plain}
+    _check_chunks(blob, toc["entries"], contents)
+    return contents
 
 
 CHUNK_KEYS = ("offset", "chunkOffset", "chunkSize", "chunkDigest")
