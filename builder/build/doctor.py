@@ -30,7 +30,7 @@ from builder.engine.model import EMULATION_HINT, EngineInfo
 from builder.engine.run import Run
 from builder.engine.setup import parse_version, too_old
 from builder.host import Host
-from builder.index.session import IndexSession, describe, fetch_errors
+from builder.index.session import IndexSession, failure_sentence, fetch_errors
 from builder.index.wheels import PLATFORMS
 from builder.layers.oci import CONTAINERD
 from builder.matrix.cells import indexes_of_packages
@@ -175,7 +175,9 @@ def _index() -> tuple[State, str]:
     try:
         files = session.files("pip")
     except (requests.RequestException, OSError) as error:
-        return "missing", f"{which} does not answer: {describe(error)}. {session.hint(error, '')}".removesuffix(". ")
+        return "missing", f"{which} does not answer: {failure_sentence(error)}. {session.hint(error, '')}".removesuffix(
+            ". "
+        )
     if not files:
         return "missing", f"{which} does not have pip: check its address"
     return "ok", f"{which} answers{', with a CA bundle of this machine' if settings.ca_bundle else ''}"

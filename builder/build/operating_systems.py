@@ -273,7 +273,9 @@ class Mmdebstrap:
         if debs:
             lock, paths = debs
             links = {f"{_DEBS}/{package.file}": paths[package.sha256] for package in lock.packages}
-            inputs |= {f"{_DEBS}/{file}": content for file, content in local_repository.index(lock, paths).items()}
+            inputs |= {
+                f"{_DEBS}/{file}": content for file, content in local_repository.repository_lists(lock, paths).items()
+            }
             options, sources = [], f"deb [trusted=yes] copy:{quote(place)}/{_DEBS}/ ./\n"
         else:
             host.files(release, with_index=False)  # refuses a password, which the scripts of packages could read
@@ -435,7 +437,7 @@ class Mmdebstrap:
 
         Returns the reason that this machine cannot run it, or an empty string.
         """
-        return self._run.host.hide(obstacle_here() or installation.install(self._run.view))
+        return self._run.host.hide(obstacle_here() or installation.install_mmdebstrap(self._run.view))
 
     def _write_container_files(self, out: BinaryIO, inputs: Mapping[str, bytes], links: Mapping[str, Path]) -> None:
         """Writes a tar of the inputs of mmdebstrap.sh, and of the settings for installing mmdebstrap in the container.

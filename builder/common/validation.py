@@ -22,7 +22,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 def explain(error: ValidationError, model: type[BaseModel], located: Located) -> str:
     """The faults in an error of validating `located` as `model`."""
-    return listed(_explain(dict(item), model, located) for item in error.errors(include_url=False))
+    return listed_faults(_explain(dict(item), model, located) for item in error.errors(include_url=False))
 
 
 def read_model(path: Path, model: type[_Model]) -> _Model:
@@ -40,7 +40,7 @@ def message_of(item: Mapping[str, object]) -> str:
     return str(item["msg"]).removeprefix("Value error, ")
 
 
-def listed(faults: Iterable[str]) -> str:
+def listed_faults(faults: Iterable[str]) -> str:
     """One fault a line, each once, the first twenty."""
     lines = list(dict.fromkeys(faults))
     rest = [f"... and {len(lines) - MAX_FAULTS} more"] if len(lines) > MAX_FAULTS else []
@@ -64,7 +64,7 @@ def _explain(item: dict[str, Any], model: type[BaseModel], located: Located) -> 
         return f"{located.where(path, key=True)}: {label}: unknown key{suggestion}"
     prefix = f"{located.where(path, key=is_key)}: {label}"
     typed = _clip(located.raw.get(path, ""))
-    value = describe(item["input"])
+    value = value_text(item["input"])
     if kind == "string_type" and typed:
         return f"{prefix}: {typed} is read as {value}; {_advice(path, typed, model, located)}"
     if kind == "value_error":
@@ -103,7 +103,7 @@ def _keys(model: type[BaseModel], path: Key) -> list[str]:
     return list(current.model_fields) if isinstance(current, type) and issubclass(current, BaseModel) else []
 
 
-def describe(value: object) -> str:
+def value_text(value: object) -> str:
     """A value of YAML as text: "the number 3.1"."""
     if value is None:
         return "nothing"

@@ -146,7 +146,7 @@ class AptRunner(ABC):
 
 
 @contextmanager
-def archive(release: str, host: Host, runner: AptRunner, arch: Arch = AMD64) -> Iterator[Archive]:
+def open_archive(release: str, host: Host, runner: AptRunner, arch: Arch = AMD64) -> Iterator[Archive]:
     """The archives of a Debian release, with the lists of packages in a temporary folder. Raises LockError.
 
     apt chooses packages for any architecture on any machine.
@@ -156,7 +156,7 @@ def archive(release: str, host: Host, runner: AptRunner, arch: Arch = AMD64) -> 
     """
     kinds = {source.kind for source in host.apt.sources}
     missing = [kind for kind in ("main", "security") if kind not in kinds]
-    reason = "" if kinds else host.hide(mmdebstrap.install(runner.view))
+    reason = "" if kinds else host.hide(mmdebstrap.install_mmdebstrap(runner.view))
     sources = host.apt.sources or (() if reason else mmdebstrap.sources(release))
     if not reason:
         if not shutil.which("apt-get"):

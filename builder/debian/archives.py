@@ -23,7 +23,7 @@ from builder.debian.apt import AptRunner
 from builder.debian.os_lock import DebianPackage, OsLock
 from builder.host import SNAPSHOT_ID, SYSTEM_BUNDLE, Apt, AptSource, Host, apt_of_debian
 from builder.index.download import AbsentError, FileFetcher, LostError
-from builder.index.session import IndexSession, describe
+from builder.index.session import IndexSession, failure_sentence
 from builder.index.settings import IndexSettings
 from builder.matrix.schema import NO_SNAPSHOT, Matrix
 
@@ -219,7 +219,7 @@ def _size(session: IndexSession, place: Place, address: str) -> int | None:
         if response.status_code >= requests.codes.server_error or response.status_code in _NO_ANSWER:
             response.raise_for_status()
     except (requests.RequestException, OSError) as error:
-        raise LostError(describe(error, place.name)) from error
+        raise LostError(failure_sentence(error, place.name)) from error
     # Some servers send no length, or 0, in the response to HEAD.
     length = response.headers.get("Content-Length", "0")
     return int(length) if response.ok and length.isdecimal() and len(length) < LONGEST_SIZE else None

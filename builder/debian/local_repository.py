@@ -18,7 +18,7 @@ from builder.debian.os_lock import OsLock
 _MAGIC, _HEADER = b"!<arch>\n", 60  # of an ar archive: the first bytes, and the size of the header of each member
 
 
-def index(lock: OsLock, paths: Mapping[str, Path]) -> dict[str, bytes]:
+def repository_lists(lock: OsLock, paths: Mapping[str, Path]) -> dict[str, bytes]:
     """The lists of a flat repository of the locked packages: name -> content. `paths` are their files, by SHA-256.
 
     Raises BuildError for a file that is not a Debian package.

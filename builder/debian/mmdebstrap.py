@@ -18,7 +18,7 @@ PACKAGES = ("mmdebstrap", "debian-archive-keyring")
 APT_WAITS = ("-o", "DPkg::Lock::Timeout=120")  # s, for another apt: Ubuntu upgrades itself after it starts
 
 
-def install(view: View) -> str:
+def install_mmdebstrap(view: View) -> str:
     """Installs mmdebstrap with apt, as root, if it is missing.
 
     Returns the reason that it is not installed, or an empty string.

@@ -41,7 +41,7 @@ def resolve_systems(
         host = host.with_snapshot(debian.snapshot, now, is_past=False)
     new: dict[OsRequest, OsLock] = {}
     failures: list[LockError] = []
-    with apt.archive(requests[0].debian, host, runner, requests[0].arch) as archive:
+    with apt.open_archive(requests[0].debian, host, runner, requests[0].arch) as archive:
         for request in requests:
             try:
                 new[request] = archive.resolve(request, now)

@@ -25,7 +25,7 @@ from builder.common.errors import FetchError, store_error
 from builder.common.http import PIECE, TRANSIENT, Download, failure_of, read_pieces
 from builder.common.tasks import Retries, RetryPolicy
 from builder.index.releases import Index
-from builder.index.session import DOCTOR, IndexSession, describe
+from builder.index.session import DOCTOR, IndexSession, failure_sentence
 from builder.index.settings import IndexSettings, origin_of
 from builder.index.wheels import LockedWheel, Sdist
 
@@ -170,7 +170,7 @@ class FileFetcher(ABC, Generic[_File]):
             except (_RetryError, requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError) as error:
                 # Fewer bytes are no progress: a server that sends single bytes would be tried for years.
                 delay = retries.delay(part.size // PIECE)
-                reason = str(error) if isinstance(error, _RetryError) else describe(error, self._server(locked))
+                reason = str(error) if isinstance(error, _RetryError) else failure_sentence(error, self._server(locked))
                 if isinstance(error, requests.HTTPError) and error.response.status_code not in TRANSIENT:
                     hint = self._session(locked).hint(error, self.again)
                     package = self._package(locked) if hint == self.again else ""

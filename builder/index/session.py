@@ -193,14 +193,14 @@ def fetch_errors(what: str, session: IndexSession) -> Iterator[None]:
         ) from error
     except RemoteZipError as error:  # the reason is its context
         reason = error.__context__ or error
-        raise FetchError(f"{what}: {describe(reason, server)}", hint=session.hint(reason, again)) from error
+        raise FetchError(f"{what}: {failure_sentence(reason, server)}", hint=session.hint(reason, again)) from error
     except (OSError, urllib3.exceptions.HTTPError) as error:
-        raise FetchError(f"{what}: {describe(error, server)}", hint=session.hint(error, again)) from error
+        raise FetchError(f"{what}: {failure_sentence(error, server)}", hint=session.hint(error, again)) from error
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, KeyError, TypeError, ValueError) as error:
         raise FetchError(f"{what}: {Fault.INVALID.sentence.format(server)}", hint=DOCTOR) from error
 
 
-def describe(error: BaseException, server: str = "the index") -> str:
+def failure_sentence(error: BaseException, server: str = "the index") -> str:
     """A message for a failed request: a library's own may contain addresses, and secrets in addresses."""
     if isinstance(error, requests.HTTPError):
         return f"{server} returned {status_text(error.response.status_code)}"

@@ -213,7 +213,7 @@ def _layer_data(layer: Layer) -> dict[str, Any]:
     return {**layer.descriptor.as_data(), "annotations": annotations}
 
 
-def index(images: Mapping[str, Descriptor]) -> str:
+def layout_index(images: Mapping[str, Descriptor]) -> str:
     """The index of a store as JSON, from the manifests of images by name."""
     entries = [{**images[name].as_data(), "annotations": {NAME: name}} for name in sorted(images)]
     return json.dumps({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": entries}, indent=1) + "\n"

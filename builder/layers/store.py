@@ -132,7 +132,7 @@ class Store(Blobs):
 
     def write_index(self, images: Mapping[str, Descriptor]) -> None:
         """Replaces the index. The caller holds its lock."""
-        write_atomically(self.index, oci.index(images))
+        write_atomically(self.index, oci.layout_index(images))
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from builder.common.tasks import thread_pool
 from builder.host import Host
 from builder.index.local_index import LocalIndex, Sources
 from builder.index.releases import UPLOAD_AGAIN, Index
-from builder.index.session import DOCTOR, POOL, IndexSession, authority_hint, describe
+from builder.index.session import DOCTOR, POOL, IndexSession, authority_hint, failure_sentence
 from builder.index.settings import IndexSettings
 from builder.index.wheels import PLATFORMS, BuiltWheel, LockedWheel, tag_ranks
 from builder.lock.python_builds import uv_program
@@ -284,7 +284,7 @@ def _size(target: Target, session: IndexSession, url: str) -> int:
         is_request = isinstance(error, requests.RequestException)
         server = session.settings.label
         invalid = Fault.INVALID.sentence.format(server)
-        reason = describe(error, server) if is_request else getattr(error, "strerror", None) or invalid
+        reason = failure_sentence(error, server) if is_request else getattr(error, "strerror", None) or invalid
         raise LockError(
             f"{target.name}: {server} does not serve {_file_name(url)}: {reason}",
             hint=session.hint(error, "Run again. If it fails again, the index lists a file that it does not have."),

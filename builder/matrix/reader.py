@@ -24,7 +24,7 @@ _Name = tuple[Key, str, Collection[str], str]
 def check_matrix(located: Located) -> Matrix:
     """The matrix in parsed YAML; raises MatrixError."""
     if not isinstance(located.data, dict):
-        value = validation.describe(located.data)
+        value = validation.value_text(located.data)
         raise MatrixError(f"{located.name}:1:1: expected `key: value` lines, found {value}")
     try:
         matrix = Matrix.model_validate(located.data)
@@ -34,7 +34,7 @@ def check_matrix(located: Located) -> Matrix:
     faults = [*_name_faults(matrix), *_axis_faults(matrix), *_image_faults(matrix), *_component_faults(matrix)]
     faults += [*_index_faults(matrix), *_set_faults(matrix), *_support_faults(matrix)]
     if faults:
-        raise MatrixError(validation.listed(faults))
+        raise MatrixError(validation.listed_faults(faults))
     return matrix
 
 

@@ -115,7 +115,7 @@ def write_os_locks(project: Project, version: str = "1.0-1", python: str = PYTHO
 
 @dataclass
 class FakeArchive:
-    """Stands in for `apt.archive`: Debian releases with one version of every package.
+    """Stands in for `apt.open_archive`: Debian releases with one version of every package.
 
     `broken` is a release that cannot be looked up, `unknown` a package that no release has.
     """

@@ -347,7 +347,7 @@ def test_an_image_has_the_last_day_of_its_support_as_a_label(bookworm: Project, 
 def test_debian_packages_without_updates_are_named_when_they_are_locked(
     run: Run, bookworm: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apt, "archive", locks.FakeArchive(versions={"bookworm": "1.0-1"}))
+    monkeypatch.setattr(apt, "open_archive", locks.FakeArchive(versions={"bookworm": "1.0-1"}))
     assert BOOKWORM in run("lock", "--os", CELL, today=date(2028, 7, 1)).err
     assert "support" not in run("lock", "--os", CELL, today=date(2028, 4, 30)).err
 

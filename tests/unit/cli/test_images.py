@@ -64,7 +64,7 @@ class Call:
 def archive(monkeypatch: pytest.MonkeyPatch) -> locks.FakeArchive:
     """Debian's archives, with all packages that are locked."""
     archive = locks.FakeArchive(versions={"newbird": "1.0-1", "oldbird": "1.0-1"})
-    monkeypatch.setattr(apt, "archive", archive)
+    monkeypatch.setattr(apt, "open_archive", archive)
 
     def locate(found: Archives, lock: OsLock, is_kept: Kept) -> PackageLocations:
         archive.looked_up.append(lock.debian)

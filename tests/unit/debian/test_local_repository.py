@@ -66,7 +66,9 @@ def index(folder: Path, **files: bytes) -> dict[str, bytes]:
         )
         paths[sha256] = folder / sha256
         paths[sha256].write_bytes(content)
-    return local_repository.index(OsLock(debian="newbird", time=TIME, requested=(), packages=tuple(packages)), paths)
+    return local_repository.repository_lists(
+        OsLock(debian="newbird", time=TIME, requested=(), packages=tuple(packages)), paths
+    )
 
 
 def test_every_field_of_a_package_and_what_apt_checks(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_cells_with_the_same_packages_share_a_lock(tiny: Project, edit: Edit) ->
 @pytest.fixture
 def archive(monkeypatch: pytest.MonkeyPatch) -> locks.FakeArchive:
     fake = locks.FakeArchive()
-    monkeypatch.setattr(apt, "archive", fake)
+    monkeypatch.setattr(apt, "open_archive", fake)
     return fake
 
 
@@ -504,7 +504,7 @@ def test_apt_runs_in_a_container_where_it_cannot_run_here(
     monkeypatch.setattr("builder.debian.mmdebstrap.is_installed", lambda: False)
     elsewhere = Elsewhere()
     runner, host = FakeApt(elsewhere.open), Host(archives=Apt(sources=sources))
-    with apt.archive("newbird", host, runner) as archive:
+    with apt.open_archive("newbird", host, runner) as archive:
         lock = archive.resolve(TINI, locks.TIME)
     assert lock.versions == {"libc6": "2.36-9+b1", "tini": "0.19.0-1"}
     assert [command for command, _ in elsewhere.seen][-3:] == ["apt-get update", "apt-get install", "apt-cache show"]
@@ -521,7 +521,7 @@ def test_without_apt_and_container_both_ways_out_are_named(monkeypatch: pytest.M
         pytest.raises(
             LockError, match="Debian packages cannot be locked on this machine: it is not installed"
         ) as caught,
-        apt.archive("newbird", Host(), FakeApt()),
+        apt.open_archive("newbird", Host(), FakeApt()),
     ):
         pytest.fail("there is no apt")
     assert "no Docker Engine answers" in str(caught.value)

@@ -13,7 +13,7 @@ import requests
 from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
 from builder.common.errors import FetchError
-from builder.index.session import IndexSession, describe, fetch_errors
+from builder.index.session import IndexSession, failure_sentence, fetch_errors
 from builder.index.settings import IndexSettings
 from tests.fakes.wire import Reply, Sent, Wire, part, untrusted
 
@@ -258,7 +258,7 @@ def test_an_untrusted_certificate_names_the_setting(
     ],
 )
 def test_messages_without_addresses(error: Exception, message: str) -> None:
-    assert describe(error) == message
+    assert failure_sentence(error) == message
 
 
 @pytest.mark.parametrize(
@@ -268,4 +268,4 @@ def test_a_status_without_the_reason_of_the_server(wire: Wire, status: int, mess
     wire.answers = lambda _: Reply(status=status)
     with pytest.raises(requests.HTTPError) as caught:
         session().files("tiny")
-    assert describe(caught.value) == message
+    assert failure_sentence(caught.value) == message
