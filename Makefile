@@ -51,7 +51,7 @@ check: lint unit ## lint, types and unit tests: no engine, no network
 
 test: check local integration ## what a contributor runs: lint, unit, local and integration tests; the last need an engine
 
-test-all: test nightly ## also the tests that run each night: other engines and registries, packages from source, the workflows
+test-all: test nightly ## also the tests that run each night: other engines and registries, the workflows
 
 ci: test demo ## what CI runs for every change: all tests of the project, then the demo
 
@@ -70,7 +70,7 @@ NIGHTLY := tests/integration/nightly
 integration: engine ## integration tests: the real engine, tiny wheels
 	@.venv/bin/pytest $(PARALLEL) --ignore $(NIGHTLY) tests/integration
 
-nightly: engine ## further integration tests (FILES=test_podman.py): other engines and registries, packages from source, the workflows
+nightly: engine ## further integration tests (FILES=test_podman.py): other engines and registries, the workflows
 	@.venv/bin/pytest $(PARALLEL) $(addprefix $(NIGHTLY)/,$(FILES)) $(if $(FILES),,$(NIGHTLY))
 
 browser: engine ## Jupyter and TensorBoard in a real Chromium, with the newest Jupyter image of PyTorch

@@ -51,7 +51,7 @@ class Machine:
         """Assembles images in the store and writes evidence for them; returns their cells."""
         project, store = Project(self.checkout), Store(self.store)
         images = plan.make_locked_plan(project, project.select(cells)).images
-        settings, view = host.host_for_matrix(project.matrix), View(Console(quiet=True))
+        settings, view = host.host_for_project(project), View(Console(quiet=True))
         run = Run(checkout=project, host=settings, store=store, view=view)
         suite = Suite.of(self.checkout)
         with store.used():

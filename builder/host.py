@@ -21,7 +21,8 @@ from builder.common.errors import UsageError
 from builder.common.text import Redactor
 from builder.index import settings as index
 from builder.index.settings import IndexSettings
-from builder.matrix.schema import Debian, Matrix
+from builder.matrix.project import Project
+from builder.matrix.schema import Debian
 
 PROXY_NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
 SYSTEM_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -197,14 +198,16 @@ def read_host(environ: Mapping[str, str] | None = None) -> Host:
     return Host(index=settings, ca=_ca(settings), proxies=proxies, archives=None)
 
 
-def host_for_matrix(matrix: Matrix) -> Host:
-    """This machine's settings, with those of a matrix for registries and archives. Raises UsageError."""
+def host_for_project(project: Project) -> Host:
+    """This machine's settings, with those of a matrix for indexes, registries and archives. Raises UsageError."""
+    matrix = project.matrix
     registries = RegistrySettings(insecure=tuple(matrix.insecure), create=tuple(matrix.create_repository))
     expired = frozenset(release for release, debian in matrix.debian.items() if debian.ignore_valid_until)
     machine = read_host()
     settings = machine.index
     for name, named in matrix.indexes.items():
-        settings = settings.with_index(name, named.url, named.login or "")
+        folder = project.root / named.folder if named.folder else None
+        settings = settings.with_index(name, named.url, named.login or "", folder)
     return replace(machine, index=settings, registries=registries, expired=expired)
 
 

@@ -1,1 +1,1 @@
-"""Making images: assembling, the Dockerfile way, operating systems, image tests, packages from source."""
+"""Making images: assembling, the Dockerfile way, operating systems, image tests."""

@@ -143,9 +143,7 @@ class Assembler:
             wheels = {wheel.sha256: wheel for layer in missing for wheel in layer.wheels}.values()
             meter = Meter(run.view, "wheels", "fetched", sum(wheel.size for wheel in wheels))
             downloads, warn = self._store.downloads, run.view.say_once
-            fetcher = self._fetcher = Fetcher(
-                run.host.index, downloads, progress=meter.add, warn=warn, built=lookup.built_wheel
-            )
+            fetcher = self._fetcher = Fetcher(run.host.index, downloads, progress=meter.add, warn=warn)
             for wheel in sorted(wheels, key=lambda wheel: -wheel.size):
                 self._wheels[wheel.sha256] = self._fetching.submit(fetcher.fetch, wheel)
             for layer in sorted(missing, key=lambda layer: -min(wheel.size for wheel in layer.wheels)):

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from builder.build.context import LoadedImage, built_ids, record_built
-from builder.build.layer_lookup import LayerLookup
 from builder.build.operating_systems import Mmdebstrap
 from builder.build.programs import Program, Programs
 from builder.common.errors import FREE_DISK, BuildError, DiskError, EngineError
@@ -22,7 +21,6 @@ from builder.plan.plan import COMMON_INPUTS, PlannedImage
 from builder.plan.settings import built_labels
 
 TIMEOUT_S = 2 * 3600
-BUILT = "built"  # the stage with wheels that were built from source, and their folder
 _TAIL = 15  # lines of output in a message
 _STEP = re.compile(r"#\d+ (\[(?!internal).*)")  # of buildx's plain progress
 _FAILED = re.compile(r"^#(\d+) ERROR", re.MULTILINE)
@@ -31,10 +29,8 @@ _FAILED = re.compile(r"^#(\d+) ERROR", re.MULTILINE)
 class DockerfileBuilder:
     """Builds each image from its whole Dockerfile. BuildKit's cache decides what must be built."""
 
-    def __init__(self, run: Run, lookup: LayerLookup | None = None) -> None:
-        """`lookup` finds wheels that were built from source; without it, the images have none."""
+    def __init__(self, run: Run) -> None:
         self._run = run
-        self._lookup = lookup
         self._programs, self._mmdebstrap = Programs(), Mmdebstrap(run)
 
     def find(self, image: PlannedImage) -> LoadedImage | None:
@@ -61,7 +57,7 @@ class DockerfileBuilder:
         host = run.host.for_release(run.project.matrix.debian[image.debian])
         base = self._mmdebstrap.base_image(image.debian, arch)
         with run.project.scratch() as scratch:
-            context, built, id_file = (Path(scratch) / name for name in ("context", BUILT, "id"))
+            context, id_file = Path(scratch) / "context", Path(scratch) / "id"
             for name, path in context_files(run.project, image).items():
                 copy = context / name
                 copy.parent.mkdir(parents=True, exist_ok=True)
@@ -72,11 +68,6 @@ class DockerfileBuilder:
                     copy.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
             for name, content in host.files(image.debian).items():
                 (context / name).write_bytes(content)
-            built.mkdir()
-            if self._lookup and (from_source := [wheel for wheel in image.wheels if wheel.source]):
-                with self._run.store.used():
-                    for wheel in from_source:
-                        shutil.copyfile(self._lookup.built_wheel(wheel), built / wheel.file)
 
             command = ["docker", "buildx", "build", "--builder=default", "--progress=plain", "--load"]
             command += ["--provenance=false", f"--iidfile={id_file}", f"--file={context / image.dockerfile}"]
@@ -87,8 +78,6 @@ class DockerfileBuilder:
                 command.append(f"--platform=linux/{arch}")
             if host.network:
                 command.append(f"--network={host.network}")
-            if any(wheels.is_built for wheels in image.lists):
-                command.append(f"--build-context={BUILT}={built}")
             # The engine of this run, with its own buildx builder, even if another one is selected.
             environment = {**os.environ, **run.engine.address.variables, **host.proxies}
             environment.pop("BUILDX_BUILDER", None)
@@ -129,8 +118,15 @@ class DockerfileBuilder:
 
 def context_files(project: Project, image: PlannedImage) -> dict[str, Path]:
     """The image's Dockerfile and the files that it reads, by their names in the build context."""
-    lists = [wheel_list.path for wheel_list in image.lists]
-    names = (*COMMON_INPUTS, image.dockerfile, image.os_request.path, f"{image.folder}/constraints.txt", *lists)
+    lists = [each.path for each in image.lists]
+    lists += [f"{each.folder}/{wheel.file}" for each in image.lists if each.folder for wheel in each.wheels]
+    names = (
+        *COMMON_INPUTS,
+        image.dockerfile,
+        image.os_request.path,
+        f"{image.folder}/constraints.txt",
+        *lists,
+    )
     files = {name: path for name in names if (path := project.path(name)).is_file()}
     for component in image.components:
         base = project.base(f"templates/{component}")

@@ -192,7 +192,7 @@ def _named_indexes(project: Project) -> _Findings:
     for index, package in packages.items():
         name = f"index {index}"
         try:
-            settings = host.host_for_matrix(project.matrix).index.of(index)
+            settings = host.host_for_project(project).index.of(index)
             with IndexSession(settings, timeout=(TIMEOUT_S, TIMEOUT_S)) as session, fetch_errors(package, session):
                 has_files = bool(session.files(package))
         except BuilderError as error:
@@ -276,7 +276,7 @@ def _registries(engine: Engine | None, project: Project) -> _Findings:
 
 def _registry(project: Project, repository: ImageRef) -> tuple[State, str]:
     try:
-        Repository(repository, host=host.host_for_matrix(project.matrix), write=True, policy=POLICY).exists()
+        Repository(repository, host=host.host_for_project(project), write=True, policy=POLICY).exists()
     except BuilderError as error:
         return "note", _with_hint(error)
     return "ok", f"{repository.registry} answers"

@@ -13,14 +13,13 @@ from functools import cached_property
 from pathlib import Path
 
 from builder.common.console import Meter
-from builder.common.errors import BuildError, FetchError, RegistryError
+from builder.common.errors import BuildError, RegistryError
 from builder.common.lock_text import KNOWN_LAYERS
 from builder.common.reference import ImageRef, staged_repository
 from builder.common.tasks import RetryPolicy
 from builder.engine.run import Run
-from builder.index.wheels import LockedWheel
 from builder.layers import stored_images, stored_layers
-from builder.layers.blobs import Descriptor, wheel_file
+from builder.layers.blobs import Descriptor
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
 from builder.plan.plan import PlannedImage
@@ -63,22 +62,6 @@ class LayerLookup:
             return None
         self.run.store.put_record(inputs, known.as_record())
         return known
-
-    def built_wheel(self, wheel: LockedWheel) -> Path:
-        """The path in the store of a wheel that `builder lock` built; downloads it if a registry has it.
-
-        Raises FetchError if neither has it.
-        """
-        blob = wheel_file(wheel)
-        self.run.store.prepare()
-        if not self.run.store.matches(blob.digest):
-            self.run.store.discard(blob.digest)
-            if not self._download(wheel.name, blob):
-                raise FetchError(
-                    f"{wheel.file}: built from source, and neither the store nor a registry has it",
-                    hint=f"Build it again: builder lock --build {wheel.name}",
-                )
-        return self.run.store.path(blob.digest)
 
     def _download(self, name: str, known: Descriptor) -> bool:
         repository = self.find(known.digest)

@@ -63,11 +63,11 @@ class Context:
     def host(self) -> Host:
         """The settings of this machine, and in a checkout those of matrix.yaml for registries. Raises UsageError."""
         try:
-            matrix = self.project.matrix
+            project, _ = self.project, self.project.matrix
         except UsageError:
             settings = host.read_host()
         else:
-            settings = host.host_for_matrix(matrix)
+            settings = host.host_for_project(project)
         return settings
 
     def run(self, project: Project | None, *, start_engine: bool = False) -> Run:

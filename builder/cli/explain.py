@@ -92,8 +92,6 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
     ).explain(cell)
     for line in explanation.lines:
         click.echo(line)
-    for name in sorted(lockfile.packages_from_source(project.matrix, cell)) if cell.id in known else ():
-        click.echo(f"{name} is built from source, by builder lock: {project.matrix.origin(name) or 'its sdist'}")
     if explanation.works:
         for end in support.ends_of_cell(project.matrix, cell):
             reason = f"; released anyway: {end.after_support}" if end.after_support else ""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
 from builder.cli.context import Context
 from builder.cli.options import ALL_CELLS_HELP, cells_argument
-from builder.common.console import View
 from builder.common.errors import for_cells
 from builder.common.text import counted
 from builder.debian import os_lock
@@ -35,14 +33,6 @@ from builder.steps import lock as locking
     help="Choose the newest version of this package that fits, in every lock that has it. Other packages change only "
     "if they must. Repeatable.",
 )
-@click.option(
-    "--build",
-    "to_build",
-    multiple=True,
-    metavar="NAME",
-    help="Only build the locked wheel of this package of `sources` again, e.g. because neither the store nor a "
-    "registry has it. Fails if the build gives another wheel. Changes no lock. Repeatable.",
-)
 @click.pass_obj
 def lock_command(
     context: Context,
@@ -51,7 +41,6 @@ def lock_command(
     upgrade: bool,
     refresh: bool,
     packages: Sequence[str],
-    to_build: Sequence[str],
 ) -> None:
     """Choose the exact wheels and Debian packages of CELLS.
 
@@ -72,16 +61,10 @@ def lock_command(
         context.say(f"{counted(len({cell.group for cell in chosen}) + len(systems), 'lock')} up to date")
         return
     # Imported here: these modules load docker-py and others, which `--check` does not need.
-    from builder.build.wheel_builds import SourceBuilder  # noqa: PLC0415
     from builder.plan import budget, plan  # noqa: PLC0415
 
-    with context.locked(project, "lock"), project.scratch() as scratch:
-        builder = SourceBuilder(project, context.host, View(context.err), context.store, Path(scratch))
-        if to_build:
-            for line in locking.rebuild(project, chosen, to_build, builder, context.say):
-                context.say(line)
-            return
-        resolver = Resolver(project, context.host, say=context.say, builder=builder)
+    with context.locked(project, "lock"):
+        resolver = Resolver(project, context.host, say=context.say)
         updated = locking.lock(
             context.run(project), chosen, resolver, upgrade=upgrade, refresh=refresh, packages=packages,
         )  # fmt: skip

@@ -102,9 +102,6 @@ def plan_command(
             percent = f" ({100 * unique / total:.0f} %)" if total else ""
             text = f"{counted(len(images), 'image')}: {size(total)} in total, {size(unique)} in unique layers{percent}"
             context.out.print(text, soft_wrap=True)
-        built = [wheel for image in images for wheel in image.wheels if wheel.source]
-        for text in sorted({f"{wheel.name} {wheel.version} is built from source: {wheel.source}" for wheel in built}):
-            context.out.print(Text(text), soft_wrap=True)
         context.say_support(project, [image.cell for image in images])
         context.say_not_built(project, [image.cell for image in images])
         if unlocked:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any
 
 import click
 from rich.text import Text
 
 from builder.build.layer_lookup import LayerLookup
-from builder.build.wheel_builds import SourceBuilder
 from builder.cli import options
 from builder.cli.context import Context, new_table
 from builder.cli.images import gpu_option, show_outcomes
@@ -137,16 +135,15 @@ def refresh_command(
     uncommitted changes there.
     """
     began = time.monotonic()
-    project, store = context.project, context.store
+    project = context.project
     chosen = project.select(patterns)
     area = StagingArea.of(project, place, context.host) if place or project.matrix.staging else None
     if area:
         _warn_unsigned(context, project, signer)
     context.say_support(project, chosen)
-    with context.locked(project, "refresh"), project.scratch() as scratch:
+    with context.locked(project, "refresh"):
         run = context.run(project, start_engine=start_engine)
-        builder = SourceBuilder(project, context.host, run.view, store, Path(scratch))
-        resolver = Resolver(project, context.host, say=context.say, builder=builder)
+        resolver = Resolver(project, context.host, say=context.say)
         result = refresh(
             run, chosen, resolver, ImageOptions(wait=context.wait, **values),
             area=area, signer=signer, today=context.today,

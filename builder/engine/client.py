@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -213,15 +212,13 @@ class Engine:
         on_line: Callable[[str], object],
         stopped: threading.Event | None = None,
         timeout_s: float = SILENCE_S,
-        most_bytes: int = sys.maxsize,
         **settings: Any,
     ) -> int:
         """Runs a command in a new container that has the files of a tar, and returns its exit status.
 
         Calls `on_line` with each line of its output, as `printable` text. If the status is 0, writes the file `result`
-        of the container to `out`; raises EngineError if that has more than `most_bytes`. Kills the container after
-        `timeout_s` seconds. Raises EngineError if `stopped` was set before it starts. `settings` are those of
-        docker-py's `containers.create`.
+        of the container to `out`. Kills the container after `timeout_s` seconds. Raises EngineError if `stopped` was
+        set before it starts. `settings` are those of docker-py's `containers.create`.
         """
         # Other log drivers may not give the output back. Without a limit, a command could fill the engine's disk.
         log_config = LogConfig(type=LogConfig.types.JSON, config={"max-size": "256m", "max-file": "2"})
@@ -259,8 +256,6 @@ class Engine:
                             content = tar.extractfile(member) if member else None
                             if member is None or content is None:
                                 raise EngineError(f"{result} of the container is not a file")
-                            if member.size > most_bytes:
-                                raise EngineError(f"{result} of the container has more than {most_bytes} bytes")
                             shutil.copyfileobj(content, out, 1 << 20)
                     except tarfile.TarError as error:
                         raise EngineError(f"Docker Engine did not return all of {result}: {error}") from error

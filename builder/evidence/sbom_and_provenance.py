@@ -31,7 +31,6 @@ SBOM_TYPE = "application/vnd.cyclonedx+json"
 SBOM, PROVENANCE = "cyclonedx", "slsaprovenance1"
 BUILD_TYPE, ADD_TYPE = "urn:gpu-images:assemble:1", "urn:gpu-images:add:1"
 BUILDER = "urn:gpu-images:builder"
-SOURCE_PROPERTY = "gpu-images:source"  # of a wheel that was built from source: see builder.index.wheels.ORIGIN
 # The qualifier of a purl that names the source package, as syft writes it and grype reads it: NAME or NAME@VERSION.
 _UPSTREAM = "upstream"
 SOURCE_NAMES = ("aquasecurity:trivy:SrcName", "aquasecurity:trivy:SrcVersion")  # properties, for trivy
@@ -106,11 +105,7 @@ def _archives(planned: PlannedImage) -> Iterator[Component]:
 
 def _wheels(wheels: Iterable[LockedWheel]) -> Iterator[Component]:
     for sha256, wheel in {wheel.sha256: wheel for wheel in wheels}.items():
-        # A commit or a folder has nothing to do with a package of this name on PyPI.
-        kind = "pypi" if wheel.is_of_index else "generic"
-        qualifiers = {"vcs_url": wheel.source} if wheel.source.startswith("git+") else {}
-        properties = [Property(name=SOURCE_PROPERTY, value=wheel.source)] if wheel.source else []
-        yield _component(PackageURL(kind, None, wheel.name, wheel.version, qualifiers), sha256, properties)
+        yield _component(PackageURL("pypi", None, wheel.name, wheel.version), sha256)
 
 
 def _debian_packages(system: OsLock) -> Iterator[Component]:

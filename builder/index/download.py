@@ -27,13 +27,13 @@ from builder.common.tasks import Retries, RetryPolicy
 from builder.index.releases import Index
 from builder.index.session import DOCTOR, IndexSession, failure_sentence
 from builder.index.settings import IndexSettings, origin_of
-from builder.index.wheels import LockedWheel, Sdist
+from builder.index.wheels import LockedWheel
 
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
 
 CONNECTIONS = 4  # downloads at once
-LARGEST_UNKNOWN = 2_000_000_000  # bytes of a file whose size is not locked: an sdist
+LARGEST_UNKNOWN = 2_000_000_000  # bytes of a file whose size is not locked
 LONGEST_REASON = 200  # characters of the reason for which a file is yanked
 LOCK_S = 0.2  # between two attempts to lock a wheel that another process downloads
 DEFAULT_POLICY = RetryPolicy(connect_s=10, read_s=30, retries=4, first_delay_s=1)
@@ -235,11 +235,11 @@ class FileFetcher(ABC, Generic[_File]):
             yield piece
 
 
-class Fetcher(FileFetcher[LockedWheel | Sdist]):
-    """Downloads wheels and sdists that an index lists, into one folder.
+class Fetcher(FileFetcher[LockedWheel]):
+    """Downloads wheels that an index lists, or copies those of a folder, into one folder.
 
-    `warn` is called with a line about a yanked wheel at each attempt to download it. `built` gives the path of a wheel
-    that was built from source. `catalogue` may have read the pages of the default index.
+    `warn` is called with a line about a yanked wheel at each attempt to download it. `catalogue` may have read the
+    pages of the default index.
     """
 
     def __init__(
@@ -249,7 +249,6 @@ class Fetcher(FileFetcher[LockedWheel | Sdist]):
         *,
         progress: Callable[[int], None] = lambda _: None,
         warn: Callable[[str], None] = lambda _: None,
-        built: Callable[[LockedWheel], Path] | None = None,
         catalogue: Index | None = None,
         policy: RetryPolicy = DEFAULT_POLICY,
     ) -> None:
@@ -257,19 +256,18 @@ class Fetcher(FileFetcher[LockedWheel | Sdist]):
         self._catalogue = catalogue
         self._settings = settings
         self._warn = warn
-        self._built = built
         self._sessions: dict[str, IndexSession] = {}
         self._pages: dict[tuple[str, str], Mapping[str, DistributionPackage]] = {}
         self._page_locks: dict[tuple[str, str], threading.Lock] = {}
 
-    def path(self, locked: LockedWheel | Sdist) -> Path:
+    def path(self, locked: LockedWheel) -> Path:
         return self._folder / f"{locked.sha256}.whl"
 
-    def drop(self, locked: LockedWheel | Sdist) -> None:
+    def drop(self, locked: LockedWheel) -> None:
         """Removes a file that is no longer needed."""
         self.path(locked).unlink(missing_ok=True)
 
-    def _session(self, locked: LockedWheel | Sdist) -> IndexSession:
+    def _session(self, locked: LockedWheel) -> IndexSession:
         """Requests to the index of a file, and to no other one. Raises FetchError, UsageError."""
         with self._lock:
             if locked.index not in self._sessions:
@@ -284,26 +282,21 @@ class Fetcher(FileFetcher[LockedWheel | Sdist]):
                 self._sessions[locked.index] = IndexSession(settings, timeout=timeout)
             return self._sessions[locked.index]
 
-    def _package(self, locked: LockedWheel | Sdist) -> str:
+    def _package(self, locked: LockedWheel) -> str:
         return locked.name
 
-    def _get(self, locked: LockedWheel | Sdist, file: BufferedRandom) -> None:
-        if isinstance(locked, LockedWheel) and locked.source and self._built:
-            part = Download(file, self._progress)
-            with self._built(locked).open("rb") as content:  # as a whole: an earlier run may have ended while it copied
-                part.receive(requests.codes.ok, iter(lambda: content.read(PIECE), b""), LARGEST_UNKNOWN)
-            if (sha256 := part.sha256) != locked.sha256:
-                part.clear()
-                part.report(0)
-                raise FetchError(
-                    f"{locked.file}: SHA-256 mismatch: the lock has {locked.sha256[:12]}..., "
-                    f"the wheel {sha256[:12]}...",
-                    hint=f"Build it again: builder lock --build {locked.name}",
-                )
-            return
+    def _get(self, locked: LockedWheel, file: BufferedRandom) -> None:
         self._download(locked, file, lambda: self._find(locked))
 
-    def _find(self, locked: LockedWheel | Sdist) -> str:
+    def _receive(self, locked: LockedWheel, url: str, part: Download) -> None:
+        """As in the base class; the address of a wheel in a folder is a path."""
+        if not self._session(locked).settings.folder:
+            super()._receive(locked, url, part)
+            return
+        with Path(url).open("rb") as content:
+            part.receive(requests.codes.ok, iter(lambda: content.read(PIECE), b""), locked.size or LARGEST_UNKNOWN)
+
+    def _find(self, locked: LockedWheel) -> str:
         """The address of a file. Raises FetchError if the index lists no such file, or another one."""
         session, project = self._session(locked), canonicalize_name(locked.name)
         page, label = (locked.index, project), session.settings.label

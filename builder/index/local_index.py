@@ -2,7 +2,7 @@
 
 uv applies its own explicit indexes to direct requirements only. It would look up a package of a named index that only
 another package requires on the default index, where anybody may publish that name. This server sends the logins; uv
-gets none. It also has the wheels that `builder lock` builds from source.
+gets none. It also has the wheels of an image that another one is made from.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 from urllib.parse import quote, unquote
 
 from builder.common.errors import BuilderError, FetchError
 from builder.index.releases import Index
-from builder.index.wheels import BuiltWheel
+from builder.index.wheels import KeptWheel
 
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
@@ -29,38 +29,28 @@ JSON = "application/vnd.pypi.simple.v1+json"  # PEP 691
 METADATA = "text/plain; charset=utf-8"
 
 
-@dataclass(frozen=True)
-class Sources:
-    """The packages that are built from source. `has_sdists` is False for a package with one source, such as a commit.
-
-    `built` are the wheels of sdists by name and file, and of other packages by name and an empty text.
-    """
-
-    has_sdists: Mapping[str, bool]
-    built: Mapping[tuple[str, str], BuiltWheel]
-
-
 class LocalIndex:
     """The answers of the server. `failures` are those of the indexes; `absent` are packages that they do not have.
 
-    `unbuilt` are the keys of `Sources.built` that uv needs and that are missing: build them, then run uv again.
-    Thread-safe.
+    `kept` are the only wheels of their packages. Thread-safe.
     """
 
-    def __init__(self, index: Index, sources: Sources = Sources({}, {})) -> None:
+    def __init__(self, index: Index, kept: Mapping[str, KeptWheel] = MappingProxyType({})) -> None:
         self._index = index
-        self._sources = sources
+        self._kept = kept
         self.failures: list[BuilderError] = []
         self.absent: list[str] = []
-        self.unbuilt: dict[tuple[str, str], DistributionPackage | None] = {}
 
     def answer(self, path: str) -> tuple[str, bytes] | None:
         """Type and content of `simple/<package>/`, or of `files/<package>/<wheel>.metadata`; None if there is none."""
         kind, _, rest = path.partition("/")
         name, _, file = rest.partition("/")
         try:
-            if name in self._sources.has_sdists:
-                return self._answer_of_source(kind, name, unquote(file))
+            if name in self._kept:
+                kept = self._kept[name]
+                if kind == "simple":
+                    return _page(name, [_listed(name, kept.wheel.file, {"sha256": kept.wheel.sha256}, None)])
+                return METADATA, kept.metadata
             if kind == "simple" and (files := self._index.files(name)):
                 listed = [
                     _listed(name, file.filename, file.digests, file)
@@ -83,28 +73,6 @@ class LocalIndex:
         except BuilderError as error:
             self.failures.append(error)
         return None
-
-    def _answer_of_source(self, kind: str, name: str, path: str) -> tuple[str, bytes] | None:
-        """As `answer`. An sdist is listed as a wheel; uv requests the metadata of those that it may take."""
-        sdists: dict[str, DistributionPackage | None] = {"": None}
-        if self._sources.has_sdists[name]:
-            listed = (file for file in self._index.files(name) if file.package_type == "sdist")
-            sdists = {file.filename: file for file in listed if file.filename.endswith(".tar.gz")}
-        entries = {}
-        for file, sdist in sdists.items():
-            if built := self._sources.built.get((name, file)):
-                entries[built.wheel.file] = file, {"sha256": built.wheel.sha256}
-            elif sdist:  # the name of its wheel is not known yet
-                entries[f"{name.replace('-', '_')}-{sdist.version}-py3-none-any.whl"] = file, {}
-            else:
-                self.unbuilt[name, ""] = None
-        if kind == "files" and (entry := entries.get(path.removesuffix(".metadata"))):
-            if built := self._sources.built.get((name, entry[0])):
-                return METADATA, built.metadata
-            self.unbuilt[name, entry[0]] = sdists[entry[0]]
-        if kind != "simple" or not entries:
-            return None
-        return _page(name, [_listed(name, wheel, hashes, sdists[file]) for wheel, (file, hashes) in entries.items()])
 
 
 def _listed(name: str, file: str, hashes: Mapping[str, str], source: DistributionPackage | None) -> dict[str, object]:
@@ -153,10 +121,10 @@ class _IndexHandler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serve_index(index: Index, sources: Sources = Sources({}, {})) -> Iterator[tuple[str, LocalIndex]]:
+def serve_index(index: Index, kept: Mapping[str, KeptWheel] = MappingProxyType({})) -> Iterator[tuple[str, LocalIndex]]:
     """Serves an index, its packages from their own indexes, on the loopback; yields the address for uv."""
     with _IndexServer(("127.0.0.1", 0), _IndexHandler) as server:
-        server.local, server.secret = LocalIndex(index, sources), secrets.token_hex(16)
+        server.local, server.secret = LocalIndex(index, kept), secrets.token_hex(16)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
         try:

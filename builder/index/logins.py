@@ -54,6 +54,8 @@ def find_login(
     Raises UsageError for a login that matrix.yaml expects and that is missing, and for one that would be sent
     unencrypted.
     """
+    if settings.folder:
+        return None
     environ = os.environ if environ is None else environ
     # A keyring is a program of its own, which may wait for its user: it runs only where matrix.yaml names it.
     readers: dict[str, _Reader] = {

@@ -5,16 +5,19 @@ It also downloads from Debian's archives, without a login.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import requests
 import urllib3
+from packaging.utils import canonicalize_name
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
@@ -25,7 +28,6 @@ from builder.index.settings import IndexSettings, host_of, origin_of
 
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
-    from remotezip import RemoteZip
 
 TIMEOUT_S = (10.0, 30.0)  # to connect, between two bytes
 REFUSED = (401, 403)  # without a login, or with a wrong one
@@ -141,6 +143,8 @@ class IndexSession(requests.Session):
 
     def files(self, project: str) -> list[DistributionPackage]:
         """All files that the index lists for a project; none if it does not have the project."""
+        if self.settings.folder:
+            return list(_wheels_in(self.settings.folder, project))
         from pypi_simple import NoSuchProjectError, UnsupportedContentTypeError, UnsupportedRepoVersionError  # noqa: PLC0415
 
         try:
@@ -166,11 +170,27 @@ class IndexSession(requests.Session):
                 return int(length)
             return sum(len(piece) for piece in response.iter_content(PIECE))  # the whole file, in chunks
 
-    def open_wheel(self, url: str) -> RemoteZip:
-        """A wheel whose files are read by HTTP range requests, without downloading all of it."""
+    def open_wheel(self, url: str) -> zipfile.ZipFile:
+        """A wheel of a folder; or one whose files are read by HTTP range requests, without downloading all of it."""
         from remotezip import RemoteZip  # noqa: PLC0415
 
-        return RemoteZip(url, session=self, headers=UNCOMPRESSED)
+        if self.settings.folder:
+            return zipfile.ZipFile(url)
+        wheel: zipfile.ZipFile = RemoteZip(url, session=self, headers=UNCOMPRESSED)
+        return wheel
+
+
+def _wheels_in(folder: Path, project: str) -> Iterator[DistributionPackage]:
+    """The wheels of a project in a folder; their addresses are paths."""
+    from pypi_simple import DistributionPackage  # noqa: PLC0415
+
+    for path in sorted(folder.glob("*.whl")):
+        if canonicalize_name(path.name.partition("-")[0]) == project:
+            with path.open("rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+                size = file.tell()
+            listed = {"filename": path.name, "url": str(path), "hashes": {"sha256": sha256}, "size": size}
+            yield DistributionPackage.from_json_data(listed, project)
 
 
 def authority_hint(ca_bundle: str) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as model
 
 from builder.common.files import SHA256_HEX
-from builder.matrix.schema import AMD64, ARM64, PATH_OF_CHECKOUT, Arch, IndexName, matches
+from builder.matrix.schema import AMD64, ARM64, Arch, IndexName, matches
 
 PLATFORMS: dict[Arch, str] = {AMD64: "x86_64", ARM64: "aarch64"}  # in tags of wheels, and in environment markers
 LONGEST = 255  # characters of a file name; parsing one with thousands of tags would take hours
@@ -25,19 +25,11 @@ def arch_of(machine: str) -> str:
 _Word = Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9_.+!-]{0,99}", "letters, digits and _.+!-")]
 Sha256 = Annotated[str, matches(SHA256_HEX, "64 hex digits")]  # in hex
 STRICT = ConfigDict(extra="forbid", strict=True)
-# The origin of a wheel's source: an sdist of the index, a commit, or a folder with the digest of its files.
-ORIGIN = (
-    rf"[A-Za-z0-9_.+!-]{{1,200}}\.tar\.gz#sha256={SHA256_HEX}"
-    rf"|git\+https://[A-Za-z0-9:/._~-]{{1,300}}@[0-9a-f]{{40}}|\./{PATH_OF_CHECKOUT}#sha256={SHA256_HEX}"
-)
 
 
 @model(frozen=True, kw_only=True, config=STRICT)
 class LockedWheel:
-    """A wheel in a lock; `size` in bytes; `index` is the name of its index in matrix.yaml, empty for the default.
-
-    `source` is the origin of the source of a wheel that `builder lock` built, see ORIGIN; else empty.
-    """
+    """A wheel in a lock; `size` in bytes; `index` is the name of its index in matrix.yaml, empty for the default."""
 
     name: _Word
     version: _Word
@@ -45,28 +37,11 @@ class LockedWheel:
     size: Annotated[int, Field(ge=0)]
     sha256: Sha256
     index: IndexName | Literal[""] = ""
-    source: Annotated[str, matches(f"({ORIGIN})?", "an sdist, a commit or a folder")] = ""
-
-    @property
-    def is_of_index(self) -> bool:
-        """True if the index has this version, as a wheel or as the sdist that it was built from."""
-        return not self.source.startswith(("git+", "./"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sdist:
-    """An sdist of an index, as the lock names it: without its size. `index` is as in `LockedWheel`."""
-
-    name: str
-    file: str
-    sha256: str
-    index: str
-    size: ClassVar[int] = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuiltWheel:
-    """A wheel that was built from source, and its METADATA."""
+class KeptWheel:
+    """A wheel of an image that another one is made from, and its METADATA."""
 
     wheel: LockedWheel
     metadata: bytes

@@ -16,20 +16,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from isal import igzip, isal_zlib
 
 from builder.common.errors import DamagedError, store_error
 from builder.common.files import digest_of_bytes
 
-if TYPE_CHECKING:
-    from builder.index.download import LockedFile
-
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
-WHEEL_TYPE = "application/vnd.gpu-images.wheel+zip"  # a wheel that was built from source
 PLAIN_LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 SYNC_S = 0.1  # between two syncs of a file that is being written
 NEW_FILE_S = 2  # a temporary file may not be locked yet
@@ -54,11 +50,6 @@ class Descriptor:
 
     def as_data(self) -> dict[str, Any]:
         return {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
-
-
-def wheel_file(wheel: LockedFile) -> Descriptor:
-    """A wheel that was built from source, as a blob."""
-    return Descriptor(media_type=WHEEL_TYPE, digest=f"sha256:{wheel.sha256}", size=wheel.size)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from typing import Any
 from builder.common.errors import BusyError, DamagedError, FileError, VerifyError
 from builder.common.files import TEMPORARY_SUFFIX, is_digest, write_atomically
 from builder.layers import oci
-from builder.layers.blobs import MANIFEST_TYPE, REPAIR, Blobs, Descriptor
+from builder.layers.blobs import REPAIR, Blobs, Descriptor
 
 BLOBS = "blobs/sha256"
 PACKAGES = "packages"  # in a record beside that of an operating system: the blobs of its Debian packages
@@ -116,11 +116,6 @@ class Store(Blobs):
     def name(self, image: str, manifest: Descriptor, *, instead_of: str = "") -> None:
         """Sets the name of an image and removes another; `gc` may then free the image that had the name before."""
         self.remove_names([instead_of], {image: manifest})
-
-    def name_file(self, name: str, file: Descriptor) -> None:
-        """Names a blob of no image, so that `gc` keeps it; `gc` may then free the one that had the name before."""
-        self.put(oci.EMPTY, oci.EMPTY_TYPE)
-        self.name(name, self.put(oci.artifact(file.media_type, [file]), MANIFEST_TYPE))
 
     def remove_names(self, names: Collection[str], added: Mapping[str, Descriptor] = {}) -> None:
         """Removes names of images, so that `gc` frees what only these images use, and sets those in `added`."""

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from graphlib import CycleError, TopologicalSorter
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +26,7 @@ from builder.common.errors import LockError, StaleError
 from builder.index.wheels import PLATFORMS, STRICT, LockedWheel, Wheel, is_cuda_wheel
 from builder.matrix import cells
 from builder.matrix.cells import Cell
-from builder.matrix.schema import Matrix, PackageSource, required_name
+from builder.matrix.schema import Matrix
 
 FORMAT: Literal[2] = 2
 TOOLKIT = "cuda-toolkit"  # NVIDIA's metapackage: each release pins the libraries of one CUDA
@@ -54,47 +53,18 @@ class Basis:
 
 
 @model(frozen=True, kw_only=True, config=STRICT)
-class LockedBuild:
-    """The build of the wheel of the package `name` from its source.
-
-    `recipe` is the entry of matrix.yaml, `cell` the cell in whose image the build ran, `image` the digest of the wheels
-    of that image, and `wheels` are those that the build had besides them.
-    """
-
-    name: str
-    recipe: PackageSource
-    cell: str
-    image: str
-    wheels: tuple[LockedWheel, ...]
-
-
-@model(frozen=True, kw_only=True, config=STRICT)
 class Lock:
-    """The lock of a group. `builds` are those of the wheels with a `source`, also if only another build needs them."""
+    """The lock of a group."""
 
     group: str
     basis: Basis
     components: dict[str, LockedComponent]
     wheels: tuple[LockedWheel, ...]
-    builds: tuple[LockedBuild, ...] = ()
     format: Literal[2] = FORMAT
 
     @property
     def versions(self) -> dict[str, str]:
         return {wheel.name: wheel.version for wheel in self.wheels}
-
-    @property
-    def packages(self) -> set[str]:
-        """The names of all packages, also of those that only builds from source need."""
-        return {wheel.name for wheel in (*self.wheels, *(wheel for build in self.builds for wheel in build.wheels))}
-
-    @cached_property
-    def built(self) -> dict[str, LockedWheel]:
-        """The wheels with a `source` by name, each after those that its build needs. Raises CycleError."""
-        wheels = {wheel.name: wheel for build in self.builds for wheel in build.wheels}
-        wheels |= {wheel.name: wheel for wheel in self.wheels}
-        needs = {build.name: [wheel.name for wheel in build.wheels if wheel.source] for build in self.builds}
-        return {name: wheels[name] for name in TopologicalSorter(needs).static_order() if name in wheels}
 
     @cached_property
     def by_component(self) -> dict[tuple[str, bool], list[Wheel]]:
@@ -172,7 +142,7 @@ def stale_reason(matrix: Matrix, lock: Lock | None, chosen: Iterable[Cell], grou
         now, before = vars(basis(matrix, chosen[0])), vars(lock.basis)
         if changed := next((name for name, value in now.items() if value != before[name]), ""):
             return f"{changed}: matrix.yaml has {_short(now[changed])}, the lock {_short(before[changed])}"
-        if reason := _other_index(matrix, lock, chosen[0]) or other_source(matrix, lock):
+        if reason := _other_index(matrix, lock, chosen[0]):
             return reason
     for cell in chosen:
         for component, packages in requirements(matrix, cell).items():
@@ -194,38 +164,6 @@ def _other_index(matrix: Matrix, lock: Lock, cell: Cell) -> str:
             names = [f"the index {name}" if name else "the default index" for name in (index, wheel.index)]
             return f"{wheel.name}: matrix.yaml takes it from {names[0]}, the lock from {names[1]}"
     return ""
-
-
-def other_source(matrix: Matrix, lock: Lock, wheels: Iterable[LockedWheel] | None = None) -> str:
-    """A sentence about the first wheel with another source or build than in matrix.yaml, or an empty string.
-
-    Checks `wheels` of the lock, by default all, with those of its builds.
-    """
-    recipes = {build.name: build.recipe for build in lock.builds}
-    if wheels is None:
-        wheels = [*lock.wheels, *(wheel for build in lock.builds for wheel in build.wheels)]
-    for wheel in wheels:
-        if (wheel.name in matrix.sources) != bool(wheel.source):
-            ways = ("built from source", "a wheel of the index")
-            is_built = wheel.name in matrix.sources
-            return f"{wheel.name}: {ways[not is_built]} in matrix.yaml, {ways[is_built]} in the lock"
-        if not wheel.source:
-            continue
-        if recipes[wheel.name] != matrix.sources[wheel.name]:
-            return f"sources.{wheel.name} of matrix.yaml has changed"
-        origin = matrix.origin(wheel.name)
-        if wheel.source != origin if origin else not wheel.is_of_index:
-            folder = matrix.sources[wheel.name].folder
-            change = f"the files of {folder} have changed" if folder else "the lock has another source than matrix.yaml"
-            return f"{wheel.name}: {change}"
-    return ""
-
-
-def packages_from_source(matrix: Matrix, cell: Cell) -> set[str]:
-    """The names of the packages that matrix.yaml lists for a cell and that are built from source."""
-    listed = [package for packages in requirements(matrix, cell).values() for package in packages]
-    names: set[str] = {required_name(package) for package in listed}
-    return names & matrix.sources.keys()
 
 
 def _short(value: object) -> str:
@@ -255,13 +193,8 @@ def dump(lock: Lock) -> str:
     head = json.dumps({"format": FORMAT, "group": lock.group, "basis": vars(lock.basis)}, indent=1)[:-2]
     parts = [f"{json.dumps(name)}: {json.dumps(vars(part))}" for name, part in lock.components.items()]
     wheels = [json.dumps(_fields(wheel)) for wheel in lock.wheels]
-    builds = []
-    for build in lock.builds:
-        recipe, needed = build.recipe.model_dump(exclude_defaults=True), [_fields(wheel) for wheel in build.wheels]
-        builds.append(json.dumps(vars(build) | {"recipe": recipe, "wheels": needed}))
     components, entries = lock_text.json_block("{", parts, "}"), lock_text.json_block("[", wheels, "]")
-    built = f',\n "builds": {lock_text.json_block("[", builds, "]")}' if builds else ""
-    return f'{head},\n "components": {components},\n "wheels": {entries}{built}\n}}\n'
+    return f'{head},\n "components": {components},\n "wheels": {entries}\n}}\n'
 
 
 def _fields(wheel: LockedWheel) -> dict[str, Any]:
@@ -314,17 +247,6 @@ def _faults(lock: Lock) -> Iterator[str]:
         platforms = parts[-1].removesuffix(".whl").split(".")
         if not any(platform == "any" or platform.endswith(f"_{lock.basis.platform}") for platform in platforms):
             yield f"{wheel.file} is not for {lock.basis.platform}"
-    all_wheels = [*lock.wheels, *(wheel for build in lock.builds for wheel in build.wheels)]
-    built = {wheel.name: wheel for wheel in all_wheels if wheel.source}
-    if sorted(built) != [build.name for build in lock.builds]:
-        yield "the builds are not those of the wheels with a source"
-    elif other := next((wheel.name for wheel in all_wheels if wheel.source and wheel != built[wheel.name]), ""):
-        yield f"two wheels of {other} were built from source"
-    else:
-        try:
-            lock.built  # noqa: B018  computed
-        except CycleError as error:
-            yield f"builds need each other: {' -> '.join(error.args[1])}"
     needed = {name for part in lock.components.values() for name in part.wheels}
     for name in sorted(needed ^ set(names)):
         yield f"missing wheel {name}" if name in needed else f"unused wheel {name}"

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import requests
@@ -23,18 +23,15 @@ from builder.common.errors import LockError, UnreachableError, choose_again
 from builder.common.http import Fault
 from builder.common.tasks import thread_pool
 from builder.host import Host
-from builder.index.local_index import LocalIndex, Sources
+from builder.index.local_index import LocalIndex
 from builder.index.releases import UPLOAD_AGAIN, Index
 from builder.index.session import DOCTOR, POOL, IndexSession, authority_hint, failure_sentence
 from builder.index.settings import IndexSettings
-from builder.index.wheels import PLATFORMS, BuiltWheel, LockedWheel, tag_ranks
+from builder.index.wheels import PLATFORMS, KeptWheel, LockedWheel, tag_ranks
 from builder.lock.python_builds import uv_program
 from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.schema import Arch, Matrix
-
-if TYPE_CHECKING:
-    from pypi_simple import DistributionPackage
 
 TIMEOUT_S = 900
 OTHER_INDEXES = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_INDEX_STRATEGY", "UV_TORCH_BACKEND")
@@ -46,17 +43,20 @@ _UNREACHABLE = re.compile(
     r"(?m)^(error| +cause): (Failed to fetch: |error sending request|error decoding response body)"
     r"|^error: (Unsupported|Missing) `Content-Type`|^hint: An index (URL )?\("
 )
+NO_WHEEL = (
+    "Pin a version that has a wheel for this Python. Or build a wheel once, with `uv build` or `pip wheel` (in "
+    "an image with -devel if it needs nvcc), and put it on an index or into a folder of wheels: see docs/matrix.md."
+)
 _LIBC = ctypes.CDLL(None)
 ListedWheels = dict[str, tuple[LockedWheel, str]]  # name -> wheel, of size 0 if none is listed, and its address
-Built = Mapping[tuple[str, str], BuiltWheel]  # see `Sources`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """The image that wheels are chosen for; `name` is for messages.
 
-    `indexes` are the named indexes of packages. `sources` are the packages of which only the wheels in `built` are
-    taken: see `Sources.has_sdists`. `conflict` is the hint if the requirements do not fit together.
+    `indexes` are the named indexes of packages. `kept` are the only wheels of their packages that are taken. `conflict`
+    is the hint if the requirements do not fit together.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Target:
     arch: Arch
     glibc: str
     indexes: Mapping[str, str] = field(default_factory=dict)
-    sources: Mapping[str, bool] = field(default_factory=dict)
+    kept: Mapping[str, KeptWheel] = field(default_factory=dict)
     conflict: str = "Change a version in matrix.yaml so that the requirements fit together."
 
     @classmethod
@@ -75,7 +75,6 @@ class Target:
             arch=cell.arch,
             glibc=matrix.debian[matrix.python[cell.python].debian].glibc,
             indexes=cells.indexes_of_packages(matrix, cell),
-            sources={name: not matrix.origin(name) for name in matrix.sources},
         )
 
     @property
@@ -95,7 +94,7 @@ class Uv:
         host: Host,
         run: Callable[..., subprocess.CompletedProcess[str]],
         catalogue: Index,
-        serve: Callable[[Index, Sources], AbstractContextManager[tuple[str, LocalIndex]]],
+        serve: Callable[[Index, Mapping[str, KeptWheel]], AbstractContextManager[tuple[str, LocalIndex]]],
         scratch: Callable[[], TemporaryDirectory[str]] = TemporaryDirectory,
     ) -> None:
         self._scratch = scratch
@@ -118,19 +117,17 @@ class Uv:
         packages: Sequence[str],
         constraints: Sequence[str],
         preferred: Mapping[str, str] | None,
-        built: Built,
-    ) -> tuple[str, Mapping[tuple[str, str], DistributionPackage | None]]:
-        """The output of uv; or instead, an empty text and the sources to build first: see `LocalIndex.unbuilt`.
+    ) -> str:
+        """The output of uv: lines `name==version`, or, if `preferred` is None, wheels as pylock.toml.
 
-        The output has lines `name==version`, or, if `preferred` is None, wheels as pylock.toml. `built` are the wheels
-        that are built. Raises LockError.
+        Raises LockError.
         """
         with ExitStack() as stack:
             here, environ, local = Path(stack.enter_context(self._scratch())), self._environ, None
             indexes = target.indexes
-            if indexes or target.sources:
-                listed = Sources(target.sources, built)
-                address, local = stack.enter_context(self._serve(self._catalogue.with_indexes(indexes), listed))
+            if indexes or target.kept:
+                index = self._catalogue.with_indexes(indexes)
+                address, local = stack.enter_context(self._serve(index, target.kept))
                 no_proxy = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1")
                 # A cache of its own: the user's one would keep the pages of private packages.
                 environ = environ | {"UV_DEFAULT_INDEX": address, "UV_CACHE_DIR": str(here / "cache"), **no_proxy}
@@ -147,8 +144,7 @@ class Uv:
                 "--python-version", target.python, "--no-sources", "--no-python-downloads",
                 "--python-platform", f"{PLATFORMS[target.arch]}-manylinux_{target.uv_glibc.replace('.', '_')}",
                 "--constraint", str(here / "bounds.txt"),
-                # The version of a commit or a folder is often one of development, and the only one.
-                *(f"--prerelease-package={name}=allow" for name, sdists in target.sources.items() if not sdists),
+                *(f"--prerelease-package={name}=allow" for name in target.kept),
             ]  # fmt: skip
             try:
                 done = self._run(
@@ -168,8 +164,6 @@ class Uv:
             if local and local.failures:  # even if uv ended without an error
                 failure = local.failures[0]
                 raise UnreachableError(f"{target.name}: {failure}", hint=failure.hint) from failure
-            if local and local.unbuilt:
-                return "", local.unbuilt
             output = self._hide(done.stderr).strip()
             if done.returncode:
                 if absent := [name for name in (local.absent if local else ()) if name in indexes]:
@@ -190,21 +184,19 @@ class Uv:
                     f"{target.name}: {yanked[1]} {yanked[2]}",
                     hint=f"It was withdrawn: pin another version in matrix.yaml. If none is pinned there: {again}",
                 )
-            return out.read_text(encoding="utf-8"), {}
+            return out.read_text(encoding="utf-8")
 
-    def wheels(self, target: Target, pylock: str, built: Built) -> ListedWheels:
+    def wheels(self, target: Target, pylock: str) -> ListedWheels:
         """The wheels that an installer would take of those in pylock.toml (PEP 751). Raises LockError."""
         packages = tomllib.loads(pylock)["packages"]
         tables: dict[str, Any] = {canonicalize_name(package["name"]): package for package in packages}
         wheels: ListedWheels = {name: _best_wheel(target, name, table) for name, table in tables.items()}
         indexes = target.indexes
-        if indexes or target.sources:  # the addresses are those of the local index
+        if indexes or target.kept:  # the addresses are those of the local index
             catalogue = self._catalogue.with_indexes(indexes)
-            # Only those in the solution: the others of an image may not be read yet.
-            built_files = {(key[0], built[key].wheel.file): built[key].wheel for key in built if key[0] in wheels}
             for name, (wheel, _) in wheels.items():
-                if built_wheel := built_files.get((name, wheel.file)):
-                    wheels[name] = built_wheel, ""
+                if name in target.kept:
+                    wheels[name] = target.kept[name].wheel, ""
                 else:
                     addresses = {file.filename: file.url for file in catalogue.files(name)}
                     wheels[name] = replace(wheel, index=indexes.get(name, "")), addresses[wheel.file]
@@ -258,7 +250,7 @@ def _best_wheel(target: Target, name: str, package: Mapping[str, Any]) -> tuple[
         raise LockError(
             f"{target.name}: {name} {package.get('version', '')} has no wheel for Python {target.python} on "
             f"{PLATFORMS[target.arch]}",
-            hint="Only wheels are supported: pin a version that has one.",
+            hint=NO_WHEEL,
         )
     best = max(ranked)
     _, _, file, number, sha256, url, size = best
@@ -297,7 +289,7 @@ def _hint(output: str, index: IndexSettings, target: Target) -> str:
     if _UNREACHABLE.search(output):
         return f"The package index did not respond correctly. {DOCTOR}"
     if re.search(r"(?i)source distribution|building from source|no usable wheels|no wheels", output):
-        return "Only wheels are supported: pin a version that has one for this Python."
+        return NO_WHEEL
     if "but pre-releases weren't enabled" in output:
         return (
             "Add the pre-release to the `packages` of the framework version in matrix.yaml, such as triton==3.6.0rc1. "

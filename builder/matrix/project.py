@@ -109,7 +109,7 @@ class Project:
     def matrix(self) -> Matrix:
         located = strict_yaml.load_yaml(self.root / "matrix.yaml")
         matrix = reader.check_matrix(extends.extended(located))
-        matrix.read_folders(self.root)
+        self._check_index_folders(matrix)
         # Whoever extends the shipped matrix has folders of components in templates/, and nothing else.
         for folder in sorted((self.root / "templates").glob("[!.]*")) if matrix.extends else ():
             if folder.name not in matrix.components:
@@ -119,6 +119,23 @@ class Project:
                     hint="Add it to `components` of matrix.yaml, or delete the folder.",
                 )
         return matrix
+
+    def _check_index_folders(self, matrix: Matrix) -> None:
+        """Raises MatrixError for an index that is a folder outside of the checkout, or has a wheel from there."""
+        for name, index in matrix.indexes.items():
+            if not index.folder:
+                continue
+            folder, where = self.root / index.folder, f"{matrix.where('indexes', name)}: indexes.{name}"
+            if not folder.is_dir():
+                raise MatrixError(
+                    f"{where}: the checkout has no folder {index.folder}",
+                    hint="Create it, with the wheels; or write an address that begins with https://",
+                )
+            is_link = folder.resolve() != self.root.resolve() / index.folder
+            if is_link or any(path.is_symlink() for path in folder.glob("*.whl")):
+                raise MatrixError(
+                    f"{where}: {index.folder} or a wheel in it is a link", hint="Copy the wheels into the checkout."
+                )
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:

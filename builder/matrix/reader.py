@@ -68,8 +68,6 @@ def _names(matrix: Matrix) -> Iterator[_Name]:
         yield from _items(("components", name, "only_on"), component.only_on, majors, "CUDA major version")
     for name, members in matrix.variants.items():
         yield from _items(("variants", name), members, matrix.components, "component")
-    for name, source in matrix.sources.items():
-        yield from _items(("sources", name, "needs"), source.needs, matrix.components, "component")
 
 
 def _items(path: Key, values: Iterable[str], known: Collection[str], kind: str) -> Iterator[_Name]:

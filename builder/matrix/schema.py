@@ -10,7 +10,6 @@ import ipaddress
 import re
 from functools import cached_property
 from itertools import chain
-from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
@@ -20,8 +19,6 @@ from packaging.utils import canonicalize_name
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from builder.common import strict_yaml
-from builder.common.errors import MatrixError
-from builder.common.files import digest_of_data, digests_of_tree, files_below
 from builder.common.reference import ImageRef, staged_repository
 from builder.common.strict_yaml import Key
 
@@ -33,7 +30,6 @@ OTHERS = "*"  # in a mapping by CUDA version: all others
 SBOM = "{sbom}"  # in the arguments of a scanner: the path of the SBOM
 LONGEST_VARIABLE = 4096  # characters; more than any flags need, and easily read
 PATH_OF_CHECKOUT = r"\w[\w.-]{0,99}(/\w[\w.-]{0,99}){0,9}"  # never through `..`
-_PROJECT = r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}"
 _DISTRIBUTION = r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}(\[[A-Za-z0-9._,-]{1,60}\])?"
 
 
@@ -65,7 +61,9 @@ def _requirement(value: str) -> str:
     except InvalidRequirement as error:
         raise ValueError("expected a Python requirement such as torchvision>=0.24") from error
     if requirement.url:
-        raise ValueError("expected a requirement without an address: put a package without a wheel under `sources`")
+        raise ValueError(
+            "expected a requirement without an address: put its wheel on an index, or into a folder of wheels"
+        )
     if not re.fullmatch(r"[A-Za-z0-9 ._,<>=!~;()\[\]'\"+*-]+", value, re.ASCII):
         raise ValueError("expected a requirement on one line, in plain characters")
     return value
@@ -129,12 +127,6 @@ def _valid_host(value: str) -> str:
     return value
 
 
-def _canonical(value: str) -> str:
-    if canonicalize_name(value) != value:
-        raise ValueError(f"expected the normalized name of a package: {canonicalize_name(value)}")
-    return value
-
-
 def _license(value: str) -> str:
     try:
         return canonicalize_license_expression(value) if value else ""
@@ -143,8 +135,10 @@ def _license(value: str) -> str:
 
 
 def _index(value: object) -> object:
-    """An index that is only an address."""
-    return {"url": value} if isinstance(value, str) else value
+    """An index that is only an address or a folder."""
+    if not isinstance(value, str):
+        return value
+    return {"url": value} if "://" in value else {"folder": value.removesuffix("/")}
 
 
 def _arch(value: object) -> object:
@@ -162,9 +156,6 @@ CudaName = Annotated[str, matches(rf"{_SHORT}\.{_SHORT}|cpu", 'a version such as
 CudaOrOthers = Annotated[str, matches(rf"{_SHORT}\.{_SHORT}|cpu|\*", 'a version such as "12.8", cpu, or "*"')]
 CudaMajor = Annotated[str, matches(f"{_SHORT}|cpu", "the first number of a CUDA version, or cpu")]
 Distribution = Annotated[str, matches(_DISTRIBUTION, "the name of a package, without a version")]
-NormalizedName = Annotated[
-    str, matches(_PROJECT, "the name of a package, without a version"), AfterValidator(_canonical)
-]
 ImageName = Annotated[str, matches(r"[a-z0-9]+(-[a-z0-9]+)*", "an image name such as pt-cuda")]
 Bytes = Annotated[str, matches(r"[0-9]{1,6}(\.[0-9]{1,3})?(MB|GB)", "a size such as 4.3GB or 900MB")]
 Release = Annotated[str, matches(rf"{_LONG}(\.{_LONG}){{1,3}}", 'a full version such as "2.9.1"')]
@@ -177,6 +168,7 @@ PublicVersion = Annotated[
 DEBIAN_PACKAGE = r"[a-z0-9][a-z0-9+.-]{1,99}"
 AptPackage = Annotated[str, matches(DEBIAN_PACKAGE, "the name of a Debian package")]
 File = Annotated[str, matches(PATH_OF_CHECKOUT, "a file of the checkout such as keys/ci.pub")]
+Folder = Annotated[str, matches(PATH_OF_CHECKOUT, "an https address, or a folder of the checkout such as wheels/")]
 Address = Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9@:/._~+-]{3,299}", "an address such as https://example.com")]
 PackageName = Annotated[str, AfterValidator(_requirement)]
 Constraint = Annotated[str, AfterValidator(_constraint)]
@@ -208,14 +200,6 @@ _ARCHIVE = r"http://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[A-Za-z0-9._~-]+)*"
 Archive = Annotated[  # a new operating system has no certificates yet; apt checks signatures
     str, matches(_ARCHIVE, "an http address such as http://archive.example.com, without a slash at the end")
 ]
-GitAddress = Annotated[
-    str,
-    matches(
-        r"https://[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,99}){1,9}",
-        "an address such as https://git.example.com/team/project, without a login",
-    ),
-]
-Commit = Annotated[str, matches(r"[0-9a-f]{40}", "a full commit id of 40 hex digits: branches and tags can move")]
 IndexName = Annotated[str, matches(r"[a-z][a-z0-9]{0,23}(-[a-z0-9]{1,24}){0,3}", "a name such as pytorch-cu126")]
 IndexAddress = Annotated[
     str,
@@ -288,10 +272,20 @@ class Cuda(StrictModel):
 
 
 class NamedIndex(StrictModel):
-    """A package index besides the default one. `login`, if given, is the only source of its login."""
+    """A package index besides the default one: a server, or a folder of wheels in the checkout.
 
-    url: IndexAddress
+    `login`, if given, is the only source of its login.
+    """
+
+    url: IndexAddress = ""
+    folder: Folder = ""
     login: Literal["environment", "netrc", "keyring", "pip"] | None = None
+
+    @model_validator(mode="after")
+    def _has_one_place(self) -> Self:
+        if bool(self.url) == bool(self.folder):
+            raise ValueError("expected an address or a folder")
+        return self
 
 
 class FrameworkVersion(StrictModel):
@@ -360,27 +354,6 @@ class Component(StrictModel):
     healthcheck: list[Word] = []
 
 
-class PackageSource(StrictModel):
-    """A package that `builder lock` builds from source: a `commit` of `git`, a `folder` of the checkout, or its sdist.
-
-    The build runs in an image of the group that has the components `needs`. `requires` are packages for the build
-    besides those that its own pyproject.toml names, `env` are variables of the build.
-    """
-
-    git: GitAddress | None = None
-    commit: Commit | None = None
-    folder: File | None = None
-    needs: list[Name] = []
-    requires: list[PackageName] = []
-    env: dict[EnvName, EnvValue] = {}
-
-    @model_validator(mode="after")
-    def _has_one_place(self) -> Self:
-        if bool(self.git) != bool(self.commit) or (self.git and self.folder):
-            raise ValueError("expected `git` with `commit`, or `folder`, or neither for the sdist on the index")
-        return self
-
-
 class Exclusion(StrictModel):
     cells: Pattern
     reason: Reason
@@ -439,7 +412,6 @@ class Matrix(StrictModel):
     """The whole of matrix.yaml."""
 
     _located: strict_yaml.Located = PrivateAttr()
-    _folders: dict[str, str] = PrivateAttr(default_factory=dict)
 
     extends: Literal["gpu-images"] | None = None
     registry: Repository
@@ -456,7 +428,6 @@ class Matrix(StrictModel):
     cuda: dict[CudaName, Cuda] = Field(min_length=1)
     frameworks: dict[Name, Framework] = Field(min_length=1)
     components: dict[Name, Component] = Field(min_length=1)
-    sources: dict[NormalizedName, PackageSource] = {}
     variants: dict[Name, list[Name]] = Field(min_length=1)
     budgets: list[Budget] = []
     exclude: list[Exclusion] = []
@@ -518,37 +489,6 @@ class Matrix(StrictModel):
             for package in packages if index else ():
                 result.setdefault(required_name(package), {}).setdefault(str(index), place)
         return result
-
-    def origin(self, package: str) -> str:
-        """The origin of a package of `sources`, as locks have it; empty for an sdist, which the version determines.
-
-        `git+https://host/project@<commit>`, or `./folder#sha256=<digest of its files>`.
-        """
-        source = self.sources[package]
-        if source.git:
-            return f"git+{source.git}@{source.commit}"
-        return f"./{source.folder}#sha256={self._folders[package]}" if source.folder else ""
-
-    def read_folders(self, root: Path) -> None:
-        """Reads the digests of the folders of `sources`. Raises MatrixError for one outside of the checkout."""
-        for package, source in self.sources.items():
-            if not source.folder:
-                continue
-            folder = root / source.folder
-            where = f"{self.where('sources', package, 'folder')}: sources.{package}.folder"
-            if not folder.is_dir():
-                raise MatrixError(f"{where}: the checkout has no folder {source.folder}")
-            links = [path for path in (folder, *files_below(folder.resolve())) if path.is_symlink()]
-            inside = (root.resolve(), folder.resolve())
-            if not folder.resolve().is_relative_to(inside[0]) or folder in links:
-                raise MatrixError(
-                    f"{where}: {source.folder} is a link, or below one", hint="Use a folder of the checkout."
-                )
-            for link in links:
-                if link.readlink().is_absolute() or not link.resolve().is_relative_to(inside[1]):
-                    name = link.relative_to(inside[0])
-                    raise MatrixError(f"{where}: {name} is a link out of the folder", hint="Replace it with a file.")
-            self._folders[package] = digest_of_data(digests_of_tree(folder, folder)).removeprefix("sha256:")
 
     def locate(self, located: strict_yaml.Located) -> None:
         """Keeps the parsed file for `where`."""

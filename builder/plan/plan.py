@@ -64,14 +64,14 @@ class WheelList:
     """A file of images/ with the wheels of a component and their hashes, for one step of Dockerfiles.
 
     The same for all cells of a group: it has all that the component needs from one index, whatever other components
-    install. The wheels that were built from source have a list of their own (`is_built`): no index has them.
+    install. `folder` is that of an index that is a folder of the checkout.
     """
 
     path: str
     is_cuda: bool
     wheels: tuple[LockedWheel, ...]
     index: str = ""
-    is_built: bool = False
+    folder: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -457,25 +457,24 @@ class _Planner:
                 WheelList(path=f"{folder}/cuda-{component}.txt", is_cuda=True, wheels=of_cuda),
                 WheelList(path=f"{folder}/wheels-{component}.txt", is_cuda=False, wheels=others),
             ]
-            lists[component] = [item for wheel_list in both for item in _by_index(wheel_list)]
+            lists[component] = [item for wheel_list in both for item in _by_index(self._matrix, wheel_list)]
         cuda = WheelList(path=f"{folder}/cuda.txt", is_cuda=True, wheels=tuple(shared.values()))
         return _Group(
             constraints=_constraints(self._matrix, cell, locked),
-            cuda=tuple(_by_index(cuda)),
+            cuda=tuple(_by_index(self._matrix, cuda)),
             lists=lists,
             layers=layer_order.lowest_layers(cell, foundation, locked.wheels, compiler, self._prefetch),
         )
 
 
-def _by_index(whole: WheelList) -> Iterator[WheelList]:
+def _by_index(matrix: Matrix, whole: WheelList) -> Iterator[WheelList]:
     """A list for each index of its wheels: an installer gets one index, and so takes no package from another one."""
     stem = whole.path.removesuffix(".txt")
-    for index in sorted({wheel.index for wheel in whole.wheels if not wheel.source}):
+    for index in sorted({wheel.index for wheel in whole.wheels}):
         path = stem + (f"-at-{index}" if index else "") + ".txt"
-        wheels = tuple(wheel for wheel in whole.wheels if wheel.index == index and not wheel.source)
-        yield replace(whole, path=path, wheels=wheels, index=index)
-    if built := tuple(wheel for wheel in whole.wheels if wheel.source):
-        yield replace(whole, path=f"{stem}-built.txt", wheels=built, is_built=True)
+        wheels = tuple(wheel for wheel in whole.wheels if wheel.index == index)
+        folder = matrix.indexes[index].folder if index else ""
+        yield replace(whole, path=path, wheels=wheels, index=index, folder=folder)
 
 
 def _constraints(matrix: Matrix, cell: Cell, locked: CellLock) -> str:

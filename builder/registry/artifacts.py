@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,6 @@ from builder.registry.client import REFUSALS, Repository, fallback_tag
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, TransientError
 
 CREATED = "org.opencontainers.image.created"  # the annotation with the time of an artifact
-TITLE = "org.opencontainers.image.title"  # with the name of its file
 MOST_FILES = 16  # of an artifact
 ATTEMPTS = 30  # to list artifacts while other writers replace the index; each takes `confirm_s` of the registry
 # Never "delete it": a registry may answer with the image itself, and deleting a manifest deletes all its tags.
@@ -66,24 +65,6 @@ class Attachments:
         put_artifact(self.repository, artifact, documents.values())
         self._stored.append(artifact)
         return artifact
-
-    def add_file(
-        self,
-        file: Descriptor,
-        path: Path | None,
-        notes: Mapping[str, str],
-        *,
-        fetch: Callable[[Descriptor], Path] | None = None,
-        mount_from: Sequence[str] = (),
-    ) -> None:
-        """Adds an artifact with one file of any size; `path`, `fetch` and `mount_from` are as in `push_image`."""
-        artifact = Manifest.of(oci.artifact(file.media_type, [file], notes, self.subject))
-        with TemporaryDirectory() as folder:
-            empty = Path(folder) / "empty"
-            empty.write_bytes(EMPTY)
-            files: dict[Descriptor, Path | None] = {Descriptor.of(EMPTY, EMPTY_TYPE): empty, file: path}
-            transfer.push_image(self.repository, artifact, files, fetch=fetch, mount_from=mount_from)
-        self._stored.append(artifact)
 
     def copy(self, source: Repository, artifact: str) -> None:
         """Adds an artifact of the same image in another repository. Raises RegistryError, VerifyError."""

@@ -16,7 +16,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from builder.common.errors import VerifyError
-from builder.index.wheels import BuiltWheel, LockedWheel
+from builder.index.wheels import KeptWheel, LockedWheel
 from builder.layers import estargz, installed, wheel
 from builder.layers.estargz import TocEntry
 from builder.layers.installed import InstalledPackage
@@ -97,7 +97,7 @@ class Parent:
         return lines
 
     @cached_property
-    def built(self) -> KeptWheels:
+    def kept(self) -> KeptWheels:
         return KeptWheels(self)
 
     def read_file(self, path: str) -> bytes:
@@ -110,28 +110,29 @@ class Parent:
 
 
 @dataclass(frozen=True)
-class KeptWheels(Mapping[tuple[str, str], BuiltWheel]):
-    """The wheels of a parent, as `Sources.built` has them. uv gets their metadata from the image, when it asks for it.
+class KeptWheels(Mapping[str, KeptWheel]):
+    """The wheels of a parent by name. uv gets their metadata from the image, when it asks for it.
 
     So uv can choose no other version of a package that the parent has, wherever its wheel came from.
     """
 
     parent: Parent
-    _read: dict[str, BuiltWheel] = field(default_factory=dict)
+    _read: dict[str, KeptWheel] = field(default_factory=dict)
 
-    def __getitem__(self, key: tuple[str, str]) -> BuiltWheel:
-        name, file = key
-        if file or name not in self.parent.packages:
-            raise KeyError(key)
+    def __contains__(self, name: object) -> bool:
+        return name in self.parent.packages
+
+    def __getitem__(self, name: str) -> KeptWheel:
         if name not in self._read:
+            wheel = self.parent.packages[name]
             if name not in self._metadata:
                 raise VerifyError(f"the image has no METADATA of {name}", hint=_OTHER)
             metadata = self.parent.read_file(self._metadata[name])
-            self._read[name] = BuiltWheel(wheel=self.parent.packages[name], metadata=metadata)
+            self._read[name] = KeptWheel(wheel=wheel, metadata=metadata)
         return self._read[name]
 
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        return iter([(name, "") for name in self.parent.packages])
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.parent.packages)
 
     def __len__(self) -> int:
         return len(self.parent.packages)

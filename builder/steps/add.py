@@ -222,17 +222,17 @@ def resolve(program: Uv, parent: Parent, addition: Addition) -> list[LockedWheel
         python=parent.python,
         arch=parent.arch,
         glibc=parent.glibc,
-        sources=dict.fromkeys(parent.packages, False),
+        kept=parent.kept,
         conflict=CONFLICT,
     )
     packages, constraints = [each.text for each in requested], list(parent.constraints)
     try:
         if earlier := addition.earlier.get(parent.arch):
             preferred = {name: wheel.version for name, wheel in earlier.packages.items()}
-            chosen, _ = program.compile(target, packages, constraints, preferred, parent.built)
+            chosen = program.compile(target, packages, constraints, preferred)
             constraints = [*constraints, *uv.pinned(uv.parse_versions(chosen))]
-        pylock, _ = program.compile(target, packages, constraints, None, parent.built)
-        found = program.wheels(target, pylock, parent.built)
+        pylock = program.compile(target, packages, constraints, None)
+        found = program.wheels(target, pylock)
     except UnreachableError:
         raise
     except LockError as error:

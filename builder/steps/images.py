@@ -17,7 +17,6 @@ from builder.build.assemble import Assembler
 from builder.build.context import LoadedImage
 from builder.build.dockerfile import DockerfileBuilder
 from builder.build.image_tests import Tester, check_docker_client, new_tester, why_not_run
-from builder.build.layer_lookup import LayerLookup
 from builder.build.outcomes import Outcome, for_each_image
 from builder.common.errors import BuilderError
 from builder.common.reference import ImageRef
@@ -65,9 +64,7 @@ def make_images(run: Run, planned: Plan, options: ImageOptions) -> list[Outcome]
         tester = new_tester(run, planned.images, jobs=options.jobs, gpu_mode=options.gpu_mode, junit=options.junit)
     if options.method == DOCKERFILE:
         # These images do not have the layers of the plan, so that a smaller one may have other contents.
-        return build_test_tag(
-            run, DockerfileBuilder(run, LayerLookup.of(run)), tester, with_all_tests(planned), options.jobs
-        )
+        return build_test_tag(run, DockerfileBuilder(run), tester, with_all_tests(planned), options.jobs)
 
     # Debian's archives delete a package when it has a newer version. For a person, that is no failure: today's packages
     # are locked, and the run goes on with them.

@@ -1,8 +1,8 @@
-"""Locks the wheels, the operating systems and uv's Pythons of cells; builds locked wheels from source again."""
+"""Locks the wheels, the operating systems and uv's Pythons of cells."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import indent
 
@@ -20,9 +20,7 @@ from builder.lock import checks, diff, lockfile, python_lock
 from builder.lock.lockfile import Lock
 from builder.lock.python_builds import PythonBuilds
 from builder.lock.resolve import Resolver
-from builder.lock.sources import WheelBuild, WheelBuilder, cell_to_build_in
 from builder.matrix.cells import Cell
-from builder.matrix.project import Project
 from builder.matrix.schema import AMD64
 
 
@@ -176,7 +174,7 @@ def _known_packages(present: Mapping[str, Lock | None], chosen: Sequence[Cell], 
     names: set[str] = {canonicalize_name(package) for package in packages}
     if not names:
         return names
-    locked = {group: lock.packages for group, lock in present.items() if lock}
+    locked = {group: lock.versions for group, lock in present.items() if lock}
     groups = {cell.group for cell in chosen}
     known = {name for group in locked if group in groups or groups - locked.keys() for name in locked[group]}
     if unknown := sorted(names - known):
@@ -209,7 +207,7 @@ def _lock_wheels(
         group
         for group in dict.fromkeys(cell.group for cell in chosen)
         if upgrade
-        or ((lock := present[group]) and not lock.packages.isdisjoint(packages))
+        or ((lock := present[group]) and not lock.versions.keys().isdisjoint(packages))
         or lockfile.stale_reason(project.matrix, present[group], project.groups[group], project.groups[group])
     ]
     locks = [lock for group, lock in present.items() if lock and group not in stale]
@@ -231,7 +229,7 @@ def _lock_wheels(
                 ):
                     preferred.setdefault(wheel.name, wheel.version)
         lock = None if upgrade else present[group]
-        if lock and not lock.packages.isdisjoint(packages):
+        if lock and not lock.versions.keys().isdisjoint(packages):
             # All is resolved, and all others keep their versions where they still fit.
             preferred |= {name: version for name, version in lock.versions.items() if name not in packages}
             lock = None
@@ -249,48 +247,3 @@ def _lock_wheels(
             write_atomically(path, text)
             changed.append(path.relative_to(project.root).as_posix())
     return changed, [lock.group for lock in new], failures
-
-
-def rebuild(
-    project: Project, chosen: Sequence[Cell], names: Collection[str], builder: WheelBuilder, say: Callable[[str], None]
-) -> list[str]:
-    """Builds locked wheels of packages from source again, as they were built; returns a line for each.
-
-    Raises UsageError for a package without such a wheel, BuildError if a build gives another wheel than the locked one.
-    """
-    checks.check_locks(project, chosen)
-    lines: list[str] = []
-    failures: list[BuilderError] = []
-    chosen_names: set[str] = {canonicalize_name(name) for name in names}
-    unknown = set(chosen_names)
-    for group in dict.fromkeys(cell.group for cell in chosen):
-        lock = lockfile.read_lock(project.root, group)
-        assert lock
-        images = [cell for cell in project.groups[group] if not lockfile.packages_from_source(project.matrix, cell)]
-        builds = {build.name: build for build in lock.builds}
-        needed = chosen_names & builds.keys()
-        unknown -= needed
-        for name in reversed(lock.built):  # those that a build needs are built too, if no place has them any more
-            if name in needed:
-                needs = (wheel for wheel in builds[name].wheels if wheel.source)
-                needed |= {wheel.name for wheel in needs if not builder.built(wheel, group)}
-        for wheel in lock.built.values():
-            if wheel.name not in needed:
-                continue
-            locked = builds[wheel.name]
-            say(f"{group}: building {wheel.file} again")
-            build = WheelBuild(
-                name=wheel.name, source=wheel.source, index=wheel.index, recipe=locked.recipe, lock=lock, locked=wheel,
-                cell=next((cell for cell in images if cell.id == locked.cell), None)
-                or cell_to_build_in(project.matrix, wheel.name, group, images),
-            )  # fmt: skip
-            try:
-                builder.build(build, locked.wheels)
-                lines.append(f"{group}: {wheel.file} is the locked wheel, sha256:{wheel.sha256}")
-            except BuilderError as error:
-                failures.append(error)
-    if unknown:
-        raise UsageError(f"no lock of these cells has a wheel of {min(unknown)} that was built from source")
-    if failures:
-        raise join(failures, "builds failed")
-    return lines

@@ -29,7 +29,6 @@ from builder.evidence.results import OWN, Requirement
 from builder.evidence.signing import Signer, Trust
 from builder.evidence.suite import Suite, gpu_test
 from builder.host import Host
-from builder.layers.blobs import wheel_file
 from builder.layers.known_layers import KnownLayers
 from builder.layers.store import Store
 from builder.matrix import support, tags
@@ -127,7 +126,7 @@ def release(
             image, began = pushed.image, time.monotonic()
             repository = pushed.repository.stoppable(stop)
             view.begin(image.cell, "attaching test results and statements")
-            _attach_documents(repository, area, store, image)
+            _attach_documents(repository, area, image)
             if signer:
                 signer.attest(repository, image.digest, _statements(project, image), sbom_and_provenance.agree)
                 # Sign last: once an image has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.
@@ -325,17 +324,12 @@ def _mounts(area: StagingArea, image: PublishableImage) -> list[str]:
     return [staged.repository] if staged.registry == image.references[0].registry else []
 
 
-def _attach_documents(repository: Repository, area: StagingArea, store: Store, image: PublishableImage) -> None:
-    """Attaches the reports that count, the wheels that were built from source, the SBOM and the scan."""
+def _attach_documents(repository: Repository, area: StagingArea, image: PublishableImage) -> None:
+    """Attaches the reports that count, the SBOM and the scan."""
     source = _staged_in(area, image)
     with artifacts.attaching(repository, image.stored.manifest.descriptor) as attachments:
         for report in image.coverage.reports:
             attachments.copy(source, report.artifact)
-        for wheel in (wheel for wheel in image.planned.wheels if wheel.source):
-            file = wheel_file(wheel)
-            if source.has_blob(file.digest):  # else it was staged without it
-                fetch, notes = partial(transfer.fetch_blob, source, store), {artifacts.TITLE: wheel.file}
-                attachments.add_file(file, None, notes, fetch=fetch, mount_from=_mounts(area, image))
         attachments.add(sbom_and_provenance.SBOM_TYPE, {sbom_and_provenance.SBOM_TYPE: image.sbom})
         if image.scan:
             image.scan.add_to(attachments)

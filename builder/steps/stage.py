@@ -17,11 +17,9 @@ from builder.evidence import reports, results
 from builder.evidence.results import Coverage, Requirement
 from builder.evidence.signing import Signer
 from builder.evidence.suite import Suite
-from builder.layers.blobs import wheel_file
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan.plan import Plan, PlannedImage
-from builder.registry import artifacts
 from builder.registry.parallel import pipeline
 from builder.release import publish, tagging
 from builder.release.publish import NotBuiltError, PublishableImage, PushedImage
@@ -120,15 +118,6 @@ def stage(
         if own:
             view.begin(image.cell, "attaching test results")
             reports.attach_evidence(repository, image.stored.manifest.descriptor, own, signer)
-        # A wheel that was built from source is nowhere else.
-        with artifacts.attaching(repository, image.stored.manifest.descriptor) as attachments:
-            for wheel in (wheel for wheel in image.planned.wheels if wheel.source):
-                file = wheel_file(wheel)
-                path = store.path(file.digest) if store.has(file.digest, file.size) else None
-                if path or repository.has_blob(file.digest):
-                    attachments.add_file(file, path, {artifacts.TITLE: wheel.file})
-                else:
-                    view.say_once(f"{wheel.file} is not in the store: staged without it")
         # The tag of the plan is set last: a machine that finds it finds the results, too.
         manifest = image.stored.manifest
         repository.put_manifest(plan_tag(image.planned.plan), manifest.content, manifest.media_type)

@@ -104,16 +104,6 @@ def docker(*arguments: str, host: str = "", timeout: int = TIMEOUT_S) -> str:
     return result.stdout.strip()
 
 
-def committed(folder: Path, files: Mapping[str, str]) -> str:
-    """The id of a commit with these files."""
-    folder.mkdir()
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    for command in ("init -q", "add .", "-c user.name=t -c user.email=t@example.test commit -qm files"):
-        subprocess.run(["git", "-C", folder, *command.split()], check=True)
-    return subprocess.check_output(["git", "-C", folder, "rev-parse", "HEAD"], text=True).strip()
-
-
 def today() -> str:
     """The day as in stamps; a constant would be that of yesterday in tests that run after midnight UTC."""
     return time.strftime("%Y%m%d", time.gmtime())
@@ -244,7 +234,7 @@ class Checkout:
     def base_image(self, release: str = "bookworm") -> str:
         """The base image of a Debian release in the machine's own engine, which is made if it cannot be pulled."""
         project = Project(self.root)
-        settings, view = host.host_for_matrix(project.matrix), View(Console(file=io.StringIO()))
+        settings, view = host.host_for_project(project), View(Console(file=io.StringIO()))
         run = Run(checkout=project, host=settings, store=Store(self.root / "store"), view=view)
         return Mmdebstrap(run).base_image(release)
 

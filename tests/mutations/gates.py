@@ -74,7 +74,7 @@ GATES = (
     Gate("the hashes of a request", "steps/add.py", "    requirements.check_hashes(requested, wheels)\n", ""),
     Gate("the signature of an earlier image", "steps/add.py", "            check_signature(addition.target, earlier, options.trust)\n", "            pass\n"),
     Gate("the CUDA of a parent", "steps/add.py", "    check_cuda(addition, parent, wheels)\n", ""),
-    Gate("the packages of a parent", "steps/add.py", "sources=dict.fromkeys(parent.packages, False),", "sources={},"),
+    Gate("the packages of a parent", "steps/add.py", "        kept=parent.kept,", "        kept={},"),
     Gate("the tag of a parent", "release/additions.py", "if (self.target.name, self.target.target) == (", "if False and ("),
     Gate("the layers of a parent", "steps/verify.py", "if source.image.layers[: len(layers)] != layers:", "if False:"),
     Gate("what differs from the plan", "steps/verify.py", "    except VerifyError as error:\n        return Finding(", "    except ValueError as error:\n        return Finding("),

@@ -305,7 +305,7 @@ conflict, and the framework still loads its own libraries. Nothing computes on a
 [tests/packages/packages.yaml](../tests/packages/packages.yaml) and writes this page.
 
 For packages that have no wheel, such as flash-attn, see
-[matrix.md](matrix.md#extensions-that-nvcc-compiles).
+[matrix.md](matrix.md#a-package-without-a-wheel).
 """
 
 

@@ -21,7 +21,7 @@ from builder.engine.run import Run
 from builder.host import Host
 from builder.index.download import Fetcher
 from builder.index.settings import IndexSettings
-from builder.index.wheels import LockedWheel, Sdist, Wheel
+from builder.index.wheels import LockedWheel, Wheel
 from builder.layers import oci, stored_images, stored_layers
 from builder.layers.oci import Image
 from builder.layers.store import Store
@@ -190,7 +190,7 @@ class WorldFetcher(Fetcher):
         super().__init__(settings, folder, progress=progress)
         self.world = world
 
-    def fetch(self, wheel: LockedWheel | Sdist) -> Path:
+    def fetch(self, wheel: LockedWheel) -> Path:
         assert isinstance(wheel, Wheel)
         self.world.before_fetch(wheel.name)
         self.world.fetched.append(wheel.name)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from builder.build import dockerfile
 from builder.build.context import LoadedImage, built_ids
-from builder.build.dockerfile import BUILT, DockerfileBuilder, context_files
-from builder.build.layer_lookup import LayerLookup
+from builder.build.dockerfile import DockerfileBuilder, context_files
 from builder.build.programs import Program
-from builder.common.errors import BuildError, BusyError, DiskError, EngineError
+from builder.common.errors import BuildError, DiskError, EngineError
 from builder.common.files import digest_of_data
 from builder.host import Host
 from builder.index.settings import IndexSettings
-from builder.index.wheels import LockedWheel
-from builder.layers.known_layers import KnownLayers
 from builder.lock import lockfile
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
@@ -114,35 +109,6 @@ def test_an_image_for_another_architecture_than_the_engines(checkout: TinyProjec
     command = checkout.buildx.calls[-1].command
     assert "--platform=linux/amd64" in command
     assert "--build-arg=BASE=local/newbird-amd64" in command
-
-
-class WheelLookup(LayerLookup):
-    """Gives a wheel, if `gc` must wait meanwhile."""
-
-    def built_wheel(self, wheel: LockedWheel) -> Path:
-        with pytest.raises(BusyError), self.run.store.locked(fcntl.LOCK_EX | fcntl.LOCK_NB):
-            pass
-        path = self.run.store.root / "wheel"
-        path.write_text(wheel.name)
-        return path
-
-
-def test_wheels_that_were_built_from_source_are_copied_while_gc_waits(checkout: TinyProject, tmp_path: Path) -> None:
-    project, run = checkout.project, checkout.run
-    first, *others = checkout.image.wheels
-    image = replace(checkout.image, wheels=(replace(first, source=f"./src#sha256={'0' * 64}"), *others))
-    lookup = WheelLookup(run, KnownLayers(project.root))
-    builder = DockerfileBuilder(run, lookup)
-    builder.start([image])
-    copied: dict[str, bytes] = {}
-
-    def read_copied() -> None:
-        [folder] = project.state.rglob(BUILT)
-        copied.update({path.name: path.read_bytes() for path in folder.iterdir()})
-
-    checkout.buildx.before = read_copied
-    builder.build(image)
-    assert copied == {first.file: first.name.encode()}
 
 
 def test_the_command_line_of_buildx(checkout: TinyProject) -> None:

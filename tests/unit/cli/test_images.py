@@ -17,11 +17,10 @@ from builder.build.assemble import Assembler
 from builder.build.context import LoadedImage
 from builder.build.dockerfile import DockerfileBuilder
 from builder.build.outcomes import Outcome
-from builder.build.wheel_builds import SourceBuilder
 from builder.cli import images as commands
 from builder.cli.context import Context
 from builder.common import git
-from builder.common.errors import ImageTestError, LockError, NoEngineError
+from builder.common.errors import ImageTestError, NoEngineError
 from builder.common.files import digest_of_bytes
 from builder.debian import apt
 from builder.debian.archives import Archives, Kept, PackageLocations
@@ -32,7 +31,6 @@ from builder.evidence.results import Coverage
 from builder.host import Host, RegistrySettings
 from builder.layers.store import Store
 from builder.lock import lockfile
-from builder.lock.resolve import Resolver
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import Plan
@@ -403,22 +401,6 @@ def test_a_refresh_that_can_lock_nothing_fails_as_lock_does(
     updates.broken = "oldbird"
     assert run("refresh", "oldbird").code == 4
     assert calls == []
-
-
-def test_a_refresh_can_build_packages_from_source(
-    run: Run, updates: locks.FakeArchive, locked: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It resolves the groups whose lock is missing, as `builder lock` does."""
-    lockfile.path(locked.root, CELL).unlink()
-    builders: list[object] = []
-
-    def resolve(resolver: Resolver, *_: object) -> NoReturn:
-        builders.append(resolver.builder)
-        raise LockError("nothing is resolved in this test")
-
-    monkeypatch.setattr(Resolver, "resolve", resolve)
-    run("refresh", CELL)
-    assert [type(builder) for builder in builders] == [SourceBuilder]
 
 
 def test_a_refresh_leaves_out_cells_that_could_not_be_locked_at_all(

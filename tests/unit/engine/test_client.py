@@ -355,12 +355,12 @@ class FakeContainer:
     def remove(self, **options: object) -> None:
         self.calls.append(f"remove {options}")
 
-    def run_to_file(self, most_bytes: int = 10**6) -> tuple[int, bytes, list[str]]:
+    def run_to_file(self) -> tuple[int, bytes, list[str]]:
         """Exit status, result and lines of output."""
         out, lines = io.BytesIO(), list[str]()
         status = engine(create=self.create).run_to_file(
             "sha256:1", checkout="/checkout", command=["py", "x"], files=io.BytesIO(b"tar"), result="/tmp/r", out=out,
-            on_line=lines.append, network_mode="none", most_bytes=most_bytes,
+            on_line=lines.append, network_mode="none",
         )  # fmt: skip
         return status, out.getvalue(), lines
 
@@ -379,11 +379,6 @@ def test_a_command_that_fails_gives_its_status_and_leaves_no_container() -> None
     status, result, lines = container.run_to_file()
     assert (status, result, lines[0]) == (3, b"", "first line\n")
     assert container.calls[-1].startswith("remove")
-
-
-def test_a_result_that_is_too_large_is_not_copied() -> None:
-    with pytest.raises(EngineError, match=f"/tmp/r of the container has more than {len(RESULT) - 1} bytes"):
-        FakeContainer().run_to_file(most_bytes=len(RESULT) - 1)
 
 
 def test_a_line_without_an_end_is_not_kept_in_memory() -> None:

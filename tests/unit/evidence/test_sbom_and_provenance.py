@@ -74,20 +74,6 @@ def test_uvs_build_of_python_has_its_hash_in_sbom_and_provenance(planned: Planne
     assert dependency in statement["buildDefinition"]["resolvedDependencies"]
 
 
-def test_the_sbom_says_what_a_wheel_was_built_from(planned: PlannedImage) -> None:
-    """A commit is not the package of that name on PyPI: its vulnerabilities are not those."""
-    sdist, commit = f"board-2.0.tar.gz#sha256={'0' * 64}", f"git+https://git.example.test/pip@{'a' * 40}"
-    sources = {"board": sdist, "pip": commit}
-    wheels = tuple(replace(wheel, source=sources.get(wheel.name, "")) for wheel in planned.wheels)
-    data = json.loads(sbom_and_provenance.sbom(replace(planned, wheels=wheels), NAME, IMAGE))
-    components = {each["name"]: each for each in data["components"]}
-    assert components["board"]["purl"] == "pkg:pypi/board@2.0"
-    purl = PackageURL.from_string(components["pip"]["purl"])
-    assert (purl.type, purl.name, dict(purl.qualifiers)) == ("generic", "pip", {"vcs_url": commit})
-    for name, source in sources.items():
-        assert components[name]["properties"] == [{"name": "gpu-images:source", "value": source}]
-
-
 def test_the_sbom_names_source_packages_as_scanners_read_them(planned: PlannedImage, system: OsLock) -> None:
     """Debian's advisories are by source package. grype reads the purl, trivy the properties."""
     first, second, third = (

@@ -230,25 +230,22 @@ def test_a_wheel_is_dropped(setting: Setting) -> None:
     assert list(setting.folder.iterdir()) == []
 
 
-def built_fetcher(setting: Setting, content: bytes) -> Fetcher:
-    """Gets the wheel from the place where `builder lock` keeps wheels that it built."""
-    kept = setting.folder.parent / f"{setting.folder.name}-built"
-    kept.write_bytes(content)
-    return Fetcher(
-        IndexSettings(url=INDEX), setting.folder, progress=setting.progress.append, built=lambda _: kept, policy=QUICK
-    )
-
-
-BUILT = replace(WHEEL, source=f"tiny_wheel-1.0.tar.gz#sha256={'0' * 64}")
+def folder_fetcher(setting: Setting, content: bytes) -> Fetcher:
+    """Gets the wheel from an index that is a folder."""
+    folder = setting.folder.parent / f"{setting.folder.name}-wheels"
+    folder.mkdir()
+    (folder / FILE).write_bytes(content)
+    settings = IndexSettings(url=INDEX).with_index("own", "", folder=folder)
+    return Fetcher(settings, setting.folder, progress=setting.progress.append, policy=QUICK)
 
 
 @pytest.mark.parametrize(
     "left", [b"", b"wrong" * 80, CONTENT[:1000], CONTENT], ids=["nothing", "junk", "a part", "all"]
 )
-def test_a_built_wheel_replaces_what_an_earlier_run_left(setting: Setting, left: bytes) -> None:
+def test_a_wheel_of_a_folder_replaces_what_an_earlier_run_left(setting: Setting, left: bytes) -> None:
     """It was appended: 1,400 bytes under the name of a file of 1,000 bytes."""
     setting.part.write_bytes(left)
-    assert built_fetcher(setting, CONTENT).fetch(BUILT) == setting.whl
+    assert folder_fetcher(setting, CONTENT).fetch(replace(WHEEL, index="own")) == setting.whl
     assert setting.whl.read_bytes() == CONTENT
     assert list(setting.folder.iterdir()) == [setting.whl]
     assert sum(setting.progress) == len(CONTENT)
@@ -256,13 +253,21 @@ def test_a_built_wheel_replaces_what_an_earlier_run_left(setting: Setting, left:
 
 
 @pytest.mark.parametrize("content", [CONTENT[::-1], CONTENT + b"x", b""])
-def test_a_built_wheel_with_other_bytes_than_locked_is_refused(setting: Setting, content: bytes) -> None:
-    with pytest.raises(FetchError, match=rf"^{re.escape(FILE)}: SHA-256 mismatch: ") as caught:
-        built_fetcher(setting, content).fetch(BUILT)
-    assert caught.value.hint == "Build it again: builder lock --build Tiny_Wheel"
+def test_a_changed_wheel_of_a_folder_is_refused(setting: Setting, content: bytes) -> None:
+    with pytest.raises(FetchError, match=rf"^{re.escape(FILE)}: SHA-256 mismatch: .* is listed by the index own, "):
+        folder_fetcher(setting, content).fetch(replace(WHEEL, index="own"))
     assert not setting.whl.exists()
-    assert setting.part.read_bytes() == b""
-    assert sum(setting.progress) == 0
+
+
+def test_only_a_folder_lists_paths(setting: Setting) -> None:
+    """A server must not choose which file of this machine is read."""
+    setting.page = lambda _: html(url=str(setting.folder / "secret"))
+    setting.file = lambda _: Reply(status=404)
+    with pytest.raises(FetchError, match="404"):
+        setting.fetcher().fetch(WHEEL)
+    setting.page = lambda _: html(url=f"file://{setting.folder}/secret")
+    with pytest.raises(FetchError, match="lists an unsupported address"):
+        setting.fetcher().fetch(WHEEL)
 
 
 @pytest.mark.parametrize("left", [b"", CONTENT[:10]], ids=["nothing", "a part"])

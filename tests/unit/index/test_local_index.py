@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from builder.common.errors import FetchError
-from builder.index.local_index import LocalIndex, Sources
+from builder.index.local_index import LocalIndex
 from builder.index.releases import Index
 from builder.index.settings import IndexSettings
-from builder.index.wheels import BuiltWheel, LockedWheel
+from builder.index.wheels import KeptWheel, LockedWheel
 from tests.fakes.wire import Reply, Sent, Wire
 
 PUBLIC, PRIVATE = "public.example.test", "private.example.test"
@@ -130,36 +130,25 @@ def test_an_index_that_refuses_is_reported_and_replaced_by_no_other_one(
     assert {sent.url.split("/")[2] for sent in wire.seen} == {PRIVATE}
 
 
-def test_an_sdist_is_listed_as_a_wheel_and_built_when_its_metadata_is_needed(
-    serve: Callable[..., tuple[LocalIndex, Wire]],
-) -> None:
-    names = {"acme-1.0.tar.gz": "a" * 64, "acme-1.1.tar.gz": "b" * 64, "acme-1.1.zip": "c" * 64}
-    names |= {"acme-2.0-py3-none-any.whl": "d" * 64}
-    links = "".join(f'<a href="/files/{name}#sha256={sha256}">{name}</a>' for name, sha256 in names.items())
-    listing = Reply(
-        body=f"<!DOCTYPE html><html><body>{links}</body></html>".encode(), headers={"Content-Type": "text/html"}
-    )
-    local, wire = serve(lambda _: listing)
-    built: dict[tuple[str, str], BuiltWheel] = {}
-    local = LocalIndex(local._index, Sources({"acme": True, "own": False}, built))
-    files = {each["filename"]: each["hashes"] for each in page(local, "acme")["files"]}
-    assert files == {"acme-1.0-py3-none-any.whl": {}, "acme-1.1-py3-none-any.whl": {}}
-    assert local.unbuilt == {}
-    assert local.answer("files/acme/acme-1.1-py3-none-any.whl.metadata") is None
-    assert local.answer("simple/own/") is None
-    assert {key: sdist and sdist.filename for key, sdist in local.unbuilt.items()} == {
-        ("acme", "acme-1.1.tar.gz"): "acme-1.1.tar.gz", ("own", ""): None
-    }  # fmt: skip
-    assert not any("/own/" in sent.url for sent in wire.seen), "no index sees its name"
+def test_a_kept_wheel_is_the_only_one_of_its_package(serve: Callable[..., tuple[LocalIndex, Wire]]) -> None:
+    local, wire = serve()
+    wheel = LockedWheel(name="own", version="3.0", file=OWN, size=1, sha256="e" * 64)
+    local = LocalIndex(local._index, {"own": KeptWheel(wheel=wheel, metadata=METADATA)})
+    assert {each["filename"]: each["hashes"] for each in page(local, "own")["files"]} == {OWN: {"sha256": "e" * 64}}
+    assert local.answer(f"files/own/{OWN}.metadata") == ("text/plain; charset=utf-8", METADATA)
+    assert wire.seen == [], "no index sees its name"
 
-    for key, file in (("acme", "acme-1.1.tar.gz"), "acme-1.1-cp311-cp311-linux_x86_64.whl"), (("own", ""), OWN):
-        name, version = file.split("-")[:2]
-        wheel = LockedWheel(name=name, version=version, file=file, size=1, sha256="e" * 64)
-        built[key] = BuiltWheel(wheel=wheel, metadata=METADATA)
-    local.unbuilt.clear()
-    files = {each["filename"]: each["hashes"] for each in page(local, "acme")["files"]}
-    assert files["acme-1.1-cp311-cp311-linux_x86_64.whl"] == {"sha256": "e" * 64}
-    answered = local.answer("files/acme/acme-1.1-cp311-cp311-linux_x86_64.whl.metadata")
+
+def test_a_folder_is_an_index(tmp_path: Path) -> None:
+    (tmp_path / "Acme-1.0-py3-none-any.whl").write_bytes(WHEEL)
+    (tmp_path / "acme_tools-1.0-py3-none-any.whl").write_bytes(b"another package")
+    (tmp_path / "acme-1.0.tar.gz").write_bytes(b"no wheel")
+    settings = IndexSettings().with_index("own", "", folder=tmp_path)
+    local = LocalIndex(Index(settings).with_indexes({"acme": "own", "absent": "own"}))
+    [listed] = page(local, "acme")["files"]
+    assert listed["filename"] == "Acme-1.0-py3-none-any.whl"
+    assert (listed["hashes"], listed["size"]) == ({"sha256": hashlib.sha256(WHEEL).hexdigest()}, len(WHEEL))
+    answered = local.answer("files/acme/Acme-1.0-py3-none-any.whl.metadata")
     assert answered == ("text/plain; charset=utf-8", METADATA)
-    assert [each["filename"] for each in page(local, "own")["files"]] == [OWN]
-    assert (local.unbuilt, local.absent) == ({}, [])
+    assert local.answer("simple/absent/") is None
+    assert (local.absent, local.failures) == (["absent"], [])

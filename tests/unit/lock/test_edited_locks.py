@@ -140,19 +140,6 @@ def test_no_field_of_an_entry_takes_a_hostile_text(kind: Kind, field: str, hosti
         assert f"is damaged: {kind.entries}.0.{field}: " in message
 
 
-@pytest.mark.parametrize("folder", ["..", "../x", "src/../../x", "/x", "./x", "src//x", "src/"])
-def test_the_source_of_a_wheel_is_inside_the_checkout(folder: str) -> None:
-    kind = KINDS["wheels"]
-    [entry, *_] = json.loads(kind.text)[kind.entries]
-
-    def message(path: str) -> str:
-        edited = json.dumps(entry | {"source": f"./{path}#sha256={'0' * 64}"})
-        return refusal(kind, kind.text.replace(json.dumps(entry), edited))
-
-    assert message(folder).endswith("wheels.0.source: expected an sdist, a commit or a folder")
-    assert message("src/x").endswith("the builds are not those of the wheels with a source")
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -175,8 +175,8 @@ OUTPUTS = {
     "  cause: Failed to extract archive: x-1-py3-none-any.whl\n  cause: error decoding response body": (
         "did not respond correctly"
     ),
-    "  cause: Because x==1 has no usable wheels and you require x==1": "pin a version that has one",
-    "  cause: Because x==1 has no wheels with a matching Python version tag": "pin a version that has one",
+    "  cause: Because x==1 has no usable wheels and you require x==1": "build a wheel once",
+    "  cause: Because x==1 has no wheels with a matching Python version tag": "build a wheel once",
 }
 # As uv 0.13.8 prints them.
 _CONFLICT = "error: No solution found when resolving dependencies\n  cause: Because {}, we can conclude that ..."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -95,41 +94,24 @@ def test_temporary_files_of_killed_runs_are_removed(project: Project) -> None:
     assert files == [".gitignore"] * 4 + ["b.json"] * 4 + ["lock"]
 
 
-def test_a_folder_of_sources_is_known_by_its_files(edit: Callable[[str, str], Project]) -> None:
-    project = edit("variants:\n", "sources: {own: {folder: packages/own}}\nvariants:\n")
-    with pytest.raises(MatrixError, match=r"^matrix.yaml:\d+:\d+: sources.own.folder: the checkout has no folder "):
+FOLDER_INDEX = ("variants:\n", "indexes: {own: wheels/}\nvariants:\n")
+
+
+def test_an_index_is_a_folder_of_the_checkout(edit: Callable[[str, str], Project]) -> None:
+    project = edit(*FOLDER_INDEX)
+    with pytest.raises(MatrixError, match=r"^matrix.yaml:\d+:\d+: indexes.own: the checkout has no folder wheels$"):
         _ = project.matrix
-    folder = project.root / "packages/own"
-    folder.mkdir(parents=True)
-
-    def origin() -> str:
-        return Project(project.root).matrix.origin("own")
-
-    (folder / "setup.py").write_text("first")
-    (folder / "link").symlink_to("setup.py")
-    first = origin()
-    assert re.fullmatch(r"\./packages/own#sha256=[0-9a-f]{64}", first)
-    assert origin() == first
-    (folder / "setup.py").write_text("second")
-    assert origin() != first
+    (project.root / "wheels").mkdir()
+    assert Project(project.root).matrix.indexes["own"].folder == "wheels"
 
 
-@pytest.mark.parametrize("target", ["/etc/passwd", "../../matrix.yaml", "../other"])
-def test_a_link_out_of_a_folder_of_sources_is_refused(edit: Callable[[str, str], Project], target: str) -> None:
-    project = edit("variants:\n", "sources: {own: {folder: packages/own}}\nvariants:\n")
-    (project.root / "packages/own/src").mkdir(parents=True)
-    (project.root / "packages/own/src/link").symlink_to(target.replace("../", "../../", 1))
-    with pytest.raises(MatrixError, match=r"sources.own.folder: packages/own/src/link is a link out of the folder"):
-        _ = project.matrix
-
-
-@pytest.mark.parametrize("place", ["packages", "packages/own"])
-def test_a_folder_of_sources_outside_of_the_checkout_is_refused(
-    edit: Callable[[str, str], Project], tmp_path: Path, place: str
+@pytest.mark.parametrize("link", ["wheels", "wheels/own-1.0-py3-none-any.whl"])
+def test_an_index_outside_of_the_checkout_is_refused(
+    edit: Callable[[str, str], Project], tmp_path: Path, link: str
 ) -> None:
-    project = edit("variants:\n", "sources: {own: {folder: packages/own}}\nvariants:\n")
-    (tmp_path / "elsewhere/own").mkdir(parents=True)
-    (project.root / place).parent.mkdir(exist_ok=True)
-    (project.root / place).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(MatrixError, match=r"sources.own.folder: packages/own is a link, or below one"):
+    project = edit(*FOLDER_INDEX)
+    (tmp_path / "elsewhere").mkdir()
+    (project.root / link).parent.mkdir(exist_ok=True)
+    (project.root / link).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(MatrixError, match=r"indexes.own: wheels or a wheel in it is a link$"):
         _ = project.matrix

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
+from builder.build.dockerfile import context_files
 from builder.common.errors import StaleError, TemplateError
 from builder.layers import oci
 from builder.lock import lockfile
-from builder.lock.lockfile import Lock, LockedBuild
+from builder.lock.lockfile import Lock
 from builder.matrix.project import Project
-from builder.matrix.schema import PackageSource
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan import plan, render
 from tests.fakes import locks
@@ -112,27 +112,6 @@ def test_lists_follow_the_lock_of_the_group(tiny: Project) -> None:
     lists = [text for name, text in files.items() if name.endswith(".txt") and "constraints" not in name]
     lines = {line for text in lists for line in text.splitlines()}
     assert lines == {f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}" for wheel in locked.wheels}
-
-
-def test_wheels_from_source_have_a_list_and_a_step_without_an_index(tiny: Project) -> None:
-    before, plain = locks.locks(tiny)[GROUP], rendered(tiny, GROUP)
-    wheels = tuple(
-        replace(wheel, source=f"board-2.0.tar.gz#sha256={'0' * 64}") if wheel.name == "board" else wheel
-        for wheel in before.wheels
-    )
-    edit = {"sources": {"board": PackageSource()}}
-    project = Project(tiny.root)
-    project.__dict__["matrix"] = tiny.matrix.model_copy(update=edit)
-    build = LockedBuild(name="board", recipe=PackageSource(), cell=GROUP, image="", wheels=())
-    lockfile.path(tiny.root, GROUP).write_text(lockfile.dump(replace(before, wheels=wheels, builds=(build,))))
-    files = rendered(project, CELL)
-    assert listed(files[f"images/{GROUP}/wheels-board-built.txt"]) == ["board"]
-    text = files[DOCKERFILES[CELL]]
-    assert "FROM scratch AS built\n" in text
-    [step] = [run for run in text.split("\nRUN ") if "wheels-board-built.txt" in run]
-    assert "--mount=type=bind,from=built,target=/mnt/built UV_FIND_LINKS=/mnt/built \\\n" in step
-    assert text.count("UV_FIND_LINKS") == 1
-    assert rendered(project, GROUP) == plain, "other images stay as they are"
 
 
 def steps(text: str) -> list[tuple[str, str]]:
@@ -417,6 +396,26 @@ def test_wheels_of_a_named_index_have_a_list_and_a_step_of_their_own(tiny: Proje
     assert "type=secret" not in before[f"images/{GROUP}/jupyter.Dockerfile"]
     unchanged = ("cuda.txt", "wheels-python.txt", "wheels-board.txt", "constraints.txt")
     assert all(files[f"images/{GROUP}/{name}"] == before[f"images/{GROUP}/{name}"] for name in unchanged)
+
+
+def test_wheels_of_a_folder_are_mounted(tiny: Project, edit: Edit) -> None:
+    (tiny.root / "packages/wheels").mkdir(parents=True)
+    edit("debian:\n", "indexes: {own: packages/wheels/}\ndebian:\n")
+    project = edit("    packages: [notebook]\n", "    packages: [notebook]\n    index: own\n")
+    lock = locks.locks(tiny)[GROUP]
+    wheels = tuple(replace(wheel, index="own") if wheel.name == "notebook" else wheel for wheel in lock.wheels)
+    lockfile.path(project.root, GROUP).write_text(lockfile.dump(replace(lock, wheels=wheels)))
+    files = rendered(project, CELL)
+    name = f"images/{GROUP}/wheels-jupyter-at-own.txt"
+    assert files[name].startswith("notebook==2.0 --hash=sha256:")
+    text = files[f"images/{GROUP}/jupyter.Dockerfile"]
+    mount = "--mount=type=bind,source=packages/wheels,target=/mnt/wheels UV_FIND_LINKS=/mnt/wheels"
+    assert f"source={name},target=/mnt/wheels.txt \\\n    {mount} \\\n    sh /mnt/steps/wheels.sh\n" in text
+    assert (text.count("UV_FIND_LINKS"), text.count("type=secret")) == (1, 0)
+    (image,) = plan.make_plan(project, project.select([CELL])).images
+    wheel = project.root / "packages/wheels/notebook-2.0-py3-none-any.whl"
+    wheel.touch()
+    assert context_files(project, image)["packages/wheels/notebook-2.0-py3-none-any.whl"] == wheel
 
 
 def test_an_index_changes_no_layer_and_no_digest(tiny: Project, edit: Edit) -> None:

@@ -37,13 +37,12 @@ def test_what_resolving_needs_is_read_by_small_requests(image: ParentImage, tmp_
 def test_uv_gets_the_metadata_of_the_packages_of_the_parent(image: ParentImage, tmp_path: Path) -> None:
     parent = parent_of(image, tmp_path)
     before = len(image.registry.calls)
-    assert set(parent.built) == {("ember", ""), ("tinylib", "")}
+    assert set(parent.kept) == {"ember", "tinylib"}
     assert len(image.registry.calls) == before, "only what uv asks for is read"
-    built = parent.built["ember", ""]
-    assert built.metadata.startswith(b"Metadata-Version: 2.1\nName: ember\n")
-    assert built.wheel.file == "ember-1.9-py3-none-any.whl"
-    assert parent.built.get(("other", "")) is None
-    assert parent.built.get(("ember", "ember-1.9.tar.gz")) is None
+    kept = parent.kept["ember"]
+    assert kept.metadata.startswith(b"Metadata-Version: 2.1\nName: ember\n")
+    assert kept.wheel.file == "ember-1.9-py3-none-any.whl"
+    assert "other" not in parent.kept
 
 
 def test_a_higher_layer_has_the_file(image: ParentImage, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from builder.index.download import Fetcher
 from builder.index.wheels import LockedWheel
 from builder.layers.store import Store
 from builder.lock.requirements import parse_requirement
-from builder.lock.uv import Built, ListedWheels, Target, Uv
+from builder.lock.uv import ListedWheels, Target, Uv
 from builder.matrix import facts
 from builder.matrix.schema import Trusted
 from builder.registry import artifacts
@@ -71,12 +71,11 @@ class FakeUv:
         packages: Sequence[str],
         constraints: Sequence[str],
         preferred: Mapping[str, str] | None,
-        built: Built,
-    ) -> tuple[str, Mapping[tuple[str, str], Any]]:
+    ) -> str:
         self.calls.append((target, list(packages), list(constraints), preferred))
         if self.failure:
             raise self.failure
-        return "".join(f"{locked(wheel).name}=={locked(wheel).version}\n" for wheel in self.index.values()), {}
+        return "".join(f"{locked(wheel).name}=={locked(wheel).version}\n" for wheel in self.index.values())
 
     def fetch(self, wanted: LockedWheel, folder: Path) -> Path:
         wheel, path = self.index[wanted.name], folder / f"{wanted.sha256}.whl"
@@ -84,9 +83,9 @@ class FakeUv:
         path.write_bytes(wheel.content)
         return path
 
-    def wheels(self, target: Target, pylock: str, built: Built) -> ListedWheels:
+    def wheels(self, target: Target, pylock: str) -> ListedWheels:
         found: ListedWheels = {name: (locked(wheel), "") for name, wheel in self.index.items()}
-        return found | {name: (built[name, ""].wheel, "") for name, _ in built}
+        return found | {name: (kept.wheel, "") for name, kept in target.kept.items()}
 
 
 def locked(wheel: Wheel) -> LockedWheel:
@@ -202,7 +201,7 @@ def test_only_the_new_layer_is_sent(bench: Bench) -> None:
     [image] = added.images
     [target, packages, constraints, _] = bench.uv.calls[0]
     assert (target.python, target.arch, target.glibc) == ("3.11", "amd64", "2.36")
-    assert target.sources == {"ember": False, "tinylib": False}, "uv has only the versions of the parent"
+    assert target.kept.keys() == {"ember", "tinylib"}, "uv has only the versions of the parent"
     assert (packages, constraints) == (["einops"], ["ember==1.9"])
     assert [wheel.file for wheel in image.wheels] == ["einops-0.8-py3-none-any.whl"]
 
@@ -250,7 +249,7 @@ def test_the_image_is_a_parent_itself(bench: Bench, tmp_path: Path) -> None:
     child = read_parent(source)
     assert sorted(child.packages) == ["einops", "ember", "tinylib"]
     assert child.source.lowest_cell == "em-1-cpu-py311"
-    assert child.built["einops", ""].metadata.startswith(b"Metadata-Version")
+    assert child.kept["einops"].metadata.startswith(b"Metadata-Version")
 
     bench.offer(project("tqdm", version="4"))
     other = replace(TARGET, tag="2")

@@ -22,7 +22,7 @@ from builder.evidence.signing import Signer
 from builder.evidence.suite import GPU_TESTS, Suite
 from builder.host import Host
 from builder.layers import oci
-from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, WHEEL_TYPE, Descriptor, wheel_file
+from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer, Manifest
 from builder.layers.store import Store
@@ -613,26 +613,6 @@ def test_blobs_are_mounted_from_staging_or_else_downloaded(desk: ReleaseDesk) ->
     assert not [call for call in public.calls if "mount" in call]
     assert desk.store.has(config.digest, config.size)
     assert public.contents[config.digest] == desk.registry.contents[config.digest]
-
-
-@pytest.mark.parametrize("is_staged", [True, False])
-def test_a_wheel_from_source_is_attached_to_the_published_image(desk: ReleaseDesk, is_staged: bool) -> None:
-    """Mounted from staging, unless the image was staged without it."""
-    content = b"a wheel"
-    digest = digest_of_bytes(content)
-    built, *others = desk.planned.wheels
-    built = replace(
-        built, source=f"a-1.0.tar.gz#sha256={'0' * 64}", sha256=digest.removeprefix("sha256:"), size=len(content)
-    )
-    desk.planned = replace(desk.planned, wheels=(built, *others))
-    if is_staged:
-        desk.registry.contents[digest] = content
-        desk.public.others["staging/quartz-cuda"].add(wheel_file(built).digest)
-    desk.release()
-    attached = artifacts.attached(desk.public, desk.image.manifest.digest, WHEEL_TYPE)
-    layers = [json.loads(desk.public.contents[artifact])["layers"] for artifact in attached]
-    assert layers == ([[{"mediaType": WHEEL_TYPE, "digest": digest, "size": len(content)}]] if is_staged else [])
-    assert f"upload {len(content)}" not in desk.calls
 
 
 @pytest.mark.usefixtures("programs")
