@@ -48,7 +48,7 @@ COMMANDS = {
     "stage": ("release", "Push images that passed their tests to staging, with the results."),
     "status": ("release", "Show how far each cell is on its way to a release."),
     "test": ("images", "Run the tests of built or staged images."),
-    "verify": ("verify", "Check the signature and contents of IMAGE against its plan."),
+    "verify": ("verify", "Check who signed IMAGE, and compare it with its plan."),
 }
 
 

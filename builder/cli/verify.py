@@ -41,7 +41,7 @@ def verify_command(
     context: Context, /, image: str, rebuild: bool, keys: Sequence[str], identity: str, issuer: str, arch: str,
     form: str
 ) -> None:  # fmt: skip
-    """Check who signed IMAGE, and compare it with the plan of this checkout.
+    """Check who signed IMAGE, and compare it with its plan.
 
     IMAGE is a cell id or a tag of an image in the store, or an image in a registry: ghcr.io/org/pt-cuda:2.9.
 
