@@ -1,4 +1,4 @@
-"""The store: read by others, shared by builders, freed of what no image uses, full, limited and damaged."""
+"""The store: read by others, shared by builders, freed of what no image uses, full and damaged."""
 
 from __future__ import annotations
 
@@ -172,33 +172,6 @@ def test_a_disk_that_fills_up_is_said_to_be_full(checkout: Checkout) -> None:
         assert stores.faults(store) == []
 
 
-def test_too_little_room_is_seen_before_anything_is_fetched(checkout: Checkout, index: Index) -> None:
-    checkout.lock_and_render()
-    store = checkout.take_store()
-    index.faults["tinyframe"] = Fault.FILE_404
-    with disk(store, MB):
-        output = checkout.builder("build", PLAIN, code=10)
-        assert f"must be written to the store {store}" in output
-        assert "its disk has " in output
-        assert list((store / "downloads").iterdir()) == []
-
-
-def test_a_limit_is_kept_by_freeing_what_no_image_uses(ready: Checkout) -> None:
-    ready.builder("gc")
-    size = sum(path.stat().st_size for path in ready.store.rglob("*") if path.is_file())
-    garbage = ready.store / "blobs/sha256" / ("0" * 64)
-    garbage.write_bytes(bytes(50 * MB))
-    output = ready.builder("--store-limit", f"{size // MB}MB", "build", PLAIN, code=10)
-    assert f"its limit is {size // MB}.0 MB" in output
-    assert "`builder gc`" in output
-    assert ready.image_ids() == set()
-
-    garbage.write_bytes(bytes(50 * MB))
-    ready.builder("--store-limit", f"{size // MB + 20}MB", "build", PLAIN)
-    assert not garbage.exists()
-    assert set(ready.stored()) == {ready.references()[0]}
-
-
 def test_a_damaged_layer_is_noticed_when_it_is_loaded(ready: Checkout, proxy: EngineProxy) -> None:
     """The engine refuses it at once, without retries for a minute."""
     ready.engine = proxy.host
@@ -229,20 +202,6 @@ def _with(checkout: Checkout, blob: Path) -> list[str]:
     """Images of the store that have a blob."""
     images = stores.images(checkout.store).items()
     return [name for name, digest in images if f"sha256:{blob.name}" in stores.blobs_of(checkout.store, digest)]
-
-
-def test_damaged_sources_are_noticed_when_they_are_compiled(released: Checkout) -> None:
-    before = released.stored()[released.references()[0]]
-    released.docker("image", "rm", "-f", *released.image_ids())
-    stores.path(released.store, _layer(released, "files: tiny bytecode")).unlink()
-    damaged = stores.path(released.store, _layer(released, "tinyframe-"))
-    content = damaged.read_bytes()
-    damaged.write_bytes(bytes(byte ^ 1 for byte in content))
-    output = released.builder("build", PLAIN, code=12)
-    assert f"{damaged} did not match its digest and was removed" in output
-    released.builder("build")
-    assert stores.faults(released.store) == []
-    assert released.stored()[released.references()[0]] == before
 
 
 def test_a_damaged_layer_is_noticed_when_it_is_staged(released: Checkout, tmp_path: Path) -> None:

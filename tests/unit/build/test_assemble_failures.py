@@ -1,17 +1,16 @@
-"""Assembling: errors, interrupts, and too little room."""
+"""Assembling: errors and interrupts."""
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from builder.common.errors import BuildError, DamagedError, EngineError, FetchError
+from builder.common.errors import BuilderError, BuildError, DamagedError, EngineError, FetchError
 from builder.index.download import CONNECTIONS
 from builder.matrix.project import Project
-from builder.plan import layer_order
 from tests.fakes import locks
 from tests.unit.build.assembling import BOARD, EMBER, JUPYTER, NOTEBOOK, QUARTZ, AssemblyBench
 
@@ -27,27 +26,21 @@ def two_systems(benches: Callable[[], AssemblyBench], edit: Edit) -> AssemblyBen
     return bench
 
 
-def test_a_wheel_that_fails_is_named_and_fails_only_the_images_that_need_it(bench: AssemblyBench) -> None:
-    bench.world.broken[NOTEBOOK] = FetchError("notebook-2.0-py3-none-any.whl: gone")
+def test_a_wheel_that_fails_fails_only_the_images_that_need_it(bench: AssemblyBench) -> None:
+    """Running again fetches only what is missing."""
+    bench.world.broken[NOTEBOOK] = error = FetchError("gone")
     images = bench.images(EMBER, JUPYTER, QUARTZ)
     assembler = bench.begin(images)
     assert assembler.build(images[0])
-    with pytest.raises(FetchError, match=r"notebook-2\.0-py3-none-any\.whl: gone"):
+    with pytest.raises(FetchError) as caught:
         assembler.build(images[1])
+    assert caught.value is error
     assert assembler.build(images[2])
     assembler.close()
     assert bench.find(EMBER)
     assert bench.find(JUPYTER) == ""
-    assert f"{bench.images(JUPYTER)[0].references[0]}.untested" not in bench.store.images()
+    assert f"{images[1].references[0]}.untested" not in bench.store.images()
 
-
-def test_a_rerun_fetches_only_missing_wheels(bench: AssemblyBench) -> None:
-    bench.world.broken[NOTEBOOK] = FetchError("gone")
-    images = bench.images(JUPYTER)
-    assembler = bench.begin(images)
-    with pytest.raises(FetchError):
-        assembler.build(images[0])
-    assembler.close()
     bench.world.broken.clear()
     bench.world.did()
     bench.run(JUPYTER)
@@ -57,66 +50,49 @@ def test_a_rerun_fetches_only_missing_wheels(bench: AssemblyBench) -> None:
     assert NOTEBOOK in fetched
 
 
-def test_a_damaged_wheel_is_named(bench: AssemblyBench) -> None:
-    bench.world.damaged["pip"] = b"no zip"
-    images = bench.images(EMBER)
-    with pytest.raises(FetchError, match=r"^pip-2\.0-py3-none-any\.whl: ") as caught:
-        bench.begin(images).build(images[0])
-    assert "pin another version" in caught.value.hint
+SHARED = "shared/x.txt"
+SITE = "opt/venv/lib/python/site-packages"
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "a damaged wheel": ({"damaged": {"board": b"no zip"}}, "board-2.0-py3-none-any.whl: "),
+    "different files for one path": (
+        {"more": {"emberkit": {SHARED: b"one"}, NOTEBOOK: {SHARED: b"two"}}},
+        f"{JUPYTER}: ember and jupyter have different files for /{SITE}/{SHARED}",
+    ),
+    "a file of the system in a wheel": (
+        {"taken": (f"{SITE}/board/__init__.py",)},
+        f"{JUPYTER}: /{SITE}/board/__init__.py is in the os layer and in jupyter",
+    ),
+    "a folder of another owner": ({"folders": ("etc",)}, "templates/ has a file for /etc/"),
+    "a container that fails": ({"compile_error": "SyntaxError"}, "compile.py ended with status 1 in the container "),
+    "other files than bytecode": (
+        {"bytecode_path": lambda source: f"etc/{source}"},
+        "the container that compiles bytecode returned 'etc/opt/venv/",
+    ),
+}
+
+
+@pytest.mark.parametrize(("world", "message"), FAULTS.values(), ids=FAULTS.keys())
+def test_a_fault_is_an_error_of_its_image(bench: AssemblyBench, world: dict[str, Any], message: str) -> None:
+    """Wheels and containers of bytecode run programs of other people."""
+    vars(bench.world).update(world)
+    [image] = bench.images(JUPYTER)
+    with pytest.raises(BuilderError) as caught:
+        bench.begin([image]).build(image)
+    assert str(caught.value).startswith(message)
+    assert bench.store.images() == {}
     assert not list((bench.store.root / "tmp").iterdir())
 
 
-def test_different_files_for_one_path_are_an_error(bench: AssemblyBench) -> None:
-    bench.world.more = {"emberkit": {"shared/x.txt": b"one"}, NOTEBOOK: {"shared/x.txt": b"other"}}
-    images = bench.images(JUPYTER, EMBER)
-    assembler = bench.begin(images)
-    message = f"^{JUPYTER}: ember and jupyter have different files for /opt/venv/.*/site-packages/shared/x.txt$"
-    with pytest.raises(BuildError, match=message) as caught:
-        assembler.build(images[0])
-    assert "pin other versions" in caught.value.hint
-    assert assembler.build(images[1])
-
-
-@pytest.mark.parametrize("large", [10**9, 1], ids=["one layer", "two layers"])
-def test_different_files_for_one_path_in_a_variant_are_a_warning(
-    bench: AssemblyBench, monkeypatch: pytest.MonkeyPatch, large: int
-) -> None:
-    """mcap and mcap-protobuf-support both have tests/test_writer.py, which nobody needs."""
-    monkeypatch.setattr(layer_order, "LARGE", large)
-    bench.world.more = {"board": {"tests/test_writer.py": b"one"}, NOTEBOOK: {"tests/test_writer.py": b"other"}}
-    assert bench.run(JUPYTER)
-    path = "/opt/venv/lib/python/site-packages/tests/test_writer.py"
-    assert re.search(rf"board\S* and {NOTEBOOK}\S* have different files for {path}; ", bench.console.text)
-
-
-def test_two_layers_may_have_the_same_file(bench: AssemblyBench) -> None:
-    """As namespace packages do."""
-    bench.world.more = {"emberkit": {"shared/x.txt": b"same"}, NOTEBOOK: {"shared/x.txt": b"same"}}
-    assert bench.run(JUPYTER)
-
-
-def test_a_file_of_the_system_in_a_wheel_is_an_error(bench: AssemblyBench) -> None:
-    bench.world.taken = ("opt/venv/lib/python/site-packages/pip/__init__.py",)
-    images = bench.images(EMBER)
-    with pytest.raises(BuildError, match=f"^{EMBER}: /opt/venv/.*/pip/__init__.py is in the os layer and in ember$"):
-        bench.begin(images).build(images[0])
-
-
-def test_a_file_in_a_folder_with_another_owner_is_an_error(bench: AssemblyBench) -> None:
-    bench.world.folders = ("etc",)
-    images = bench.images(EMBER)
-    with pytest.raises(BuildError, match=r"^templates/ has a file for /etc/"):
-        bench.begin(images).build(images[0])
-
-
 def test_a_system_that_fails_fails_only_the_images_on_it(benches: Callable[[], AssemblyBench], edit: Edit) -> None:
+    """Of the systems with the same Python, the next one that is ready compiles bytecode."""
     bench = two_systems(benches, edit)
-    images = bench.images(QUARTZ, BOARD)
-    bench.world.broken_systems[images[1].os_inputs] = BuildError("apt failed")
+    images = bench.images(BOARD, QUARTZ)
+    bench.world.broken_systems[images[0].os_inputs] = error = BuildError("apt failed")
     assembler = bench.begin(images)
-    assert assembler.build(images[0])
-    with pytest.raises(BuildError, match="apt failed"):
-        assembler.build(images[1])
+    assert assembler.build(images[1])
+    with pytest.raises(BuildError) as caught:
+        assembler.build(images[0])
+    assert caught.value is error
     assembler.close()
     bench.world.broken_systems.clear()
     bench.world.did()
@@ -151,19 +127,6 @@ def test_bytecode_is_not_compiled_in_a_system_of_other_inputs(bench: AssemblyBen
     assert systems[0] != systems[1]
 
 
-def test_a_system_that_fails_does_not_fail_bytecode_of_another(
-    benches: Callable[[], AssemblyBench], edit: Edit
-) -> None:
-    """Of the systems with the same Python, the next one that is ready compiles."""
-    bench = two_systems(benches, edit)
-    images = bench.images(BOARD, QUARTZ)
-    bench.world.broken_systems[images[0].os_inputs] = BuildError("apt failed")
-    assembler = bench.begin(images)
-    assert assembler.build(images[1])
-    with pytest.raises(BuildError, match="apt failed"):
-        assembler.build(images[0])
-
-
 def test_files_that_cannot_be_used_fail_only_their_image(bench: AssemblyBench) -> None:
     for path in ("python/files/etc/x/y", "jupyter/files/etc/x"):
         file = bench.project.root / "templates" / path
@@ -172,7 +135,7 @@ def test_files_that_cannot_be_used_fail_only_their_image(bench: AssemblyBench) -
     images = bench.images(EMBER, JUPYTER)
     assembler = bench.begin(images)
     assert assembler.build(images[0])
-    with pytest.raises(BuildError, match="templates/ has a file for /etc/x/y, but /etc/x is a link or file"):
+    with pytest.raises(BuildError):
         assembler.build(images[1])
 
 
@@ -180,21 +143,13 @@ def test_bytecode_that_fails_is_made_in_the_next_run(bench: AssemblyBench) -> No
     bench.world.compile_error = "SyntaxError"
     images = bench.images(EMBER)
     assembler = bench.begin(images)
-    with pytest.raises(BuildError, match=r"^compile\.py ended with status 1 in the container .*\nSyntaxError$"):
+    with pytest.raises(BuildError):
         assembler.build(images[0])
     assembler.close()
     bench.world.compile_error = ""
     bench.world.did()
     assert bench.run(EMBER)
     assert bench.world.did() == ([], [], [], 1)
-
-
-def test_a_container_that_returns_other_files_than_bytecode_is_an_error(bench: AssemblyBench) -> None:
-    """It runs programs of the image's packages."""
-    bench.world.bytecode_path = lambda source: f"etc/{source}"
-    images = bench.images(EMBER)
-    with pytest.raises(BuildError, match=r"^the container that compiles bytecode returned 'etc/opt/venv/.*\.py'$"):
-        bench.begin(images).build(images[0])
 
 
 def test_a_damaged_layer_below_bytecode_is_removed(bench: AssemblyBench) -> None:
@@ -207,7 +162,7 @@ def test_a_damaged_layer_below_bytecode_is_removed(bench: AssemblyBench) -> None
     damaged = bench.store.path(bench.layer("ember", EMBER).digest)
     damaged.write_bytes(bytes(damaged.stat().st_size))
     images = bench.images(EMBER)
-    with pytest.raises(DamagedError, match="did not match its digest and was removed"):
+    with pytest.raises(DamagedError):
         bench.begin(images).build(images[0])
     assert not damaged.exists()
     assert bench.run(EMBER) == expected
@@ -281,6 +236,6 @@ def test_an_error_while_closing_does_not_hide_the_first_one(
             assembler.close()
 
     monkeypatch.setattr(bench.engine, "remove_image", remove)
-    with pytest.raises(BuildError, match="first"):
+    with pytest.raises(BuildError):
         fail()
     assert len(removed) == 1
