@@ -205,9 +205,9 @@ def host_for_project(project: Project) -> Host:
     expired = frozenset(release for release, debian in matrix.debian.items() if debian.ignore_valid_until)
     machine = read_host()
     settings = machine.index
-    for name, named in matrix.indexes.items():
-        folder = project.root / named.folder if named.folder else None
-        settings = settings.with_index(name, named.url, named.login or "", folder)
+    for name, place in matrix.indexes.items():
+        folder = matrix.folder_of(name)
+        settings = settings.with_index(name, "" if folder else place, project.root / folder if folder else None)
     return replace(machine, index=settings, registries=registries, expired=expired)
 
 

@@ -170,7 +170,7 @@ class Index:
     def session(self, name: str) -> IndexSession:
         """Requests to the index of a package."""
         index = self._indexes.get(name, "")
-        with self._lock:  # `login: keyring` runs a program, which may prompt the user
+        with self._lock:
             if index not in self._sessions:
                 self._sessions[index] = IndexSession(self._settings.of(index), retries=3)
             return self._sessions[index]

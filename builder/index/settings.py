@@ -33,7 +33,7 @@ class IndexSettings:
     The defaults are PyPI, and the CA certificates of each client. Certificates of the hosts in `trusted_host` are not
     checked. `proxy` is pip's own, used if the environment has none. `python_mirror` has uv's builds of Python; empty
     for uv's default. `named` are the indexes of matrix.yaml; each has a
-    `name`, `login_from` if matrix.yaml names the source of its login, and `folder` if it is a folder of wheels.
+    `name`, and `folder` if it is a folder of wheels.
     """
 
     url: str = ""
@@ -42,7 +42,6 @@ class IndexSettings:
     proxy: str = ""
     python_mirror: str = ""
     name: str = ""
-    login_from: str = ""
     folder: Path | None = None
     named: Mapping[str, IndexSettings] = field(default_factory=dict)
 
@@ -55,9 +54,9 @@ class IndexSettings:
         """The index of matrix.yaml with this name; the default one without a name. Raises LookupError."""
         return self.named[name] if name else self
 
-    def with_index(self, name: str, url: str, login_from: str = "", folder: Path | None = None) -> IndexSettings:
+    def with_index(self, name: str, url: str, folder: Path | None = None) -> IndexSettings:
         """The same with an index of matrix.yaml, which has this machine's certificates and proxy too."""
-        other = replace(self, name=name, url=url, login_from=login_from, folder=folder, named={})
+        other = replace(self, name=name, url=url, folder=folder, named={})
         return replace(self, named={**self.named, name: other})
 
     def for_builds(self) -> dict[str, str]:
@@ -178,7 +177,7 @@ def read_pip_options(environ: Mapping[str, str], home: Path, etc: Path = Path("/
         for section, options in sections.items():
             if parser.has_section(section):
                 options |= {name.replace("_", "-"): value for name, value in parser.items(section)}
-    names = ("index-url", "extra-index-url", "trusted-host", "proxy")
+    names = ("index-url", "trusted-host", "proxy")
     variables = {name: _first(environ, f"PIP_{name.upper().replace('-', '_')}") for name in names}
     return sections["global"] | sections["install"] | {name: value for name, value in variables.items() if value}
 

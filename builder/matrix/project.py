@@ -122,19 +122,19 @@ class Project:
 
     def _check_index_folders(self, matrix: Matrix) -> None:
         """Raises MatrixError for an index that is a folder outside of the checkout, or has a wheel from there."""
-        for name, index in matrix.indexes.items():
-            if not index.folder:
+        for name, place in ((name, matrix.folder_of(name)) for name in matrix.indexes):
+            if not place:
                 continue
-            folder, where = self.root / index.folder, f"{matrix.where('indexes', name)}: indexes.{name}"
+            folder, where = self.root / place, f"{matrix.where('indexes', name)}: indexes.{name}"
             if not folder.is_dir():
                 raise MatrixError(
-                    f"{where}: the checkout has no folder {index.folder}",
+                    f"{where}: the checkout has no folder {place}",
                     hint="Create it, with the wheels; or write an address that begins with https://",
                 )
-            is_link = folder.resolve() != self.root.resolve() / index.folder
+            is_link = folder.resolve() != self.root.resolve() / place
             if is_link or any(path.is_symlink() for path in folder.glob("*.whl")):
                 raise MatrixError(
-                    f"{where}: {index.folder} or a wheel in it is a link", hint="Copy the wheels into the checkout."
+                    f"{where}: {place} or a wheel in it is a link", hint="Copy the wheels into the checkout."
                 )
 
     @cached_property

@@ -134,13 +134,6 @@ def _license(value: str) -> str:
         raise ValueError("expected an SPDX license expression such as Apache-2.0") from error
 
 
-def _index(value: object) -> object:
-    """An index that is only an address or a folder."""
-    if not isinstance(value, str):
-        return value
-    return {"url": value} if "://" in value else {"folder": value.removesuffix("/")}
-
-
 def _arch(value: object) -> object:
     """A list of architectures, for every CUDA version."""
     return {OTHERS: value} if isinstance(value, list) else value
@@ -168,7 +161,6 @@ PublicVersion = Annotated[
 DEBIAN_PACKAGE = r"[a-z0-9][a-z0-9+.-]{1,99}"
 AptPackage = Annotated[str, matches(DEBIAN_PACKAGE, "the name of a Debian package")]
 File = Annotated[str, matches(PATH_OF_CHECKOUT, "a file of the checkout such as keys/ci.pub")]
-Folder = Annotated[str, matches(PATH_OF_CHECKOUT, "an https address, or a folder of the checkout such as wheels/")]
 Address = Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9@:/._~+-]{3,299}", "an address such as https://example.com")]
 PackageName = Annotated[str, AfterValidator(_requirement)]
 Constraint = Annotated[str, AfterValidator(_constraint)]
@@ -201,11 +193,13 @@ Archive = Annotated[  # a new operating system has no certificates yet; apt chec
     str, matches(_ARCHIVE, "an http address such as http://archive.example.com, without a slash at the end")
 ]
 IndexName = Annotated[str, matches(r"[a-z][a-z0-9]{0,23}(-[a-z0-9]{1,24}){0,3}", "a name such as pytorch-cu126")]
-IndexAddress = Annotated[
+_ADDRESS = r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/([A-Za-z0-9._~+@-]|%[0-9A-Fa-f]{2})+)*/?"
+IndexPlace = Annotated[
     str,
     matches(
-        r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/([A-Za-z0-9._~+@-]|%[0-9A-Fa-f]{2})+)*/?",
-        "an address such as https://python.example.com/simple, without a login (docs/matrix.md shows where it belongs)",
+        rf"{_ADDRESS}|{PATH_OF_CHECKOUT}/?",
+        "an address such as https://python.example.com/simple, without a login (docs/matrix.md has its places), "
+        "or a folder of the checkout such as wheels/",
     ),
     AfterValidator(_valid_host),
 ]
@@ -269,23 +263,6 @@ class Cuda(StrictModel):
     toolkit: Release | None = None
     env: dict[EnvName, EnvValue] = {}
     after_support: Reason = ""
-
-
-class NamedIndex(StrictModel):
-    """A package index besides the default one: a server, or a folder of wheels in the checkout.
-
-    `login`, if given, is the only source of its login.
-    """
-
-    url: IndexAddress = ""
-    folder: Folder = ""
-    login: Literal["environment", "netrc", "keyring", "pip"] | None = None
-
-    @model_validator(mode="after")
-    def _has_one_place(self) -> Self:
-        if bool(self.url) == bool(self.folder):
-            raise ValueError("expected an address or a folder")
-        return self
 
 
 class FrameworkVersion(StrictModel):
@@ -422,7 +399,7 @@ class Matrix(StrictModel):
     insecure: list[NamedRegistry] = []
     create_repository: Annotated[list[Argument], AfterValidator(_creation)] = []
     scan: Scan | None = None
-    indexes: dict[IndexName, Annotated[NamedIndex, BeforeValidator(_index)]] = {}
+    indexes: dict[IndexName, IndexPlace] = {}
     debian: dict[Name, Debian] = Field(min_length=1)
     python: dict[Minor, Python] = Field(min_length=1)
     cuda: dict[CudaName, Cuda] = Field(min_length=1)
@@ -466,6 +443,10 @@ class Matrix(StrictModel):
             return ordered[name]
 
         return {name: add(name) for name in self.components}
+
+    def folder_of(self, index: str) -> str:
+        """The folder of the checkout that is an index; empty for an index with an address."""
+        return "" if "://" in self.indexes[index] else self.indexes[index].removesuffix("/")
 
     def indexes_of(self, framework: str, line: str, cuda: str) -> dict[str, dict[str, Key]]:
         """The packages that come from a named index, in the cells of a framework line and CUDA.

@@ -473,7 +473,7 @@ def _by_index(matrix: Matrix, whole: WheelList) -> Iterator[WheelList]:
     for index in sorted({wheel.index for wheel in whole.wheels}):
         path = stem + (f"-at-{index}" if index else "") + ".txt"
         wheels = tuple(wheel for wheel in whole.wheels if wheel.index == index)
-        folder = matrix.indexes[index].folder if index else ""
+        folder = matrix.folder_of(index) if index else ""
         yield replace(whole, path=path, wheels=wheels, index=index, folder=folder)
 
 

@@ -55,8 +55,8 @@ def render(project: Project, plan: Plan) -> dict[str, str]:
         for wheel_list in image.lists:
             lines = [f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in wheel_list.wheels]
             # The step passes this address to uv: the history of the image, which has the command of a step, must not.
-            index = project.matrix.indexes[wheel_list.index] if wheel_list.index else None
-            head = [f"# index: {index.url}\n"] if index and index.url else []
+            has_address = wheel_list.index and not wheel_list.folder
+            head = [f"# index: {project.matrix.indexes[wheel_list.index]}\n"] if has_address else []
             files[wheel_list.path] = "".join([*head, *lines])
     return files
 

@@ -299,7 +299,7 @@ def test_the_login_of_an_index_is_a_secret_of_the_build(
     wheels = tuple(replace(wheel, index="company") if wheel.name == "pip" else wheel for wheel in lock.wheels)
     lockfile.path(project.root, CELL).write_text(lockfile.dump(replace(lock, wheels=wheels)))
     checkout.project = project
-    host = replace(HOST, index=HOST.index.with_index("company", url, ""))
+    host = replace(HOST, index=HOST.index.with_index("company", url))
     checkout.run = replace(checkout.run, checkout=project, host=host)
     [image] = checkout.rendered(CELL)
     checkout.build(image)

@@ -300,13 +300,13 @@ def test_a_project_without_locks_of_packages(tiny: Project, machine: dict[str, A
 def test_named_indexes_are_checked_with_their_logins(
     tiny: Project, machine: dict[str, Any], edit: Callable[[str, str], Project], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    edit("debian:\n", "indexes: {company: {url: https://python.example.test/simple, login: environment}}\ndebian:\n")
+    edit("debian:\n", "indexes: {company: https://python.example.test/simple}\ndebian:\n")
     project = edit("    packages: [notebook]\n", "    packages: [notebook]\n    index: company\n")
+    (tiny.root / "netrc").write_text("machine python.example.test login me passwort s3cret\n")
+    monkeypatch.setenv("NETRC", str(tiny.root / "netrc"))
     finding = examine(project)["index company"]
     assert finding.state == "missing"
-    assert finding.detail.startswith(
-        "the index company has no login: matrix.yaml takes it from environment. Set UV_IND"
-    )
+    assert finding.detail.startswith(f"{tiny.root}/netrc: line 1 is invalid. ")
     monkeypatch.setenv("UV_INDEX_COMPANY_PASSWORD", "s3cret")
     assert examine(project)["index company"] == MachineFinding("index company", "ok", "has notebook")
     machine["index"] = []

@@ -136,7 +136,7 @@ def test_a_wheel_of_a_named_index_is_requested_from_that_index_alone(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UV_INDEX_COMPANY_PASSWORD", "cret")
-    settings = IndexSettings(url=INDEX).with_index("company", "https://private.example.test/simple", "")
+    settings = IndexSettings(url=INDEX).with_index("company", "https://private.example.test/simple")
     fetcher = Fetcher(settings, setting.folder, policy=DEFAULT_POLICY)
     fetcher.fetch(replace(WHEEL, index="company"))
     assert {sent.url.split("/")[2] for sent in setting.wire.seen} == {"private.example.test"}
@@ -154,7 +154,7 @@ def test_an_index_that_demands_a_login_is_named(
 ) -> None:
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     setting.page = lambda _: Reply(status=status)
-    settings = IndexSettings(url=INDEX).with_index("my-team", "https://private.example.test/simple", "")
+    settings = IndexSettings(url=INDEX).with_index("my-team", "https://private.example.test/simple")
     with pytest.raises(FetchError, match=rf"^{re.escape(FILE)}: the index my-team returned {status}") as caught:
         Fetcher(settings, setting.folder).fetch(replace(WHEEL, index="my-team"))
     assert "set UV_INDEX_MY_TEAM_USERNAME and UV_INDEX_MY_TEAM_PASSWORD" in caught.value.hint

@@ -54,7 +54,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tupl
 
     def served(private: Callable[[Sent], Reply] = answer) -> tuple[LocalIndex, Wire]:
         wire = Wire.install(monkeypatch, lambda sent: (private if PRIVATE in sent.url else answer)(sent))
-        settings = IndexSettings(url=f"https://{PUBLIC}/simple/").with_index("co", f"https://{PRIVATE}/simple", "")
+        settings = IndexSettings(url=f"https://{PUBLIC}/simple/").with_index("co", f"https://{PRIVATE}/simple")
         return LocalIndex(Index(settings).with_indexes({"acme": "co"})), wire
 
     return served

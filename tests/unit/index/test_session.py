@@ -171,7 +171,7 @@ def private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> IndexSession:
     monkeypatch.setenv("NETRC", str(netrc))
     monkeypatch.setenv("UV_INDEX_COMPANY_USERNAME", "me")
     monkeypatch.setenv("UV_INDEX_COMPANY_PASSWORD", "s3cret\u00e9")
-    return IndexSession(IndexSettings().with_index("company", INDEX, "").of("company"))
+    return IndexSession(IndexSettings().with_index("company", INDEX).of("company"))
 
 
 def test_the_login_of_a_named_index_goes_to_its_own_origin_only(wire: Wire, private: IndexSession) -> None:

@@ -138,9 +138,9 @@ def test_a_line_of_a_broken_file_is_not_shown(home: Path, text: str) -> None:
 
 def test_a_named_index_has_the_certificates_and_the_proxy_of_this_machine() -> None:
     machine = IndexSettings(url=A, ca_bundle="/a.pem", proxy="http://p.test:1", trusted_host="t.test")
-    settings = machine.with_index("one", B, "").with_index("two", C, "netrc")
+    settings = machine.with_index("one", B).with_index("two", C)
     assert (settings.url, settings.of("")) == (A, settings)
-    assert settings.of("two") == replace(machine, name="two", url=C, login_from="netrc")
+    assert settings.of("two") == replace(machine, name="two", url=C)
     assert settings.of("one").label == "the index one"
     with pytest.raises(LookupError):
         settings.of("three")

@@ -894,7 +894,7 @@ def resolve_with_indexes(
 ) -> Lock:
     resolver = Resolver(
         project,
-        Host(index=IndexSettings().with_index("company", "https://python.example.test/simple", "")),
+        Host(index=IndexSettings().with_index("company", "https://python.example.test/simple")),
         say=uv.messages.append,
         run=uv,
         catalogue=Listing(uv),

@@ -102,7 +102,7 @@ def test_an_index_is_a_folder_of_the_checkout(edit: Callable[[str, str], Project
     with pytest.raises(MatrixError, match=r"^matrix.yaml:\d+:\d+: indexes.own: the checkout has no folder wheels$"):
         _ = project.matrix
     (project.root / "wheels").mkdir()
-    assert Project(project.root).matrix.indexes["own"].folder == "wheels"
+    assert Project(project.root).matrix.folder_of("own") == "wheels"
 
 
 @pytest.mark.parametrize("link", ["wheels", "wheels/own-1.0-py3-none-any.whl"])

@@ -13,7 +13,7 @@ from builder.common import strict_yaml
 from builder.common.errors import MatrixError
 from builder.matrix import cells, reader
 from builder.matrix.project import Project
-from builder.matrix.schema import Matrix, NamedIndex
+from builder.matrix.schema import Matrix
 from tests.fakes.engine import place
 from tests.paths import UNIT
 
@@ -71,7 +71,6 @@ HOSTILE = {
     "index through a parent folder": (*before("variants:\n", "indexes: {a: x/../../y/}\n"), "a folder of the checkout"),
     "absolute path as an index": (*before("variants:\n", "indexes: {a: /etc}\n"), "a folder of the checkout such as"),
     "RUN line in a folder": (*before("variants:\n", 'indexes: {a: "x\nRUN id"}\n'), "a folder of the checkout such as"),
-    "index without a place": (*before("variants:\n", "indexes: {a: {login: netrc}}\n"), "an address or a folder"),
     "newline after a release": ("release: 0.5.3", 'release: "0.5.3\\n"', "expected a full version"),
     "license that SPDX does not have": ("short: qz", "license: Apache 2\n    short: qz", "an SPDX license expression"),
     "newline after a short name": ("short: qz", 'short: "qz\\n"', "lower-case letters"),
@@ -459,7 +458,7 @@ def test_a_scanner_that_is_invalid_is_refused(old: str, new: str, message: str) 
 
 # ---- indexes
 
-INDEXES = "indexes: {company: https://python.example.test/simple, cpu-only: {url: http://127.0.0.1/x, login: netrc}}\n"
+INDEXES = "indexes: {company: https://python.example.test/simple, cpu-only: http://127.0.0.1/x}\n"
 
 
 def with_indexes(*edits: tuple[str, str]) -> str:
@@ -487,7 +486,7 @@ def test_the_index_of_each_package() -> None:
     assert by_id["em-1.10-cu129-py311-jupyter"] == own | {"ember": "cpu-only", "ember-extra": "cpu-only"}
     # A package of a private index comes from there in every image, also if another package requires it.
     assert by_id["qz-0.5-cu129-py311"] == {"notebook": "company"}
-    assert matrix.indexes["company"] == NamedIndex(url="https://python.example.test/simple")
+    assert matrix.indexes["company"] == "https://python.example.test/simple"
 
 
 def test_all_packages_of_a_framework_have_the_index_of_its_line() -> None:
@@ -514,7 +513,7 @@ def test_all_packages_of_a_framework_have_the_index_of_its_line() -> None:
 def test_an_address_of_an_index(url: str) -> None:
     """The first is GitLab's for the path of a project, the second Azure's for a view of a feed."""
     matrix = load(with_indexes(("https://python.example.test/simple", f'"{url}"')))
-    assert matrix.indexes["company"].url == url
+    assert matrix.indexes["company"] == url
 
 
 BAD_INDEXES = {
@@ -530,8 +529,6 @@ BAD_INDEXES = {
     "an invalid IPv6 address": ("https://python.example.test/simple", '"https://[1::2::3]/"', "1::2::3"),
     "an invalid port": ("example.test/", "example.test:99999/", "Port out of range"),
     "an address of a file": ("company: https://", "company: file://", "an address such as"),
-    "an unknown place of a login": ("login: netrc", "login: vault", "'environment', 'netrc', 'keyring' or 'pip'"),
-    "an unknown key": ("login: netrc", "password: x", "unknown key"),
     "a local version as a release": ("release: 0.5.3", "release: 0.5.3+cpu", "without a local version"),
 }  # fmt: skip
 
