@@ -101,7 +101,7 @@ def gc_command(context: Context, dry_run: bool, patterns: Sequence[str], check: 
     for name in names:
         context.say(f"{would}removed: {name}")
     table = new_table("IMAGE", "MANIFEST", "SIZE", "OWN", right=["SIZE", "OWN"])
-    for use in garbage.uses(store, without=names):
+    for use in garbage.image_uses(store, without=names):
         table.add_row(use.name, short_digest(use.manifest), size(use.bytes), size(use.own))
     context.out.print(table)
     context.say(f"store: {store.root}, {size(store.size())}")

@@ -24,8 +24,8 @@ from builder.matrix.cells import Cell
 from builder.matrix.facts import Facts
 from builder.matrix.schema import AMD64, FrameworkVersion, Matrix, cuda_major
 
-MAX_DEPTH = 3  # plugins of plugins; real plugins are one level deep
-LONGEST = 2000  # characters of a Requires-Dist; real requirements have less than 300
+MAX_PLUGINS = 3  # plugins of plugins; real plugins are one level deep
+LONGEST_REQUIREMENT = 2000  # characters of a Requires-Dist; real requirements have less than 300
 _RUNTIME = re.compile(rf"nvidia-cuda-runtime(-cu\d+)?|{TOOLKIT}", re.ASCII)
 
 
@@ -110,7 +110,7 @@ class FrameworkRelease:
                 f"it needs {compiled} or a later {cuda_major(compiled)}.x, not {cuda}"
             )
         if not self.entry().components:
-            return f"{self} requires no CUDA wheels, and no component of matrix.yaml has those of CUDA {cuda}"
+            return f"{self} requires no CUDA wheels, and no component of matrix.yaml has the CUDA {cuda} wheels"
         return ""
 
     def evidence(self) -> str:
@@ -187,7 +187,7 @@ class FrameworkRelease:
                 versions = [Version(pins[0])] if pins else [release.version for release in self._admitted(item)]
                 return Runtime(by=by, requirement=item, cudas=tuple(dict.fromkeys(map(_minor, versions))))
         for item in requirements:
-            if depth < MAX_DEPTH and re.match(rf"{re.escape(metadata.name)}-cuda\d+-", canonicalize_name(item.name)):
+            if depth < MAX_PLUGINS and re.match(rf"{re.escape(metadata.name)}-cuda\d+-", canonicalize_name(item.name)):
                 release = self._newest(item)
                 if release is None:
                     return Runtime(by=by, requirement=item, cudas=())
@@ -228,7 +228,7 @@ def _applies(requirement: Requirement, cell: Cell, extra: str) -> bool:
 @cache
 def _parse(text: str) -> Requirement | None:
     """The requirement in a text; None for one that no installer can read: old metadata has such requirements."""
-    if len(text) > LONGEST or not text.replace("\t", " ").isprintable():
+    if len(text) > LONGEST_REQUIREMENT or not text.replace("\t", " ").isprintable():
         return None
     try:
         return Requirement(text)

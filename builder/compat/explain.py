@@ -25,8 +25,8 @@ from builder.matrix.cells import Cell
 from builder.matrix.facts import Facts
 from builder.matrix.schema import AMD64, ARM64, CPU, OTHERS, Cuda, FrameworkVersion, Matrix, Python, required_name
 
-SHOWN = 3  # cells, or releases
-LONGEST_REASON = 300  # characters
+MOST_NAMED = 3  # cells, or releases
+LONGEST_SENTENCE = 300  # characters
 CPU_DISTANCE = 40  # more than between any two CUDA versions
 Resolve = Callable[[Matrix, Cell], str]  # returns the reason that the cell does not resolve, or an empty string
 _NUMBERS = r"[0-9]{1,4}(?:\.[0-9]{1,4}){1,3}"
@@ -181,7 +181,7 @@ class Explainer:
             # Another variant counts as two axes: it rarely is what the user needs.
             axes = sum(map(bool, differences)) + 2 * (cell.variant != asked.variant)
             ranked.append((axes, sum(differences), cell.id))
-        return tuple(cell for *_, cell in sorted(ranked)[:SHOWN])
+        return tuple(cell for *_, cell in sorted(ranked)[:MOST_NAMED])
 
     def _faults(self, cell: Cell) -> list[str]:
         """The reasons that need no uv."""
@@ -208,7 +208,7 @@ class Explainer:
         python.setdefault(cell.python, Python(debian=self._debian(cell.python)))
         frameworks = {**self.matrix.frameworks, cell.framework: framework}
         matrix = self.matrix.model_copy(update={"frameworks": frameworks, "cuda": cuda, "python": python})
-        return summarize(self.resolve(matrix, cell))
+        return summarize_reason(self.resolve(matrix, cell))
 
     def _has_wheel(self, cell: Cell) -> bool:
         """True if an installer would take a wheel of the framework's release."""
@@ -264,7 +264,7 @@ class Explainer:
 def _no_release(package: ListedPackage, version: str, unstable: Sequence[ListedRelease]) -> str:
     """The reason that there is no release to install; `unstable` are pre-releases and yanked ones of the line."""
     if unstable:
-        names = ", ".join(f"{item.version}{' (yanked)' if item.is_yanked else ''}" for item in unstable[-SHOWN:])
+        names = ", ".join(f"{item.version}{' (yanked)' if item.is_yanked else ''}" for item in unstable[-MOST_NAMED:])
         return f"{package.name} {version} has only pre-releases or yanked releases: {names}"
     stable = [str(release.version) for release in package.releases if release.is_stable]
     newest = f"; the newest is {stable[-1]}" if stable else ", and no stable one at all"
@@ -307,9 +307,11 @@ def _listed(values: Iterable[str]) -> str:
     )
 
 
-def summarize(reason: str) -> str:
+def summarize_reason(reason: str) -> str:
     """uv's reason in one sentence, without its conclusions; after the setting of matrix.yaml that causes it, if any."""
     setting, found, rest = " ".join(reason.replace("`", "").split()).rpartition("this resolves. ")
     cause = re.sub(r"^.*?Because ", "", rest)
     sentence = re.split(r"(?<=[a-z])\. (?=[A-Z])|, we can conclude| hint: ", cause)[0]
-    return setting + found + (sentence if len(sentence) <= LONGEST_REASON else sentence[: LONGEST_REASON - 3] + "...")
+    return (
+        setting + found + (sentence if len(sentence) <= LONGEST_SENTENCE else sentence[: LONGEST_SENTENCE - 3] + "...")
+    )

@@ -21,7 +21,7 @@ MODES: tuple[Mode, ...] = (REQUIRE, AUTO, OFF)
 # Bytes that must be free on a GPU for tests: the largest check takes 1 GiB, libraries and contexts as much, and what
 # other programs use may grow.
 NEEDED = 8 * 10**9
-POLL_S = 1.0
+GPU_POLL_S = 1.0
 PATIENCE = 5  # polls until the memory of a finished test must be free again
 
 
@@ -84,19 +84,15 @@ class Pool:
     three take turns.
     """
 
-    def __init__(
-        self, images: int = 1, *, probe: Callable[[], tuple[str, tuple[Gpu, ...]]] | None = None, poll: float = POLL_S
-    ) -> None:
+    def __init__(self, images: int = 1) -> None:
         self._images = max(images, 1)
-        self._probe = probe
-        self._poll = poll
         self._leased: set[int] = set()
         self._was_leased = False
         self._change = threading.Condition()
 
     def read(self) -> tuple[str, tuple[Gpu, ...]]:
         """Driver version at this moment, and the GPUs that CUDA_VISIBLE_DEVICES names; all if it is not set."""
-        driver, gpus = (self._probe or read_gpus)()
+        driver, gpus = read_gpus()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # indices, or the starts of UUIDs
         if visible is not None:
             words = [word.strip() for word in visible.split(",")]
@@ -145,7 +141,7 @@ class Pool:
                     if not (self._was_leased and patience):
                         break
                     patience -= 1
-                self._change.wait(self._poll)
+                self._change.wait(GPU_POLL_S)
         try:
             yield taken
         finally:

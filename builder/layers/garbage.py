@@ -18,7 +18,7 @@ from builder.layers import store, stored_images
 from builder.layers.blobs import MANIFEST_TYPE, REPAIR, Descriptor
 from builder.layers.store import IMAGE_NAME, PACKAGES, Store
 
-SHOWN = 5  # damaged images that an error names
+MOST_DAMAGED = 5  # damaged images that an error names
 LARGEST_MANIFEST = 1 << 20  # bytes of a blob that may be a manifest: larger blobs are not read as JSON
 
 
@@ -63,7 +63,7 @@ class StoreCheck:
     restored: tuple[str, ...] = ()
 
 
-def uses(stored: Store, *, without: Collection[str] = ()) -> list[Use]:
+def image_uses(stored: Store, *, without: Collection[str] = ()) -> list[Use]:
     """Every image by name, except for `without`. An incomplete image counts with the sizes in its manifest."""
     names = {name: manifest.digest for name, manifest in stored.images().items() if name not in without}
     blobs: dict[str, dict[str, int]] = {}
@@ -84,7 +84,7 @@ def uses(stored: Store, *, without: Collection[str] = ()) -> list[Use]:
     ]
 
 
-def incomplete(stored: Store, *, without: Collection[str] = ()) -> dict[str, str]:
+def incomplete_images(stored: Store, *, without: Collection[str] = ()) -> dict[str, str]:
     """Name -> fault of every image with an unreadable manifest or a missing blob."""
     faults = {}
     for name, manifest in sorted(stored.images().items()):
@@ -105,14 +105,14 @@ def find_garbage(stored: Store, *, without: Collection[str] = ()) -> Garbage:
     Layers kept for the next build are garbage. Raises DamagedError if another named image is incomplete.
     """
     stored.require()
-    if faults := incomplete(stored, without=without):
-        lines = [f"  {name}: {fault}" for name, fault in list(faults.items())[:SHOWN]]
-        lines += [f"  ... and {len(faults) - SHOWN} more"] if len(faults) > SHOWN else []
+    if faults := incomplete_images(stored, without=without):
+        lines = [f"  {name}: {fault}" for name, fault in list(faults.items())[:MOST_DAMAGED]]
+        lines += [f"  ... and {len(faults) - MOST_DAMAGED} more"] if len(faults) > MOST_DAMAGED else []
         raise DamagedError(
             "nothing was freed, because images of the store are damaged\n" + "\n".join(lines),
             hint=f"{REPAIR} Or remove the images: builder gc --forget NAME",
         )
-    kept = {blob for use in uses(stored, without=without) for blob in stored_images.blobs(stored, use.manifest)}
+    kept = {blob for use in image_uses(stored, without=without) for blob in stored_images.blobs(stored, use.manifest)}
     records = map(store.read_record, (stored.root / "layers").iterdir())
     named = {blob for record in records if record.get("digest") in kept for blob in record.get(PACKAGES, ())}
     packages = {blob: stored.path(blob).stat().st_size for blob in named if stored.path(blob).exists()}
@@ -160,7 +160,7 @@ def check_blobs(stored: Store, read: Callable[[int], None]) -> StoreCheck:
         damaged = tuple(blob for blob in names if not stored.matches(blob, read))
         for blob in damaged:
             stored.discard(blob)
-        faults = incomplete(stored)
+        faults = incomplete_images(stored)
     return StoreCheck(
         blobs=len(blobs), bytes=sum(blobs.values()), damaged=damaged, incomplete=faults, restored=restored
     )

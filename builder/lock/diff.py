@@ -8,7 +8,7 @@ from builder.common.text import counted, listed
 from builder.debian.os_lock import DebianPackage
 from builder.index.wheels import LockedWheel
 
-SHOWN = 3  # locks that are named with a change; the others are counted
+MOST_LOCKS = 3  # locks that are named with a change; the others are counted
 LockedPackage = LockedWheel | DebianPackage
 
 
@@ -33,4 +33,4 @@ def lock_changes(old: Mapping[str, Sequence[LockedPackage]], new: Mapping[str, S
     for name, packages in new.items():
         for change in package_changes(old[name], packages) if name in old else ():
             locks.setdefault(change, []).append(name)
-    return [*lines, *(f"{change} ({listed(names, SHOWN)})" for change, names in sorted(locks.items()))]
+    return [*lines, *(f"{change} ({listed(names, MOST_LOCKS)})" for change, names in sorted(locks.items()))]

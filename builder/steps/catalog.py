@@ -32,7 +32,7 @@ from builder.release.image_sources import RegistrySource
 from builder.release.status import ImageState, Status, StatusReader
 
 TEMPLATES = {"markdown": "catalog.md.j2", "html": "catalog.html.j2", "kubespawner": "profiles.yaml.j2"}
-NO_RESULTS = "no results that count"
+NONE_THAT_COUNT = "no results that count"
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#])")
 
 
@@ -50,8 +50,8 @@ class CatalogImage:
     name: str
     driver: str
     reason: str = ""
-    tests: str = NO_RESULTS
-    gpu: str = NO_RESULTS
+    tests: str = NONE_THAT_COUNT
+    gpu: str = NONE_THAT_COUNT
     release: str = ""
     since: str = ""
     changes: Sequence[str] = ()
@@ -79,8 +79,8 @@ def make_catalog(
     states = StatusReader(project=project, store=store, host=host, registry=registry).states(planned)
 
     # The tags of a repository are listed once for all of its images.
-    repositories = {each.name: each for state in states if (each := state.tagged.repository)}
-    listed = {each.name: names for each, names in look_up(lambda each: each.list_tags(), repositories.values())}
+    repositories = {found.name: found for state in states if (found := state.tagged.repository)}
+    listed = {found.name: names for found, names in look_up(lambda found: found.list_tags(), repositories.values())}
     read = partial(_catalog_image, project, registry, listed)
     return [image for _, image in look_up(read, states)]
 
@@ -123,7 +123,7 @@ def _releases(
     parts = [tag.rpartition("-") for tag in listed]
     dated = [(stamp, full) for full, _, stamp in parts if tags.is_stamp(stamp) and tags.is_tag_of(line, full)]
     release = ""
-    for stamp, full in sorted(dated, key=lambda each: tags.stamp_order(each[0]), reverse=True):
+    for stamp, full in sorted(dated, key=lambda item: tags.stamp_order(item[0]), reverse=True):
         tag = f"{full}-{stamp}"
         with suppress(VerifyError, RejectedError):  # an invalid image is passed over
             manifest = repository.image_manifest(tag, cell.arch)

@@ -169,9 +169,10 @@ def tester(tiny: Project, image: PlannedImage, monkeypatch: pytest.MonkeyPatch, 
         info: EngineInfo | None = None,
     ) -> image_tests.Tester:
         info = info or replace(INFO, gpu_option="--gpus" if present and runtime else "")
-        pool = gpus.Pool(probe=lambda: (driver if present else "", present), poll=0.001)
+        monkeypatch.setattr(gpus, "read_gpus", lambda: (driver if present else "", present))
+        monkeypatch.setattr(gpus, "GPU_POLL_S", 0.001)
         run = new_run(tiny, engine=FakeEngine(info=info), console=console)
-        return image_tests.Tester(run, gpu_mode=mode, pool=pool)
+        return image_tests.Tester(run, gpu_mode=mode)
 
     return make
 
@@ -334,7 +335,8 @@ def test_a_gpu_result_stays_valid_where_no_gpu_is_free(tiny: Project, image: Pla
 def test_only_what_is_missing_is_run(image: PlannedImage, child: type[Child], tester: MakeTester) -> None:
     first = tester(mode=gpus.OFF).test(image, LOADED)
     runs = len(child.runs)
-    both = tester(H100).test(image, LOADED, tester().coverage(image, LOADED))
+    known = tester().coverage(image, LOADED)
+    both = tester(H100).test(image, LOADED, known)
     assert len(child.runs) == runs + 1, "the GPU tests"
     assert both.gpu == "passed"
     assert set(both.passed) == {*first.passed, node("test_quartz", "gpu")}
@@ -365,7 +367,8 @@ def test_a_failure_is_not_kept_when_a_gpu_is_found(
         tester(mode=gpus.OFF).test(image, LOADED)
     monkeypatch.setattr(child, "results", {})
     runs = len(child.runs)
-    assert tester(H100).test(image, LOADED, tester().coverage(image, LOADED)).failure == ""
+    known = tester().coverage(image, LOADED)
+    assert tester(H100).test(image, LOADED, known).failure == ""
     assert len(child.runs) == runs + 2
 
 

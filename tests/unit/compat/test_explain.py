@@ -358,7 +358,7 @@ def test_libraries_that_nothing_requires_need_a_component() -> None:
     tensorflow = tensorflow.model_copy(update={"versions": {**tensorflow.versions, "2.9": bare}})
     matrix = CHECKED.model_copy(update={"frameworks": {**CHECKED.frameworks, "tensorflow": tensorflow}})
     assert explained("tf-2.9-cu118-py39", matrix=matrix).because == (
-        "tensorflow 2.9.3 requires no CUDA wheels, and no component of matrix.yaml has those of CUDA 11.8",
+        "tensorflow 2.9.3 requires no CUDA wheels, and no component of matrix.yaml has the CUDA 11.8 wheels",
     )
 
 
@@ -512,7 +512,7 @@ def test_uv_resolves_the_matrix_with_the_cell() -> None:
     ],
 )
 def test_the_reason_of_uv_in_a_sentence(reason: str, sentence: str) -> None:
-    assert explain.summarize(reason) == sentence
+    assert explain.summarize_reason(reason) == sentence
 
 
 class WithCandidate(Stored):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,8 +99,14 @@ class GpuMachineProbe:
         return self.driver, gpus
 
 
-def pool(machine: GpuMachineProbe, images: int = 1) -> Pool:
-    return Pool(images, probe=machine, poll=0.001)
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pool]:
+    def pool(probe: Callable[[], tuple[str, tuple[Gpu, ...]]], images: int = 1) -> Pool:
+        monkeypatch.setattr(gpus, "read_gpus", probe)
+        monkeypatch.setattr(gpus, "GPU_POLL_S", 0.001)
+        return Pool(images)
+
+    return pool
 
 
 def indexes(gpus: tuple[Gpu, ...]) -> list[int]:
@@ -116,7 +123,7 @@ def indexes(gpus: tuple[Gpu, ...]) -> list[int]:
     ],
     ids=["no driver", "no GPU", "all busy", "one with room"],
 )
-def test_why_not(machine: GpuMachineProbe, reason: str) -> None:
+def test_why_not(pool: Callable[..., Pool], machine: GpuMachineProbe, reason: str) -> None:
     leases = pool(machine)
     assert leases.why_not() == reason
     with leases.lease() as leased:
@@ -127,12 +134,12 @@ def test_a_gpu_of_unknown_memory_has_room() -> None:
     assert Gpu(name="GB10", memory=0).has_room
 
 
-def test_a_single_image_gets_every_gpu_with_room_most_free_memory_first() -> None:
+def test_a_single_image_gets_every_gpu_with_room_most_free_memory_first(pool: Callable[..., Pool]) -> None:
     with pool(GpuMachineProbe(20 * GB, 1 * GB, 80 * GB)).lease() as leased:
         assert indexes(leased) == [2, 0]
 
 
-def test_concurrent_images_share_the_gpus() -> None:
+def test_concurrent_images_share_the_gpus(pool: Callable[..., Pool]) -> None:
     machine = GpuMachineProbe(*[80 * GB] * 5)
     leases = pool(machine, images=2)
     with leases.lease() as first, leases.lease() as second:
@@ -140,14 +147,14 @@ def test_concurrent_images_share_the_gpus() -> None:
         assert not set(indexes(first)) & set(indexes(second))
 
 
-def test_an_image_has_two_gpus_where_there_are_two() -> None:
+def test_an_image_has_two_gpus_where_there_are_two(pool: Callable[..., Pool]) -> None:
     """With more images at a time, each had one, and the collectives of several GPUs were not tested."""
     leases = pool(GpuMachineProbe(*[80 * GB] * 8), images=16)
     with leases.lease() as first, leases.lease() as second:
         assert (len(first), len(second)) == (2, 2)
 
 
-def test_more_images_than_gpus_wait_and_none_shares_a_gpu() -> None:
+def test_more_images_than_gpus_wait_and_none_shares_a_gpu(pool: Callable[..., Pool]) -> None:
     leases = pool(GpuMachineProbe(80 * GB, 80 * GB), images=8)
     in_use: set[int] = set()
     seen: list[int] = []
@@ -172,7 +179,7 @@ def test_more_images_than_gpus_wait_and_none_shares_a_gpu() -> None:
     assert set(seen) == {0, 1}
 
 
-def test_a_gpu_is_returned_after_a_failure() -> None:
+def test_a_gpu_is_returned_after_a_failure(pool: Callable[..., Pool]) -> None:
     leases = pool(GpuMachineProbe(80 * GB))
     with pytest.raises(ZeroDivisionError), leases.lease():
         raise ZeroDivisionError
@@ -180,7 +187,7 @@ def test_a_gpu_is_returned_after_a_failure() -> None:
         assert indexes(leased) == [0]
 
 
-def test_a_gpu_that_this_run_uses_is_not_reported_as_busy() -> None:
+def test_a_gpu_that_this_run_uses_is_not_reported_as_busy(pool: Callable[..., Pool]) -> None:
     machine = GpuMachineProbe(80 * GB)
     leases = pool(machine, images=2)
     with leases.lease():
@@ -188,7 +195,7 @@ def test_a_gpu_that_this_run_uses_is_not_reported_as_busy() -> None:
         assert leases.why_not() == ""
 
 
-def test_a_lease_waits_for_memory_that_is_freed_late() -> None:
+def test_a_lease_waits_for_memory_that_is_freed_late(pool: Callable[..., Pool]) -> None:
     machine = GpuMachineProbe(80 * GB)
     probes = 0
 
@@ -198,7 +205,7 @@ def test_a_lease_waits_for_memory_that_is_freed_late() -> None:
         machine.free = [0] if probes in (2, 3, 4) else [80 * GB]
         return machine()
 
-    leases = Pool(1, probe=probe, poll=0.001)
+    leases = pool(probe)
     with leases.lease():
         pass
     with leases.lease() as leased:
@@ -206,7 +213,7 @@ def test_a_lease_waits_for_memory_that_is_freed_late() -> None:
     assert probes == 5
 
 
-def test_a_gpu_that_stays_busy_is_not_waited_for() -> None:
+def test_a_gpu_that_stays_busy_is_not_waited_for(pool: Callable[..., Pool]) -> None:
     machine = GpuMachineProbe(80 * GB)
     leases = pool(machine)
     with leases.lease():
@@ -215,12 +222,12 @@ def test_a_gpu_that_stays_busy_is_not_waited_for() -> None:
         assert leased == ()
 
 
-def test_only_gpus_that_fit_are_leased() -> None:
+def test_only_gpus_that_fit_are_leased(pool: Callable[..., Pool]) -> None:
     with pool(GpuMachineProbe(80 * GB, 80 * GB)).lease(fits=lambda gpu: gpu.index == 1) as leased:
         assert indexes(leased) == [1]
 
 
-def test_a_stopped_test_does_not_wait() -> None:
+def test_a_stopped_test_does_not_wait(pool: Callable[..., Pool]) -> None:
     leases = pool(GpuMachineProbe(80 * GB), images=2)
     with leases.lease(), leases.lease(stopped=lambda: True) as leased:
         assert leased == ()

@@ -24,7 +24,7 @@ from tests.unit.layers.test_store import digest_of, files, image
 def test_bytes_that_images_use(store: Store) -> None:
     first_image = image(store, "one", b"shared", b"of one alone")
     image(store, "two", b"shared")
-    first, second = garbage.uses(store)
+    first, second = garbage.image_uses(store)
     own = first_image.size + len(b'{"name":"one"}') + len(b"of one alone")
     assert first == Use(name="one", manifest=first_image.digest, bytes=own + len(b"shared"), own=own)
     assert second.name == "two"
@@ -155,7 +155,7 @@ def test_nothing_is_freed_while_a_named_image_is_incomplete(
 def test_a_damaged_image_can_be_removed(crowded: Store) -> None:
     image(crowded, "y", b"of y")
     damage(crowded, crowded.images()["y"].digest)
-    assert list(garbage.incomplete(crowded)) == ["y"]
+    assert list(garbage.incomplete_images(crowded)) == ["y"]
     garbage.remove_garbage(crowded, without=["y"])
     assert list(crowded.images()) == ["x"]
     assert not crowded.path(digest_of(b"of y")).exists()
@@ -195,7 +195,7 @@ def test_a_check_restores_the_index(crowded: Store, text: str | None) -> None:
     assert (result.incomplete, result.restored) == ({}, (recovered, "x"))
     assert recovered.startswith("recovered:")
     assert crowded.images()["x"] == manifest
-    assert len(garbage.uses(crowded)) == 2
+    assert len(garbage.image_uses(crowded)) == 2
 
 
 def test_a_lost_index_is_restored_from_the_records_of_images(store: Store) -> None:

@@ -27,7 +27,7 @@ from builder.plan import plan
 from builder.release import status
 from builder.release.status import ImageState, StatusReader
 from builder.steps import catalog
-from builder.steps.catalog import NO_RESULTS, CatalogImage
+from builder.steps.catalog import NONE_THAT_COUNT, CatalogImage
 from tests.fakes.registry import MemoryRegistry
 
 BOARD, JUPYTER = "qz-0.5-cu129-py311-board", "qz-0.5-cu129-py311-jupyter"
@@ -155,8 +155,8 @@ ERROR = "registry.internal: connection refused"
 @pytest.mark.parametrize(
     ("coverage", "tested", "tests", "gpu"),
     [
-        (None, ERROR, NO_RESULTS, NO_RESULTS),
-        (coverage_of([], [ERROR]), ERROR, NO_RESULTS, NO_RESULTS),
+        (None, ERROR, NONE_THAT_COUNT, NONE_THAT_COUNT),
+        (coverage_of([], [ERROR]), ERROR, NONE_THAT_COUNT, NONE_THAT_COUNT),
         (coverage_of([evidence()], [ERROR]), "2 passed", "2 passed", "not run (no NVIDIA driver on this machine)"),
     ],
 )
@@ -242,7 +242,7 @@ def test_profiles_of_a_hub(tiny: Project, store: Store) -> None:
     assert profile == {
         "display_name": "quartz 0.5.3, CUDA 12.9, Python 3.11 (jupyter, amd64)",
         "slug": JUPYTER.replace(".", "-"),
-        "description": f"tests: {NO_RESULTS}; GPU tests: {html.escape('<b>')}",
+        "description": f"tests: {NONE_THAT_COUNT}; GPU tests: {html.escape('<b>')}",
         "kubespawner_override": {
             "image": f"{NAME}@{image.status.digest}",
             "node_selector": {"kubernetes.io/arch": "amd64"},
