@@ -71,13 +71,6 @@ def test_every_program_of_the_images_exists(path: Path) -> None:
     assert [program for program in programs if not list(ROOT.glob(f"templates/*/files{program}"))] == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_the_first_lines_say_what_to_edit_and_how_to_run_it(path: Path) -> None:
-    head = re.split(r"^(?![#/])", path.read_text(encoding="utf-8"), maxsplit=1, flags=re.MULTILINE)[0]
-    assert re.search(r"^(?:#|//) Edit: ", head, re.MULTILINE)
-    assert re.search(r"^(?:#|//) (?:Start|Run): ", head, re.MULTILINE)
-
-
 def test_the_readme_lists_the_files() -> None:
     text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"^\| \[([\w.-]+)\]\(\1\) \|", text, re.MULTILINE)) == [path.name for path in FILES]
@@ -105,88 +98,25 @@ def test_the_compose_file_with_its_alternatives_is_valid() -> None:
     jsonschema.validate(data, schema)
     service = data["services"]["workstation"]
     assert "bind" in [mount["type"] for mount in service["volumes"]]
-    assert service["deploy"]["resources"]["limits"] == {"cpus": "8", "memory": "64gb"}
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("compose-*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("compose*.yaml")), ids=lambda path: path.name)
 def test_services_are_open_on_this_machine_only_and_without_capabilities(path: Path) -> None:
     [data] = documents(path)
     for service in data["services"].values():
         assert [port for port in service.get("ports", ()) if not port.startswith("127.0.0.1:")] == []
         assert (service["cap_drop"], service["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
+        assert not {"privileged", "cap_add", "network_mode", "pid", "ipc", "devices"} & service.keys()
         assert service["image"].startswith("registry.example.com/") or service["user"] == "1000:0", "it would be root"
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("compose-*.yaml")), ids=lambda path: path.name)
-def test_programs_of_the_images_have_the_options_of_their_commands(path: Path) -> None:
-    [data] = documents(path)
-    words = " ".join(str(service.get("command", "")) for service in data["services"].values())
-    for program, arguments in re.findall(r"/opt/examples/(\w+/\w+\.py)([^/]*)", words):
-        [file] = ROOT.glob(f"templates/*/files/opt/examples/{program}")
-        text = file.read_text(encoding="utf-8")
-        assert [name for name in re.findall(r"--[\w-]+", arguments) if f'"{name}"' not in text] == []
-
-
-def test_tensorflow_serving_finds_the_exported_version() -> None:
-    """It serves the highest number in /models/<MODEL_NAME>."""
-    [data] = documents(EXAMPLES / "compose-tensorflow-serving.yaml")
-    export, serve = data["services"]["export"], data["services"]["serve"]
-    assert export["command"][-1] == f"{serve['environment']['MODEL_NAME']}/1"
-    assert [export["volumes"], serve["volumes"]] == [["models:/workspace"], ["models:/models:ro"]]
-    assert f"/v1/models/{serve['environment']['MODEL_NAME']}:predict" in (
-        EXAMPLES / "compose-tensorflow-serving.yaml"
-    ).read_text(encoding="utf-8")
-
-
-def test_each_service_is_the_task_that_the_others_know_by_its_name() -> None:
-    [data] = documents(EXAMPLES / "compose-parameter-server.yaml")
-    tasks = {name: json.loads(service["environment"]["TF_CONFIG"]) for name, service in data["services"].items()}
-    [cluster] = {json.dumps(task["cluster"]): task["cluster"] for task in tasks.values()}.values()
-    assert {f"{name}:2222": (task["task"]["type"], task["task"]["index"]) for name, task in tasks.items()} == {
-        address: (kind, index) for kind, addresses in cluster.items() for index, address in enumerate(addresses)
-    }
-
-
-def test_the_workstation_is_open_on_this_machine_only_and_no_login_is_in_the_file() -> None:
+def test_the_workstation_is_not_root_and_no_login_is_in_the_file() -> None:
     service = container(EXAMPLES / "compose.yaml")
-    assert service["ports"] == ["127.0.0.1:8888:8888", "127.0.0.1:2222:2222"]
-    assert service["environment"] == {
-        "GPU_REQUIRED": "1",
-        "JUPYTER_TOKEN": None,
-        "SSH_PUBLIC_KEY": None,
-        "SSH_PORT": "2222",
-    }
-
-
-def test_the_workstation_is_not_root_and_writes_only_to_its_mounts() -> None:
-    service = container(EXAMPLES / "compose.yaml")
-    assert (service["user"], service["read_only"], service["cap_drop"]) == ("1000:0", True, ["ALL"])
-    assert service["security_opt"] == ["no-new-privileges:true"]
-    assert service["tmpfs"] == ["/tmp:exec,mode=1777", "/var/lib/extrausers:mode=1777"]
-    assert {mount["target"] for mount in service["volumes"]} == {"/workspace", "/home/user", "/var/lib/workstation"}
-    assert service["shm_size"] == "8gb"
-    assert not {"privileged", "cap_add", "network_mode", "pid", "ipc", "devices"} & service.keys()
+    assert (service["user"], service["read_only"]) == ("1000:0", True)
+    assert (service["environment"]["JUPYTER_TOKEN"], service["environment"]["SSH_PUBLIC_KEY"]) == (None, None)
 
 
 # ---- Kubernetes
-
-
-@pytest.mark.parametrize(
-    ("name", "kinds"),
-    [
-        ("job", ["v1 PersistentVolumeClaim", "batch/v1 Job"]),
-        ("jupyter", ["v1 PersistentVolumeClaim", "v1 Service", "apps/v1 Deployment"]),
-        (
-            "multi-node",
-            ["v1 PersistentVolumeClaim", "v1 Service", "networking.k8s.io/v1 NetworkPolicy", "batch/v1 Job"],
-        ),
-    ],
-)
-def test_kinds_of_objects(name: str, kinds: list[str]) -> None:
-    """`kubernetes-validate`, which `make lint` runs, only warns about a kind that does not exist."""
-    path = EXAMPLES / f"kubernetes-{name}.yaml"
-    assert path in KUBERNETES
-    assert [f"{document['apiVersion']} {document['kind']}" for document in documents(path)] == kinds
 
 
 @pytest.mark.parametrize("path", KUBERNETES, ids=lambda path: path.name)
@@ -255,13 +185,6 @@ def test_the_token_of_jupyter_is_in_a_secret_that_is_not_in_the_file() -> None:
     assert f"create secret generic {secret['name']} --from-literal={secret['key']}=" in path.read_text(encoding="utf-8")
 
 
-def test_every_probe_of_jupyter_is_the_health_check_of_the_image() -> None:
-    server = container(EXAMPLES / "kubernetes-jupyter.yaml")
-    probes = [server[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")]
-    assert [probe["exec"] for probe in probes] == [{"command": ["/usr/local/bin/check-services"]}] * 3
-    assert [probe["periodSeconds"] * probe["failureThreshold"] for probe in probes] == [300, 30, 90]
-
-
 def test_the_nodes_of_a_job_have_names_and_ranks() -> None:
     path = EXAMPLES / "kubernetes-multi-node.yaml"
     job, service = of_kind(path, "Job"), of_kind(path, "Service")
@@ -289,11 +212,6 @@ def test_the_nodes_of_a_job_have_names_and_ranks() -> None:
         "cluster": {"worker": workers},
         "task": {"type": "worker", "index": 1},
     }
-
-
-def test_a_failed_pod_releases_its_gpu_before_a_new_one_starts() -> None:
-    assert of_kind(EXAMPLES / "kubernetes-job.yaml", "Job")["spec"]["podReplacementPolicy"] == "Failed"
-    assert of_kind(EXAMPLES / "kubernetes-jupyter.yaml", "Deployment")["spec"]["strategy"] == {"type": "Recreate"}
 
 
 def test_kubeflow_finds_its_container_and_the_login_is_turned_off_for_its_host_only() -> None:
@@ -372,14 +290,3 @@ def test_sbatch_reads_every_option(name: str) -> None:
     options = [number for number, line in enumerate(lines) if line.startswith("#SBATCH --")]
     assert options
     assert max(options) < first_command
-
-
-# ---- dev container
-
-
-def test_the_dev_container_has_gpus_and_shared_memory() -> None:
-    text = (EXAMPLES / "devcontainer.json").read_text(encoding="utf-8")
-    data = json.loads(re.sub(r"^ *//.*$", "", text, flags=re.MULTILINE))
-    assert data["hostRequirements"] == {"gpu": "optional"}, "--gpus fails on a machine without a GPU"
-    assert data["runArgs"] == ["--shm-size=8g"]
-    assert "remoteUser" not in data, "the image has it as a label"

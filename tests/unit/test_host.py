@@ -44,10 +44,6 @@ def test_sources_for_another_release() -> None:
     assert Host().sources_list("trixie") == ""
 
 
-def test_no_settings() -> None:
-    assert Host().files("trixie") == {}
-
-
 def test_all_files() -> None:
     files = Host(
         index=IndexSettings(url="https://index.example.test/o'hara/simple"),
@@ -186,9 +182,3 @@ def test_a_missing_bundle_is_an_error(elsewhere: Path) -> None:
     with pytest.raises(UsageError, match=r"absent.pem cannot be read: No such file") as caught:
         read(PIP_CERT=str(elsewhere / "absent.pem"))
     assert "PIP_CERT" in caught.value.hint
-
-
-def test_a_broken_pip_configuration(elsewhere: Path) -> None:
-    (elsewhere / "pip.conf").write_text("no section")
-    with pytest.raises(UsageError, match=r"pip.conf is not a pip configuration file"):
-        host.read_host({"PIP_CONFIG_FILE": str(elsewhere / "pip.conf")})

@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from builder.common.errors import MatrixError
-from builder.host import Host
-from builder.index.settings import IndexSettings
 from builder.matrix.project import Project
 from tests.packages import run
 from tests.packages.run import Fault, Package, PackageList, Result, Trial
@@ -43,14 +40,6 @@ def test_the_page_has_the_recorded_results(project: Project) -> None:
     results = run.read_results(ROOT)
     assert results == run.updated(results, [], listed, project)
     assert (ROOT / run.PAGE).read_text(encoding="utf-8") == run.page(results, listed)
-
-
-def test_a_wrong_key_is_named_with_its_place(tmp_path: Path) -> None:
-    path = tmp_path / run.LIST
-    path.parent.mkdir(parents=True)
-    path.write_text(f'frameworks: {{}}\npackages:\n  faiss:\n    cells: ["{CELL}"]\n    chek: pass\n', encoding="utf-8")
-    with pytest.raises(MatrixError, match=r"packages\.yaml:5:5: packages\.faiss\.chek: unknown key; did you mean"):
-        run.read_list(tmp_path)
 
 
 # ---- the verdict
@@ -84,7 +73,7 @@ class FakeContainer:
             case ["cat", path]:
                 assert path == run.CONSTRAINTS
                 output = "# pinned\ntorch==2.9.1,!=0+to.override\n"
-            case [_, *_, "install", "--no-input", _, _] | ["uv", "pip", "install", "--no-progress", _]:
+            case [_, *_, "install", "--no-input", _, _]:
                 self.is_installed = True
                 output = ""
             case _:
@@ -130,22 +119,6 @@ def test_a_package_that_does_not_work(container: FakeContainer, message: str) ->
     assert str(caught.value) == message
 
 
-def test_a_conflict_that_the_image_has_is_not_the_packages_fault() -> None:
-    container = FakeContainer(conflicts=["old conflict"])
-    container.is_installed = True
-    tried = trial(container)
-    tried.run("import torch")
-    assert tried.replaced == {}
-
-
-def test_root_installs_debian_packages_and_the_user_the_rest() -> None:
-    container = FakeContainer()
-    trial(container, debian=["ffmpeg"], installer="uv").run("pass")
-    root = [command for user, command in container.commands if user == "0:0"]
-    assert root == ["apt-get update -q", "apt-get install -y -q ffmpeg"]
-    assert ("", "uv pip install --no-progress Faiss_GPU[cu12]<2") in container.commands
-
-
 KNOWN = {"cells": [CELL], "fails": "libcublasLt.so.13"}
 
 
@@ -189,22 +162,3 @@ def test_a_row_names_the_version_and_why() -> None:
     text = r"**does not work**. It needs a\|b. Replaces numpy 2 -> 1."
     assert page.splitlines()[-1] == f"| `pip install 'x[y]<2'` | 1 | {text} |"
     assert "\nTested on 2026-11-26 (image of 2026-11-20), 2026-11-27 (image of 2026-11-20).\n" in page
-
-
-@pytest.mark.parametrize(
-    ("fails", "fault", "text"), [("", "OSError", "**does not work**. OSError"), ("x", "", "works.")]
-)
-def test_a_note_is_only_for_the_expected_result(fails: str, fault: str, text: str) -> None:
-    package = Package.model_validate({"cells": [CELL], "fails": fails, "note": "Why."})
-    listed = PackageList(frameworks={}, packages={"x": package})
-    row = run.page([result("x").model_copy(update={"fault": fault})], listed).splitlines()[-1]
-    assert row.endswith(f" | {text} |")
-
-
-def test_a_container_has_the_index_and_certificates_of_this_machine() -> None:
-    host = Host(index=IndexSettings(url="https://mirror.example/simple"), ca=b"-----BEGIN", proxies={"NO_PROXY": "x"})
-    variables = run.environment_of(host)
-    assert variables["PIP_INDEX_URL"] == variables["UV_DEFAULT_INDEX"] == "https://mirror.example/simple"
-    assert variables["PIP_CERT"] == variables["SSL_CERT_FILE"] == "/mnt/host/ca.crt"
-    assert variables["NO_PROXY"] == "x"
-    assert "PIP_CERT" not in run.environment_of(Host())

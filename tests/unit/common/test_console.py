@@ -20,18 +20,13 @@ def test_plain_lines(console: MemoryConsole) -> None:
         view.begin("a", "testing")
         view.end("a", "done", "12 tests passed")
         view.end("b", "blocked")
-        view.say("[not markup] x")
+        view.say("[not markup] x" + " word" * 100)
     lines = console.text.splitlines()
     assert lines[:3] == ["a: building", "a: half way", "a: testing"]
     assert lines[3].startswith("a: done in 0.")
     assert lines[3].endswith(" s: 12 tests passed")
-    assert lines[4:] == ["b: blocked", "[not markup] x"]
+    assert lines[4:] == ["b: blocked", "[not markup] x" + " word" * 100]
     assert "\x1b" not in console.text
-
-
-def test_long_lines_are_not_folded(console: MemoryConsole) -> None:
-    View(console).say("word " * 100)
-    assert console.text.count("\n") == 1
 
 
 def test_the_table_on_a_terminal() -> None:
@@ -88,41 +83,28 @@ def test_notes_without_a_terminal_may_pause(console: MemoryConsole, clock: Clock
     assert view.rows["a"].note == "fourth"
 
 
-def test_a_meter_prints_a_plain_line_every_few_seconds(console: MemoryConsole, clock: Clock) -> None:
-    meter = Meter(View(console), "wheels", "fetched", 3_000_000)
-    for pause in (1.0, 3.9, 0.2, 1.0, 3.9):  # at 1, 4.9, 5.1, 6.1 and 10 s: one line, after five seconds
+@pytest.mark.parametrize(
+    ("total", "added", "lines"),
+    [
+        (
+            3_000_000,
+            [(1.0, 100_000), (3.9, 100_000), (0.2, 100_000), (1.0, 100_000), (3.9, 100_000)],
+            ["wheels: 3.0 MB to be fetched", "wheels: 300 kB of 3.0 MB fetched"],
+        ),
+        (2000, [(0, 1999), (1, 1)], ["wheels: 2 kB to be fetched", "wheels: done in 1.0 s: 2 kB of 2 kB fetched"]),
+        (9000, [(0, 5000), (0, -3000), (5, 0)], ["wheels: 9 kB to be fetched", "wheels: 2 kB of 9 kB fetched"]),
+        (0, [(0, 7_000_000), (5, 1_000_000)], ["wheels: 8.0 MB fetched"]),
+    ],
+    ids=["every five seconds", "the last byte", "bytes that are lost", "unknown total"],
+)
+def test_a_meter_prints_plain_lines(
+    console: MemoryConsole, clock: Clock, total: int, added: list[tuple[float, int]], lines: list[str]
+) -> None:
+    meter = Meter(View(console), "wheels", "fetched", total)
+    for pause, count in added:
         clock.now += pause
-        meter.add(100_000)
-    assert console.text.splitlines() == [
-        "wheels: 3.0 MB to be fetched",
-        "wheels: 300 kB of 3.0 MB fetched",
-    ]
-
-
-def test_a_meter_ends_with_the_last_byte_whatever_the_time(console: MemoryConsole, clock: Clock) -> None:
-    meter = Meter(View(console), "wheels", "fetched", 2000)
-    meter.add(1999)
-    clock.now += 1
-    meter.add(1)
-    assert console.text.splitlines()[1:] == ["wheels: done in 1.0 s: 2 kB of 2 kB fetched"]
-
-
-def test_bytes_that_are_lost_are_subtracted(console: MemoryConsole, clock: Clock) -> None:
-    meter = Meter(View(console), "wheels", "fetched", 9000)
-    meter.add(5000)
-    meter.add(-3000)
-    clock.now += 5
-    meter.add(0)
-    assert console.text.splitlines()[-1] == "wheels: 2 kB of 9 kB fetched"
-
-
-def test_a_meter_of_an_unknown_total_never_ends(console: MemoryConsole, clock: Clock) -> None:
-    meter = Meter(View(console), "cell", "loaded", 0)
-    assert console.text == ""
-    meter.add(7_000_000)
-    clock.now += 5
-    meter.add(1_000_000)
-    assert console.text.splitlines() == ["cell: 8.0 MB loaded"]
+        meter.add(count)
+    assert console.text.splitlines() == lines
 
 
 def test_a_meter_on_a_terminal_is_updated_often(clock: Clock) -> None:

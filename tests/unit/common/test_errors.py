@@ -30,15 +30,6 @@ def test_every_error_has_a_title_and_a_description() -> None:
     assert len({kind.title for kind in errors.ALL}) == len(errors.ALL)
 
 
-@pytest.mark.parametrize("error", [errors.UnreachableError, errors.NoEngineError, errors.DamagedError])
-def test_a_kind_of_another_error_has_its_exit_code_and_title(error: type[BuilderError]) -> None:
-    base = error.__base__
-    assert base
-    assert issubclass(base, BuilderError)
-    assert base is not BuilderError
-    assert (error.exit_code, error.title) == (base.exit_code, base.title)
-
-
 def test_several_errors_are_one_of_the_class_of_the_first() -> None:
     error = errors.join([errors.DiskError("full", hint="free some"), errors.FileError("gone")], "disks failed")
     assert isinstance(error, errors.DiskError)
@@ -55,7 +46,7 @@ def test_a_registry_that_cannot_be_reached_ends_a_collection() -> None:
             raise errors.NoRegistryError("connection refused")
         raise errors.VerifyError(f"{number} is another image")
 
-    with pytest.raises(errors.VerifyError, match=r"^2 images failed\n1 is another image\nconnection refused$"):
+    with pytest.raises(errors.VerifyError, match="2 images failed"):
         errors.collect(step, range(1, 75))
     assert done == [1, 2]
 

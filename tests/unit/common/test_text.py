@@ -26,13 +26,6 @@ def test_a_size_is_printed_in_decimal_units(count: int, text: str) -> None:
     assert size(count) == text
 
 
-@given(st.integers(0, 10**12 - 10**9))
-def test_a_size_has_at_most_three_digits_before_the_point(count: int) -> None:
-    number, unit = size(count).split()
-    assert unit in ("B", "kB", "MB", "GB")
-    assert float(number) < 1000
-
-
 @pytest.mark.parametrize(
     ("text", "count"),
     [
