@@ -209,6 +209,14 @@ def hostile_tocs() -> Iterator[tuple[str, bytes]]:
     yield "surrogate", of_toc(b'{"version":1,"entries":[{"name":"\\udcff","type":"reg"}]}')
 
 
+def test_a_table_of_contents_must_have_the_digest_in_the_manifest() -> None:
+    """Otherwise a node with a snapshotter would mount other files than those of the image."""
+    blob, layer = write([Entry(path="a", mode=0o644, content=b"x")])
+    assert estargz.read_toc(io.BytesIO(blob), layer.toc)
+    with pytest.raises(VerifyError):
+        estargz.read_toc(io.BytesIO(blob), layer.digest)
+
+
 def large_toc(content: bytes) -> bytes:
     return of_toc(content * (estargz.LARGEST // len(content) + 1))
 

@@ -53,6 +53,9 @@ def test_the_first_build_writes_what_later_ones_read(root: Path) -> None:
     again.add(OS, system())
     again.write()
     assert (root / PATH).read_text() == text
+    again.add(planned(name="numpy"), layer("2"))
+    again.write()
+    assert KnownLayers(root).get(planned(name="numpy").inputs) == layer("2")
 
 
 def test_nothing_is_written_without_layers(root: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from builder.layers import splice, wheel, wheel_zip
-from builder.layers.splice import Entry, Zipped
+from builder.layers.splice import Entry, SpliceError, Zipped
 from builder.layers.wheel import InstallScheme
 from builder.layers.wheel_zip import OverlapError, WheelError
 from builder.plan import layer_order
@@ -218,7 +218,7 @@ def test_placeholders_for_python(before: bytes, after: bytes) -> None:
 
 
 def test_pip_has_a_script_for_its_python() -> None:
-    points = "[console_scripts]\npip = pip._internal.cli.main:main\npip3 = pip._internal.cli.main:main\n"
+    points = "[console_scripts]\npip = pip._internal.cli.main:main\npip3 = pip._internal.cli.main:other\n"
     result = installed(pack(name="pip-25.0-py3-none-any.whl", info="pip-25.0.dist-info", points=points))
     assert {path for path in result if "/bin/" in path} == {f"opt/venv/bin/{n}" for n in ("pip", "pip3", "pip3.11")}
     assert result["opt/venv/bin/pip3.11"] == result["opt/venv/bin/pip"]
@@ -340,6 +340,12 @@ def test_an_invalid_wheel_is_refused_by_name_in_one_line(packed: Wheel) -> None:
         layer(packed)
     assert str(raised.value).startswith(f"{packed.name}: ")
     assert str(raised.value).isprintable()
+
+
+def test_a_file_must_match_its_row_in_record() -> None:
+    packed = pack({"a": b"a"}, parts={"RECORD": record_of({"a": b"b"})})
+    with pytest.raises(SpliceError):
+        splice.write_layer(layer(packed), io.BytesIO())
 
 
 def test_a_wheel_that_unpacks_to_a_thousand_times_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
