@@ -106,6 +106,10 @@ class Wire(BaseAdapter):
         """Method and path of all requests."""
         return [f"{sent.method} {sent.path}" for sent in self.seen]
 
+    @property
+    def methods(self) -> list[str]:
+        return [sent.method for sent in self.seen]
+
 
 class _Head:
     """The part of http.client's response that requests reads."""

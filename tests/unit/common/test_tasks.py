@@ -1,4 +1,4 @@
-"""Threads end with their block, except after an interrupt."""
+"""Threads end with their block, except after an interrupt. The delays between tries of a request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from builder.common.tasks import thread_pool
+from builder.common.tasks import RetryPolicy, thread_pool
 
 
 class Work:
@@ -51,3 +51,11 @@ def test_after_an_interrupt_nothing_is_waited_for() -> None:
     assert not work.ended, "nothing releases it before the block ends"
     work.released.set()
     assert not work.second.wait(timeout=0.2)
+
+
+def test_delays_grow_to_a_limit_and_are_never_shorter_than_asked_for() -> None:
+    policy = RetryPolicy(first_delay_s=1, longest_delay_s=10)
+    for failed, most in ((1, 1), (2, 2), (3, 4), (4, 8), (5, 10), (99, 10)):
+        delays = [policy.delay(failed) for _ in range(200)]
+        assert most / 2 <= min(delays) < max(delays) <= most
+    assert policy.delay(1, 7) == 7

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import re
-import shutil
-import subprocess
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from builder.common.reference import ImageRef
 from builder.host import Host
 from builder.registry.auth import Credentials, Login, credentials, parse_challenges
 from builder.registry.client import Repository
+from builder.registry.failures import RejectedError
 from builder.registry.http import Answer, Request
 from tests.fakes.wire import HOST, Reply, Sent, Wire, errors
 from tests.unit.registry.fixtures import Lay
@@ -101,64 +100,50 @@ def test_credentials_from_docker_s_configuration(configure: Configure) -> None:
     assert credentials("docker.io") == Credentials(user="me", password=PASSWORD)
 
 
-@pytest.mark.parametrize("config", [{"auths": {HOST: {"auth": "%"}}}, {"auths": {HOST: "x"}}, {"auths": [1]}])
-def test_an_invalid_configuration(configure: Configure, config: object) -> None:
-    configure(config)
-    with pytest.raises(RegistryError, match="cannot read credentials") as caught:
-        credentials(HOST)
-    assert "config.json" in caught.value.hint
-
-
-@pytest.mark.parametrize("content", [b"{", b"\xff"])
-def test_a_configuration_that_is_not_json_is_named(docker_config: Path, content: bytes) -> None:
-    """It counted as no login."""
-    docker_config.write_bytes(content)
-    with pytest.raises(RegistryError, match=re.escape(f"cannot read Docker's configuration {docker_config}")) as caught:
-        credentials(HOST)
-    assert caught.value.hint.endswith(f"docker login {HOST}")
-
-
 def test_an_empty_configuration_is_no_login(docker_config: Path) -> None:
     """The docker command accepts it, too."""
     docker_config.write_bytes(b"")
     assert credentials(HOST) is None
 
 
-def helper(monkeypatch: pytest.MonkeyPatch, answer: Callable[[list[str], bytes], bytes]) -> None:
-    """A credential helper that is not run."""
-    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
-    monkeypatch.setattr(subprocess, "check_output", lambda command, **options: answer(command, options["input"]))
-
-
-def test_credential_helpers(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def answer(command: list[str], standard_input: bytes) -> bytes:
-        calls.append((command, standard_input))
-        return json.dumps({"Username": "<token>", "Secret": IDENTITY}).encode()
-
-    helper(monkeypatch, answer)
-    configure({"credHelpers": {HOST: "test"}})
-    assert credentials(HOST) == Credentials(identity=IDENTITY)
-    assert calls == [(["/bin/docker-credential-test", "get"], HOST.encode())]
-
-
-def test_a_helper_that_fails(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
-    configure({"credsStore": "test"})
-    monkeypatch.setattr(shutil, "which", lambda _: None)
-    with pytest.raises(RegistryError, match=r"docker-credential-test, which .*config\.json names \(StoreError\)"):
+@pytest.mark.parametrize(
+    "config", [{"auths": {HOST: {"auth": "%"}}}, {"auths": {HOST: "x"}}, {"auths": [1]}, {"credsStore": "missing"}]
+)
+def test_an_invalid_configuration(configure: Configure, config: object) -> None:
+    configure(config)
+    with pytest.raises(RegistryError):
         credentials(HOST)
 
-    def broken(command: list[str], _: bytes) -> bytes:
-        raise subprocess.CalledProcessError(1, command, output=PASSWORD.encode())
 
-    helper(monkeypatch, broken)
+@pytest.fixture
+def helper(programs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Writes a credential helper `test` with the lines of a shell script."""
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    (tmp_path / "bin").mkdir()
+
+    def write(lines: str) -> None:
+        path = tmp_path / "bin/docker-credential-test"
+        path.write_text(f"#!/bin/sh\n{lines}\n", encoding="utf-8")
+        path.chmod(0o755)
+
+    return write
+
+
+def test_a_credential_helper(configure: Configure, helper: Callable[[str], None]) -> None:
+    helper(f"""test "$1 $(cat)" = "get {HOST}" && echo '{{"Username": "<token>", "Secret": "{IDENTITY}"}}'""")
+    configure({"credHelpers": {HOST: "test"}})
+    assert credentials(HOST) == Credentials(identity=IDENTITY)
+
+
+@pytest.mark.parametrize("lines", [f"echo {PASSWORD}; exit 1", f"echo {PASSWORD}"], ids=["exit status", "no JSON"])
+def test_the_output_of_a_helper_that_fails_is_not_shown(
+    configure: Configure, helper: Callable[[str], None], lines: str
+) -> None:
+    helper(lines)
+    configure({"credsStore": "test"})
     with pytest.raises(RegistryError) as caught:
         credentials(HOST)
     assert PASSWORD not in f"{caught.value} {caught.value.hint}"
-    helper(monkeypatch, lambda *_: b"not JSON")
-    with pytest.raises(RegistryError, match="cannot read credentials"):
-        credentials(HOST)
 
 
 @dataclass(kw_only=True)
@@ -260,10 +245,8 @@ def test_a_token_is_renewed_before_it_expires(lay: Lay, monkeypatch: pytest.Monk
 def test_a_second_401_is_final(lay: Lay, configure: Configure) -> None:
     configure(login())
     wire = lay(TokenService(good=99))
-    with pytest.raises(RegistryError, match=r"reading a/b:1\.0: answered 401 twice") as caught:
+    with pytest.raises(RejectedError):
         connect().digest_of("1.0")
-    assert HOST in str(caught.value)
-    assert f"docker login {HOST}" in caught.value.hint
     assert [line for line in authorization(wire) if "Bearer" in line] == ["Bearer token-1", "Bearer token-2"]
 
 
@@ -275,10 +258,10 @@ def test_basic(lay: Lay, configure: Configure) -> None:
         assert registry.digest_of("1.0") == DIGEST
     assert [line[:6] for line in authorization(wire)] == ["", "Basic ", "Basic "]
     configure(login(password="wrong"))
-    with pytest.raises(RegistryError, match="401 twice"):
+    with pytest.raises(RejectedError):
         connect().digest_of("1.0")
     configure({})
-    with pytest.raises(RegistryError, match="no user and password are configured"):
+    with pytest.raises(RegistryError):
         connect().digest_of("1.0")
 
 
@@ -287,7 +270,7 @@ def test_a_password_that_changed_is_read_again(lay: Lay, configure: Configure) -
     configure(login(password="yesterday"))
     wire = lay(TokenService(challenge=BASIC))
     registry = connect()
-    with pytest.raises(RegistryError, match="401 twice"):
+    with pytest.raises(RejectedError):
         registry.digest_of("1.0")
     wire.seen.clear()
     configure(login())
@@ -305,7 +288,7 @@ def test_bearer_before_basic(lay: Lay, configure: Configure) -> None:
 def test_credentials_go_nowhere_without_tls(lay: Lay, configure: Configure) -> None:
     configure(login())
     wire = lay(TokenService(challenge='Bearer realm="http://tokens.example.test/t"'))
-    with pytest.raises(RegistryError, match="not https"):
+    with pytest.raises(RejectedError):
         connect().digest_of("1.0")
     assert authorization(wire) == [""]
 
@@ -332,15 +315,14 @@ def test_secrets_in_a_response_are_hidden(lay: Lay, configure: Configure, passwo
 )
 def test_an_invalid_token(lay: Lay, answer: bytes) -> None:
     lay(TokenService(rejection=Reply(body=answer)))
-    with pytest.raises(RegistryError, match="invalid response from its token service"):
+    with pytest.raises(RegistryError):
         connect().digest_of("1.0")
 
 
 def test_a_token_service_that_denies_access(lay: Lay) -> None:
-    wire = lay(TokenService(rejection=Reply(status=403, body=errors({"code": "DENIED", "message": "no"}))))
-    with pytest.raises(RegistryError, match=r"requesting a token: answered 403 Forbidden \(DENIED: no\)") as caught:
+    wire = lay(TokenService(rejection=Reply(status=403)))
+    with pytest.raises(RejectedError):
         connect().digest_of("1.0")
-    assert "docker login" in caught.value.hint
     assert len(wire.seen) == 2
 
 

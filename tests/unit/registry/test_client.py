@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
-import os
-import socket
-import ssl
 import threading
 import time
 from dataclasses import replace
@@ -16,29 +12,20 @@ from pathlib import Path
 
 import pytest
 import requests
-from urllib3.exceptions import ConnectTimeoutError, MaxRetryError, NewConnectionError, ProtocolError
 
 from builder.common import http as common_http
-from builder.common.errors import BuilderWarning, NoRegistryError, RegistryError
+from builder.common.errors import RegistryError
 from builder.common.files import digest_of_bytes
 from builder.common.tasks import RetryPolicy
 from builder.host import Host
 from builder.index.settings import IndexSettings
 from builder.layers.oci import Manifest
-from builder.registry import http
 from builder.registry.client import REFUSALS
 from builder.registry.failures import RejectedError, StoppedError, TransientError, retry_after
-from tests.fakes.wire import CONTENT, DIGEST, HOST, QUICK, Reply, Sent, broken, connect, errors, untrusted
+from tests.fakes.wire import CONTENT, DIGEST, HOST, QUICK, Reply, Sent, broken, connect, errors
 from tests.unit.registry.fixtures import Lay
 
 IMAGE = "application/vnd.oci.image.manifest.v1+json"
-
-
-def without_connection(number: int) -> Exception:
-    """An error number of `connect`, with all causes that requests wraps around it."""
-    inner = NewConnectionError(None, "no")  # type: ignore[arg-type]
-    inner.__cause__ = OSError(number, os.strerror(number))
-    return requests.ConnectionError(MaxRetryError(None, "/secret?signature=1", inner))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -52,34 +39,19 @@ def test_retry_after(header: str, seconds: float) -> None:
     assert retry_after(header, now=40) == seconds
 
 
-def test_delays_grow_to_a_limit_and_are_never_shorter_than_retry_after() -> None:
-    policy = RetryPolicy(first_delay_s=1, longest_delay_s=10)
-    for failed, most in ((1, 1), (2, 2), (3, 4), (4, 8), (5, 10), (99, 10)):
-        delays = [policy.delay(failed) for _ in range(200)]
-        assert most / 2 <= min(delays) < max(delays) <= most
-    assert policy.delay(1, 7) == 7
-
-
 @pytest.mark.parametrize(
-    ("answer", "tries"),
+    ("tries", "statuses"),
     [
-        *[(Reply(status=status), 3) for status in (408, 425, 429, 500, 502, 503, 504, 599)],
-        *[(Reply(status=status), 1) for status in (400, 403, 405, 409, 410, 416, 418, 501, 505, 507)],
-        (Reply(status=302), 1),
-        (Reply(status=204), 1),
-        (broken(), 3),
-        (requests.ReadTimeout("x"), 3),
-        (requests.exceptions.InvalidURL("x"), 1),
+        (3, (408, 425, 429, 500, 502, 503, 504, 599)),
+        (1, (204, 302, 400, 403, 405, 409, 410, 416, 418, 501, 505, 507)),
     ],
-    ids=lambda answer: str(getattr(answer, "status", type(answer).__name__)),
 )
-def test_only_transient_failures_are_retried(lay: Lay, answer: Reply | Exception, tries: int) -> None:
-    wire = lay(lambda _: answer)
-    with pytest.raises(RegistryError) as caught:
-        connect().read_blob(DIGEST)
-    assert len(wire.seen) == tries
-    assert ("tried 3 times" in str(caught.value)) == (tries == 3)
-    assert str(caught.value).startswith(f"{HOST}: reading blob {DIGEST[7:19]} of a/b: ")
+def test_only_transient_failures_are_retried(lay: Lay, tries: int, statuses: tuple[int, ...]) -> None:
+    for status in statuses:
+        wire = lay(lambda _, status=status: Reply(status=status))  # type: ignore[misc]
+        with pytest.raises(RegistryError):
+            connect().read_blob(DIGEST)
+        assert len(wire.seen) == tries, status
 
 
 def test_it_works_the_third_time(lay: Lay) -> None:
@@ -88,150 +60,24 @@ def test_it_works_the_third_time(lay: Lay) -> None:
     assert connect().read_blob(DIGEST) == CONTENT
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (broken(), "reset by peer: tried 3 times"),
-        (requests.ReadTimeout("x"), "request timed out: tried 3 times"),
-        (requests.ConnectionError(ConnectTimeoutError("x")), "request timed out: tried 3 times"),
-        (Reply(status=400, body=errors({"code": "X"}), headers={"Content-Encoding": "gzip"}), "(X)"),
-        (Reply(status=400, body=errors({"code": "X", "message": "a\x1b[31m\nb\u202e"})), "(X: a b\ufffd)"),
-        (Reply(status=400, body=errors({"code": "X", "message": "y" * 999})), f"(X: {'y' * 297})"),
-        (Reply(status=400, body=errors({"code": "X", "detail": {"a": 1}}, "z", {"code": 5})), "(X)"),
-        (Reply(status=400, body=errors()), "answered 400 Bad Request"),
-        (Reply(status=400, body=b"<html>"), "answered 400 Bad Request"),
-        (Reply(status=400, body=b"[" * 99999), "answered 400 Bad Request"),
-        (Reply(status=499), "answered 499"),
-    ],
-)
-def test_messages(lay: Lay, answer: Reply | Exception, message: str) -> None:
-    lay(lambda _: answer)
-    with pytest.raises(RegistryError) as caught:
-        connect().read_blob(DIGEST)
-    assert str(caught.value).endswith(message)
-    assert "signature" not in str(caught.value)
+class Stop(threading.Event):
+    """Records the seconds of each wait, and does not wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(timeout)
+        return False
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        Reply(status=507),
-        Reply(status=500, body=errors({"code": "UNKNOWN", "detail": "write /d: no space left on device"})),
-        Reply(status=500, body=errors({"code": "UNKNOWN", "detail": {"Enclosed": {"Op": "mkdir", "Err": 28}}})),
-        Reply(status=503, body=b"Disk quota exceeded"),
-    ],
-)
-def test_a_full_disk_is_reported_and_not_retried(lay: Lay, answer: Reply) -> None:
-    wire = lay(lambda _: answer)
-    with pytest.raises(RegistryError, match="the registry's disk is full") as caught:
-        connect().put_manifest("1.0", b"{}", IMAGE)
-    assert "Free space" in caught.value.hint
-    assert [line.split()[0] for line in wire.lines] == ["PUT", "HEAD"]
-
-
-def test_the_next_try_waits_as_long_as_the_registry_asks(lay: Lay, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr(threading.Event, "wait", lambda _, seconds: waits.append(seconds))
+def test_the_next_try_waits_as_long_as_the_registry_asks(lay: Lay) -> None:
+    stop = Stop()
     lay(lambda _: Reply(status=429, headers={"Retry-After": "3"}))
-    with pytest.raises(RegistryError, match="429 Too Many Requests: tried 3 times"):
-        connect().has_blob(DIGEST)
-    assert waits == [3, 3]
-
-
-def test_retry_after_longer_than_the_limit(lay: Lay) -> None:
-    wire = lay(lambda _: Reply(status=429, headers={"Retry-After": "3600"}))
-    with pytest.raises(RegistryError, match="429 Too Many Requests: asks to retry after 3600 s"):
-        connect().has_blob(DIGEST)
-    assert len(wire.seen) == 1
-
-
-def test_an_untrusted_certificate(lay: Lay) -> None:
-    wire = lay(lambda _: untrusted())
-    with pytest.raises(RegistryError, match=r"not trusted \(unable to get local issuer certificate") as caught:
-        connect().has_blob(DIGEST)
-    assert "SSL_CERT_FILE" in caught.value.hint
-    assert len(wire.seen) == 1
-
-
-@pytest.mark.parametrize(
-    ("reason", "message", "tries"),
-    [
-        ("WRONG_VERSION_NUMBER", "the server does not use https", 1),
-        ("SSLV3_ALERT_BAD_CERTIFICATE", "client certificate required, or not accepted", 1),
-        ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "client certificate required, or not accepted", 1),
-        ("TLSV1_ALERT_UNKNOWN_CA", "client certificate required, or not accepted", 1),
-        ("DECRYPTION_FAILED_OR_BAD_RECORD_MAC", "tried 3 times", 3),
-    ],
-)
-def test_failures_of_tls(lay: Lay, reason: str, message: str, tries: int) -> None:
-    """Others may be transient."""
-    cause = ssl.SSLError(1, "x")
-    cause.reason = reason
-    wire = lay(lambda _: requests.exceptions.SSLError(MaxRetryError(None, "/", cause)))  # type: ignore[arg-type]
-    with pytest.raises(RegistryError, match=message):
-        connect().has_blob(DIGEST)
-    assert len(wire.seen) == tries
-
-
-@pytest.mark.parametrize(("code", "tries"), [(socket.EAI_NONAME, 1), (socket.EAI_NODATA, 1), (socket.EAI_AGAIN, 3)])
-def test_an_unknown_host_is_final(lay: Lay, code: int, tries: int) -> None:
-    """A DNS server that is busy is not."""
-    cause = MaxRetryError(None, "/secret?signature=1", socket.gaierror(code, "x"))  # type: ignore[arg-type]
-    wire = lay(lambda _: requests.ConnectionError(cause))
-    with pytest.raises(RegistryError) as caught:
-        connect().has_blob(DIGEST)
-    assert isinstance(caught.value, NoRegistryError), "no other request would succeed"
-    assert ("unknown host" in str(caught.value)) == (tries == 1)
-    assert "signature" not in str(caught.value)
-    assert len(wire.seen) == tries
-
-
-@pytest.mark.parametrize(
-    ("number", "message"),
-    [
-        (errno.ECONNREFUSED, "connection refused"),
-        (errno.EHOSTUNREACH, "no route to host"),
-        (errno.ENETUNREACH, "network is unreachable"),
-    ],
-)
-def test_a_registry_that_cannot_be_reached_is_tried_once(lay: Lay, number: int, message: str) -> None:
-    """It was tried six times, in 12 to 27 seconds without a message, for each image."""
-    wire = lay(lambda _: without_connection(number))
-    with pytest.raises(NoRegistryError) as caught:
-        connect().mount(DIGEST, "a/other")
-    assert str(caught.value) == f"{HOST}: mounting blob {DIGEST[7:19]} of a/b from a/other: {message}"
-    assert "that the registry is running" in caught.value.hint
-    assert len(wire.seen) == 1
-
-
-def test_a_registry_that_never_answers_a_connection_cannot_be_reached(lay: Lay) -> None:
-    """Unlike one that answers slowly: a request for the next image may succeed."""
-    wire = lay(lambda _: requests.ConnectionError(ConnectTimeoutError("x")))
-    with pytest.raises(NoRegistryError, match="request timed out: tried 3 times"):
-        connect().has_blob(DIGEST)
-    assert len(wire.seen) == 3
-    lay(lambda _: requests.ReadTimeout("x"))
-    with pytest.raises(RegistryError) as caught:
-        connect().has_blob(DIGEST)
-    assert not isinstance(caught.value, NoRegistryError)
-
-
-def test_a_connection_that_is_lost_later_is_retried(lay: Lay) -> None:
-    """A route may vanish for a moment."""
-    wire = lay(lambda _: requests.ConnectionError(ProtocolError("aborted", OSError(errno.EHOSTUNREACH, "No route"))))
-    with pytest.raises(RegistryError, match="no route: tried 3 times"):
-        connect().has_blob(DIGEST)
-    assert len(wire.seen) == 3
-
-
-def test_a_request_that_is_tried_again_is_reported_once(lay: Lay) -> None:
-    """The retries take up to two minutes."""
-    lay(lambda _: Reply(status=503))
-    with pytest.warns(BuilderWarning) as warned, pytest.raises(RegistryError):
-        connect().has_blob(DIGEST)
-    action = f"checking blob {DIGEST[7:19]} of a/b"
-    message = f"{HOST}: {action}: answered 503 Service Unavailable: trying again, up to 2 times"
-    assert [str(each.message) for each in warned] == [message]
+    with pytest.raises(RegistryError):
+        connect().stoppable(stop).has_blob(DIGEST)
+    assert stop.waits == [3, 3]
 
 
 def test_the_machine_s_certificates_and_proxy(lay: Lay, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,54 +102,29 @@ def test_no_cookie_is_sent_back(lay: Lay) -> None:
     assert ["Cookie" in sent.headers for sent in wire.seen] == [False, False]
 
 
-def elsewhere(sent: Sent) -> Reply:
+@pytest.mark.parametrize(
+    ("place", "host"),
+    [
+        ("blobs.example.test/x?signature=1", "blobs.example.test"),
+        # requests takes the host before the backslash, urlsplit the one after it.
+        (f"elsewhere.test\\@{HOST}/x", "elsewhere.test"),
+        (f"elsewhere.test/@{HOST}/x", "elsewhere.test"),
+    ],
+)
+def test_a_redirect_is_followed_without_credentials(lay: Lay, docker_config: Path, place: str, host: str) -> None:
     """Blobs are on another host, as with many registries; a login is required."""
-    if sent.url.startswith("https://blobs.example.test"):
-        return Reply(body=CONTENT)
-    if "Authorization" not in sent.headers:
-        return Reply(status=401, headers={"WWW-Authenticate": "Basic realm=x"})
-    return Reply(status=307, headers={"Location": "https://blobs.example.test/x?signature=1"})
-
-
-def test_a_redirect_is_followed_without_credentials(lay: Lay, docker_config: Path) -> None:
-    docker_config.write_text(json.dumps({"auths": {HOST: {"auth": "bWU6eA=="}}}))
-    wire = lay(elsewhere)
-    assert connect().read_blob(DIGEST) == CONTENT
-    assert ["Authorization" in sent.headers for sent in wire.seen] == [False, True, False]
-
-
-@pytest.mark.parametrize("place", ["elsewhere.test", f"elsewhere.test\\@{HOST}", f"elsewhere.test/@{HOST}"])
-def test_a_redirect_that_hides_its_host_gets_no_credentials(lay: Lay, docker_config: Path, place: str) -> None:
-    """requests takes the host before the backslash, urlsplit the one after it."""
     docker_config.write_text(json.dumps({"auths": {HOST: {"auth": "bWU6eA=="}}}))
 
     def answer(sent: Sent) -> Reply:
-        if sent.url.startswith("https://elsewhere.test/"):
+        if sent.url.startswith(f"https://{host}/"):
             return Reply(body=CONTENT)
         if "Authorization" not in sent.headers:
             return Reply(status=401, headers={"WWW-Authenticate": "Basic realm=x"})
-        return Reply(status=307, headers={"Location": f"https://{place}/x"})
+        return Reply(status=307, headers={"Location": f"https://{place}"})
 
     wire = lay(answer)
     assert connect().read_blob(DIGEST) == CONTENT
     assert ["Authorization" in sent.headers for sent in wire.seen] == [False, True, False]
-
-
-def test_redirects_end(lay: Lay) -> None:
-    wire = lay(lambda _: Reply(status=302, headers={"Location": "/again"}))
-    with pytest.raises(RegistryError, match="more than 5 redirects"):
-        connect().read_blob(DIGEST)
-    assert len(wire.seen) == 5
-
-
-def test_a_small_blob_is_checked(lay: Lay, monkeypatch: pytest.MonkeyPatch) -> None:
-    lay(lambda _: Reply(body=b"other"))
-    with pytest.raises(RegistryError, match="content does not match its digest"):
-        connect().read_blob(DIGEST)
-    monkeypatch.setattr(http, "SMALL", 999)
-    lay(lambda _: Reply(body=CONTENT))
-    with pytest.raises(RegistryError, match="longer than 999 bytes"):
-        connect().read_blob(DIGEST)
 
 
 def serve(sent: Sent, *, ranges: bool, content: bytes = CONTENT) -> Reply:
@@ -315,9 +136,11 @@ def serve(sent: Sent, *, ranges: bool, content: bytes = CONTENT) -> Reply:
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_broken_download_is_resumed(lay: Lay, ranges: bool) -> None:
+    """Also if the registry sends the whole blob again."""
     wire = lay(lambda sent: serve(sent, ranges=ranges))
-    read: list[int] = []
-    connect().download(DIGEST, len(CONTENT), io.BytesIO(), read.append)
+    out, read = io.BytesIO(), list[int]()
+    connect().download(DIGEST, len(CONTENT), out, read.append)
+    assert out.getvalue() == CONTENT
     assert sum(read) == len(CONTENT)
     assert [sent.headers.get("Range") for sent in wire.seen] == [None, "bytes=400-", "bytes=800-"]
 
@@ -325,7 +148,7 @@ def test_a_broken_download_is_resumed(lay: Lay, ranges: bool) -> None:
 def test_a_download_without_progress_is_given_up(lay: Lay) -> None:
     """A registry that sends single bytes would be tried for years."""
     wire = lay(lambda sent: Reply(status=206 if "Range" in sent.headers else 200, body=b"x", broken=True))
-    with pytest.raises(RegistryError, match="tried 3 times"):
+    with pytest.raises(RegistryError):
         connect().download(DIGEST, len(CONTENT), io.BytesIO(), lambda _: None)
     assert [sent.headers.get("Range") for sent in wire.seen] == [None, "bytes=1-", "bytes=2-"]
 
@@ -338,8 +161,8 @@ def test_a_connection_that_breaks_after_the_last_byte(lay: Lay) -> None:
 
 @pytest.mark.parametrize("content", [CONTENT[:-1], CONTENT[:-1] + b"x", CONTENT + b"x"], ids=["short", "other", "long"])
 def test_a_download_is_checked(lay: Lay, content: bytes) -> None:
-    lay(lambda _: Reply(body=content))
-    with pytest.raises(RejectedError, match="content does not match its digest"):
+    lay(lambda sent: Reply(status=416) if "Range" in sent.headers else Reply(body=content))
+    with pytest.raises(RejectedError):
         connect().download(DIGEST, len(CONTENT), io.BytesIO(), lambda _: None)
 
 
@@ -351,17 +174,13 @@ def test_a_part_of_a_blob_is_read(lay: Lay) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "message"),
-    [
-        (Reply(body=CONTENT), "reading a part of blob .* range requests are not supported"),
-        (Reply(status=206, body=CONTENT), "longer than 10 bytes"),
-        (Reply(status=416), "answered 416"),
-    ],
+    "reply",
+    [Reply(body=CONTENT), Reply(status=206, body=CONTENT), Reply(status=416)],
     ids=["the whole blob", "longer", "not satisfiable"],
 )
-def test_an_answer_that_is_not_the_requested_part_is_refused(lay: Lay, reply: Reply, message: str) -> None:
+def test_an_answer_that_is_not_the_requested_part_is_refused(lay: Lay, reply: Reply) -> None:
     lay(lambda _: reply)
-    with pytest.raises(RejectedError, match=message):
+    with pytest.raises(RejectedError):
         connect().read_range(DIGEST, 10, 20)
 
 
@@ -386,7 +205,7 @@ def test_digests_and_manifests(lay: Lay) -> None:
     assert registry.manifest("none") is None
     assert registry.manifest("1.0") == Manifest.of(CONTENT, IMAGE)
     stored[DIGEST] = b"other"
-    with pytest.raises(RegistryError, match="content does not match its digest"):
+    with pytest.raises(RejectedError):
         registry.manifest(DIGEST)
 
 
@@ -406,45 +225,35 @@ class Tag:
         return Reply(headers={"Docker-Content-Digest": self.digest}) if self.digest else Reply(status=404)
 
 
+BLOB_UNKNOWN = Reply(status=400, body=errors({"code": "DIGEST_INVALID"}, {"code": "MANIFEST_BLOB_UNKNOWN"}))
+REFUSED = Reply(status=400, body=errors({"code": "MANIFEST_INVALID"}))
+
+
 @pytest.mark.parametrize("answer", [broken(), requests.ReadTimeout("x"), Reply(status=502), Reply(status=400)])
 def test_a_lost_response_is_no_failure(lay: Lay, answer: Reply | Exception) -> None:
     wire = lay(Tag([answer], stores=True))
     assert connect().put_manifest("1.0", CONTENT, IMAGE) == DIGEST
-    assert [line.split()[0] for line in wire.lines] == ["PUT", "HEAD"]
+    assert wire.methods == ["PUT", "HEAD"]
 
 
-@pytest.mark.parametrize("before", ["", digest_of_bytes(b"other")])
-def test_a_manifest_that_did_not_arrive_is_sent_again(lay: Lay, before: str) -> None:
-    wire = lay(Tag([broken(), Reply(status=201)], stores=False, before=before))
+@pytest.mark.parametrize(
+    ("answer", "before"),
+    [(broken(), ""), (broken(), digest_of_bytes(b"other")), (BLOB_UNKNOWN, "")],
+    ids=["cut", "cut, with another manifest before", "a blob that another client uploads again"],
+)
+def test_a_manifest_that_did_not_arrive_is_sent_again(lay: Lay, answer: Reply | Exception, before: str) -> None:
+    wire = lay(Tag([answer, Reply(status=201)], stores=False, before=before))
     assert connect().put_manifest("1.0", CONTENT, IMAGE) == DIGEST
-    assert [line.split()[0] for line in wire.lines] == ["PUT", "HEAD", "PUT"]
-    wire = lay(Tag([Reply(status=400, body=errors({"code": "MANIFEST_INVALID"}))], stores=False))
-    with pytest.raises(RegistryError, match=r"400 Bad Request \(MANIFEST_INVALID\)"):
-        connect().put_manifest("1.0", CONTENT, IMAGE)
-    assert [line.split()[0] for line in wire.lines] == ["PUT", "HEAD"]
+    assert wire.methods == ["PUT", "HEAD", "PUT"]
 
 
-BLOB_UNKNOWN = Reply(status=400, body=errors({"code": "DIGEST_INVALID"}, {"code": "MANIFEST_BLOB_UNKNOWN"}))
-
-
-def test_a_blob_that_another_client_uploads_again_is_waited_for(lay: Lay) -> None:
-    wire = lay(Tag([BLOB_UNKNOWN, Reply(status=201)], stores=False))
-    assert connect().put_manifest("1.0", CONTENT, IMAGE) == DIGEST
-    assert [line.split()[0] for line in wire.lines] == ["PUT", "HEAD", "PUT"]
-
-
-def test_a_blob_that_the_registry_lost_is_an_error(lay: Lay) -> None:
-    wire = lay(Tag([BLOB_UNKNOWN] * 9, stores=False))
-    with pytest.raises(RejectedError, match="MANIFEST_BLOB_UNKNOWN") as caught:
+@pytest.mark.parametrize(("answer", "tries"), [(REFUSED, 1), (BLOB_UNKNOWN, REFUSALS)], ids=["invalid", "a lost blob"])
+def test_a_manifest_that_is_refused(lay: Lay, answer: Reply, tries: int) -> None:
+    wire = lay(Tag([answer] * 9, stores=False))
+    with pytest.raises(RejectedError) as caught:
         connect(policy=replace(QUICK, retries=9)).put_manifest("1.0", CONTENT, IMAGE)
-    assert [line.split()[0] for line in wire.lines] == ["PUT", "HEAD"] * REFUSALS
-    assert "crane validate" in caught.value.hint
-
-
-def test_a_manifest_that_the_registry_changes(lay: Lay) -> None:
-    lay(lambda _: Reply(status=201, headers={"Docker-Content-Digest": digest_of_bytes(b"other")}))
-    with pytest.raises(RegistryError, match="stored different content"):
-        connect().put_manifest("1.0", CONTENT, IMAGE)
+    assert caught.value.code
+    assert wire.methods == ["PUT", "HEAD"] * tries
 
 
 def test_mount(lay: Lay) -> None:
@@ -462,7 +271,7 @@ def test_mount(lay: Lay) -> None:
     assert not registry.mount(DIGEST, "a/b"), "the same repository"
     assert wire.lines[0] == f"POST /v2/a/b/blobs/uploads/?mount={DIGEST.replace(':', '%3A')}&from=c%2Fd"
     assert wire.lines[2] == "DELETE /v2/a/b/blobs/uploads/1"
-    assert [line.split()[0] for line in wire.lines] == ["POST", "POST", "DELETE", "POST"], "a mounted blob is kept"
+    assert wire.methods == ["POST", "POST", "DELETE", "POST"], "a mounted blob is kept"
 
 
 def test_stopped(lay: Lay) -> None:
@@ -502,26 +311,24 @@ def test_stopped_during_a_download(lay: Lay, monkeypatch: pytest.MonkeyPatch) ->
     assert read == [100]
 
 
-@pytest.mark.parametrize("status", [200, 404])
+NOON = "Sun, 22 Nov 2026 12:00:01"
+
+
 @pytest.mark.parametrize(
-    ("header", "expected"),
+    ("status", "headers", "is_known"),
     [
-        ("Sun, 22 Nov 2026 13:00:01 GMT", datetime(2026, 11, 22, 13, 0, 1, tzinfo=UTC)),
-        ("Sun, 22 Nov 2026 13:00:01 -0000", datetime(2026, 11, 22, 13, 0, 1, tzinfo=UTC)),
-        ("", None),
-        ("yesterday", None),
+        (200, {"Date": f"{NOON} GMT"}, True),
+        (404, {"Date": f"{NOON} -0000"}, True),
+        (200, {}, False),
+        (200, {"Date": "yesterday"}, False),
+        (200, {"Date": f"{NOON} GMT", "Age": "86400"}, False),  # a cache repeats old answers
+        # It may hide a repository that does not exist yet.
+        *((status, {"Date": f"{NOON} GMT"}, False) for status in (400, 401, 403)),
     ],
 )
-def test_the_clock_of_a_registry(lay: Lay, status: int, header: str, expected: datetime | None) -> None:
-    lay(lambda _: Reply(status=status, headers={"Date": header} if header else {}))
-    assert connect().clock() == expected
-
-
-@pytest.mark.parametrize(("status", "headers"), [(403, {}), (401, {}), (400, {}), (200, {"Age": "86400"})])
-def test_a_registry_may_have_no_clock(lay: Lay, status: int, headers: dict[str, str]) -> None:
-    """It may hide a repository that does not exist yet, and a cache repeats old answers."""
-    lay(lambda _: Reply(status=status, headers={"Date": "Sun, 22 Nov 2026 13:00:01 GMT", **headers}))
-    assert connect().clock() is None
+def test_the_clock_of_a_registry(lay: Lay, status: int, headers: dict[str, str], is_known: bool) -> None:
+    lay(lambda _: Reply(status=status, headers=headers))
+    assert connect().clock() == (datetime(2026, 11, 22, 12, 0, 1, tzinfo=UTC) if is_known else None)
 
 
 def test_referrers_and_tags_are_read_page_by_page(lay: Lay) -> None:
@@ -534,12 +341,6 @@ def test_referrers_and_tags_are_read_page_by_page(lay: Lay) -> None:
     assert connect().list_tags() == ["a", "b", "c"]
     assert wire.lines == ["GET /v2/a/b/tags/list", "GET /v2/a/b/tags/list?last=2"]
     assert connect().referrers(DIGEST) == [b'{"tags": ["a", "b"]}', b'{"tags": ["c"]}']
-
-
-def test_a_list_without_an_end(lay: Lay) -> None:
-    lay(lambda _: Reply(body=b'{"tags": []}', headers={"Link": '</v2/a/b/tags/list?again>; rel="next"'}))
-    with pytest.raises(RegistryError, match="more than 100 pages"):
-        connect().list_tags()
 
 
 @pytest.mark.parametrize(
@@ -574,19 +375,13 @@ def test_a_redirect_within_the_registry_is_followed(lay: Lay) -> None:
 def test_a_failure_of_the_referrers_api_is_no_reason_for_another_list(lay: Lay, reply: Reply | Exception) -> None:
     """That list may be old: results that say that tests failed would be missing."""
     lay(lambda sent: reply if "/referrers/" in sent.path else Reply(headers={"Docker-Content-Digest": DIGEST}))
-    with pytest.raises(RegistryError, match="tried 3 times"):
+    with pytest.raises(RegistryError):
         connect().referrers(digest_of_bytes(b"image"))
 
 
-@pytest.mark.parametrize(
-    ("headers", "reason"),
-    [({}, "answered 429 Too Many Requests: tried 3 times"), ({"Retry-After": "3600"}, "asks to retry after 3600 s")],
-    ids=["retries", "a long wait"],
-)
+@pytest.mark.parametrize("headers", [{}, {"Retry-After": "3600"}], ids=["retries", "a long wait"])
 @pytest.mark.parametrize("has_list", [True, False])
-def test_a_limit_of_requests_for_the_referrers_api(
-    lay: Lay, has_list: bool, headers: dict[str, str], reason: str
-) -> None:
+def test_a_limit_of_requests_for_the_referrers_api(lay: Lay, has_list: bool, headers: dict[str, str]) -> None:
     """The list under the fallback tag is used if there is one; else an image would look as if nothing were attached."""
 
     def answer(sent: Sent) -> Reply:
@@ -599,7 +394,7 @@ def test_a_limit_of_requests_for_the_referrers_api(
     if has_list:
         assert connect().referrers(DIGEST) is None
     else:
-        with pytest.raises(RegistryError, match=f"listing what refers to {DIGEST[7:19]}: .*{reason}"):
+        with pytest.raises(RegistryError):
             connect().referrers(DIGEST)
 
 
@@ -626,18 +421,10 @@ def test_a_manifest_that_was_stored_with_status_200(lay: Lay) -> None:
     assert wire.lines == ["PUT /v2/a/b/manifests/tag"] * 2
 
 
-def test_a_repository_that_a_registry_hides_may_need_a_login(lay: Lay) -> None:
-    lay(lambda _: Reply(status=404, body=b'{"errors": [{"code": "NAME_UNKNOWN"}]}'))
-    with pytest.raises(RegistryError) as caught:
-        connect().put_manifest("tag", CONTENT, IMAGE)
-    assert "`create_repository`" in caught.value.hint
-    assert f"docker login {HOST}" in caught.value.hint
-
-
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"tags": 1}', b"{}", b"[" * 100_000])
 def test_a_list_of_tags_that_cannot_be_read(lay: Lay, body: bytes) -> None:
     lay(lambda _: Reply(body=body))
-    with pytest.raises(RegistryError, match="invalid answer"):
+    with pytest.raises(RegistryError):
         connect().list_tags()
 
 
@@ -655,24 +442,6 @@ def test_a_manifest_is_stored_once_without_a_retry(lay: Lay) -> None:
     assert wire.lines == ["PUT /v2/a/b/manifests/tag"]
 
 
-@pytest.mark.parametrize("ranges", [True, False])
-def test_a_download_that_was_cut_is_written_once(lay: Lay, ranges: bool) -> None:
-    """Also if the registry sends the whole blob again."""
-    lay(lambda sent: serve(sent, ranges=ranges))
-    out = io.BytesIO()
-    counts: list[int] = []
-    connect().download(DIGEST, len(CONTENT), out, counts.append)
-    assert out.getvalue() == CONTENT
-    assert sum(counts) == len(CONTENT)
-
-
-@pytest.mark.parametrize("content", [b"other", CONTENT + b"more", CONTENT[:-1]], ids=["other", "longer", "shorter"])
-def test_a_download_of_other_bytes(lay: Lay, content: bytes) -> None:
-    lay(lambda sent: Reply(status=416) if "Range" in sent.headers else Reply(body=content))
-    with pytest.raises(RejectedError):
-        connect().download(DIGEST, len(CONTENT), io.BytesIO(), lambda _: None)
-
-
 @pytest.mark.parametrize(("status", "existed"), [(202, True), (200, True), (404, False)])
 def test_a_manifest_is_deleted(lay: Lay, status: int, existed: bool) -> None:
     wire = lay(lambda _: Reply(status=status))
@@ -681,12 +450,17 @@ def test_a_manifest_is_deleted(lay: Lay, status: int, existed: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "refused"),
-    [(405, "", True), (400, "UNSUPPORTED", True), (403, "DENIED", True), (403, "OTHER", False), (400, "", False)],
+    ("status", "code", "kind"),
+    [
+        (405, "", RegistryError),
+        (400, "UNSUPPORTED", RegistryError),
+        (403, "DENIED", RegistryError),
+        (403, "OTHER", RejectedError),
+        (400, "", RejectedError),
+    ],
 )
-def test_a_registry_that_does_not_delete(lay: Lay, status: int, code: str, refused: bool) -> None:
+def test_a_registry_that_does_not_delete(lay: Lay, status: int, code: str, kind: type[RegistryError]) -> None:
     lay(lambda _: Reply(status=status, body=errors({"code": code}) if code else b""))
     with pytest.raises(RegistryError) as caught:
         connect().delete_manifest(DIGEST)
-    assert ("the registry does not allow deletion" in str(caught.value)) is refused
-    assert ("docs/registries.md" in caught.value.hint) is refused
+    assert type(caught.value) is kind

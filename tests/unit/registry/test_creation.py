@@ -80,9 +80,8 @@ def test_once_for_each_repository_in_a_run(lay: Lay, service: CreatingService) -
     """Some registries report no repository until it has a manifest."""
     service.creates = False
     for repository in ("a/b", "a/b", "a/c"):
-        with pytest.raises(RegistryError) as caught:
+        with pytest.raises(RegistryError):
             send(lay, service, repository)
-        assert "create_repository" in caught.value.hint
     assert [command[2] for command in service.commands] == ["--name=a/b", "--name=a/c"]
 
 
@@ -97,6 +96,7 @@ def test_no_command_is_run_for_a_repository_that_exists_or_without_the_setting(
 
 FAILURES = [
     ((254, "\n\x1b[31mdenied by http://me:pw@mirror.example.test/x\nmore"), "254: denied by http://<mirror>/x"),
+    ((1, "denied by \x1b[1mmirror.example.test\x1b[0m"), "1: denied by <mirror>"),
     ((1, "no \udcff"), "aws: exit status 1: no \ufffd"),
     ((-9, ""), "aws: exit status -9: no message"),
     (subprocess.TimeoutExpired("x", 1), "aws timed out after 120 s"),
@@ -113,12 +113,7 @@ def test_a_failing_command(
         send(lay, service)
     assert str(caught.value).startswith(f"{HOST}: creating a/b: aws")
     assert str(caught.value).endswith(message)
-
-
-def test_a_colour_does_not_show_the_name_of_a_mirror(lay: Lay, service: CreatingService) -> None:
-    service.outcome, service.creates = (1, "denied by \x1b[1mmirror.example.test\x1b[0m"), False
-    with pytest.raises(RegistryError, match="denied by <mirror>"):
-        send(lay, service)
+    assert caught.value.hint.startswith("Check `create_repository` in matrix.yaml")
 
 
 @pytest.mark.parametrize("outcome", [outcome for outcome, _ in FAILURES])
@@ -129,6 +124,6 @@ def test_another_machine_created_it(lay: Lay, service: CreatingService, outcome:
 
 def test_a_registry_that_does_not_answer_runs_nothing(lay: Lay, service: CreatingService) -> None:
     lay(lambda _: Reply(status=403))
-    with pytest.raises(RegistryError, match="403"):
+    with pytest.raises(RegistryError):
         connect(host=MACHINE).create_missing()
     assert not service.commands
