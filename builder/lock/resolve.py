@@ -6,17 +6,13 @@ changes the lock of another group. Groups share wheels because each prefers the 
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from builder.common.errors import FetchError, LockError, UnreachableError
 from builder.common.text import counted
 from builder.host import Host
-from builder.index.local_index import LocalIndex, serve_index
-from builder.index.releases import Index
-from builder.index.wheels import KeptWheel, LockedWheel
+from builder.index.wheels import LockedWheel
 from builder.lock import checks, lockfile, uv
 from builder.lock.lockfile import Basis, Lock, LockedComponent
 from builder.lock.uv import ListedWheels, Target, Uv
@@ -27,118 +23,41 @@ from builder.matrix.schema import Matrix
 
 
 class Resolver:
-    """Resolves groups of cells. `sizes` are known sizes of wheels, by SHA-256, so that each is requested once."""
+    """Resolves groups of cells with `uv`. `matrix` replaces that of the project.
 
-    def __init__(
-        self,
-        project: Project,
-        host: Host,
-        *,
-        say: Callable[[str], None],
-        matrix: Matrix | None = None,
-        run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run,
-        catalogue: Index | None = None,
-        serve: Callable[[Index, Mapping[str, KeptWheel]], AbstractContextManager[tuple[str, LocalIndex]]] = serve_index,
-    ) -> None:
-        """`matrix` replaces that of the project; `run` runs uv.
+    `sizes` are known sizes of wheels, by SHA-256, so that each is requested once.
+    """
 
-        `catalogue` replaces the index of `host`, if packages come from named indexes, and `serve` serves it to uv.
-        """
+    def __init__(self, project: Project, host: Host, say: Callable[[str], None], matrix: Matrix | None = None) -> None:
         self.matrix = matrix or project.matrix
-        self.host = host
         self.say = say
-        self.uv = Uv(host, run, catalogue or Index(host.index), serve, project.scratch)
+        self.uv = Uv(host, project.scratch)
         self.sizes: dict[str, int] = {}
-        self.toolkits: dict[tuple[str, str, str, frozenset[tuple[str, str]]], Mapping[str, str]] = {}
+        self._toolkits: dict[tuple[str, str, str, frozenset[tuple[str, str]]], Mapping[str, str]] = {}
 
-    def resolve(self, group: Sequence[Cell], present: Lock | None, prefer: Mapping[str, str]) -> Lock:
+    def lock(self, group: Sequence[Cell], present: Lock | None, prefer: Mapping[str, str]) -> Lock:
         """The lock of a group, from its own requirements alone.
 
         Components of the lock `present` with the same requirements are kept, if the new ones fit beside them. Else all
         is resolved, with the versions in `prefer` and in `present` where they still fit. Raises LockError.
         """
-        return _Resolution(self).lock(group, present, prefer)
-
-    def reason(self, cell: Cell) -> str:
-        """The reason that a cell, in the matrix or not, does not resolve to wheels, or an empty string.
-
-        Names the requirement or constraint of matrix.yaml that causes it, if there is one. Raises FetchError if the
-        index cannot be reached.
-        """
-        needs, basis = lockfile.requirements(self.matrix, cell), lockfile.basis(self.matrix, cell)
-        try:
-            if reason := self._failure(cell, needs, basis):
-                for setting, other_needs, other_basis in self._without_one_setting(cell, needs, basis):
-                    if not self._failure(cell, other_needs, other_basis):
-                        return f"matrix.yaml: {setting} causes the conflict; without it, this resolves. {reason}"
-            return reason
-        except UnreachableError as error:
-            raise FetchError(str(error), hint=error.hint) from error
-
-    def _failure(self, cell: Cell, needs: Mapping[str, list[str]], basis: Basis) -> str:
-        """The reason that requirements do not resolve, or an empty string."""
-        try:
-            resolution = _Resolution(self)
-            versions = resolution.versions(cell, needs, basis)
-            closures = {name: resolution.closure(cell, packages, versions) for name, packages in needs.items()}
-            wheels = {name: wheel for closure in closures.values() for name, (wheel, _) in closure.items()}
-            _check(self.matrix, cell, closures, wheels)
-        except UnreachableError:
-            raise
-        except LockError as error:
-            return str(error)
-        return ""
-
-    def _without_one_setting(
-        self, cell: Cell, needs: Mapping[str, list[str]], basis: Basis
-    ) -> Iterator[tuple[str, Mapping[str, list[str]], Basis]]:
-        """Each optional setting of matrix.yaml for a cell, and the requirements and basis without it."""
-        framework = self.matrix.frameworks[cell.framework]
-        line = f'frameworks.{cell.framework}.versions."{cell.line}"'
-        for bound in basis.constraints:
-            others = [other for other in basis.constraints if other != bound]
-            yield f"{line}.constraints: {bound}", needs, replace(basis, constraints=others)
-        if basis.toolkit:
-            yield f'cuda."{cell.cuda}".toolkit: {basis.toolkit}', needs, replace(basis, toolkit="")
-        for component, packages in needs.items():
-            for package in packages:
-                if package == f"{framework.package_for(cell.cuda)}=={cell.release}":
-                    continue
-                is_of_line = package in framework.versions[cell.line].packages
-                place = f"{line}.packages" if is_of_line else f"components.{component}.packages"
-                left = {**needs, component: [other for other in packages if other != package]}
-                yield f"{place}: {package}", left, basis
-
-
-@dataclass(frozen=True)
-class _Resolution:
-    """One resolution of a group."""
-
-    resolver: Resolver
-
-    @property
-    def matrix(self) -> Matrix:
-        return self.resolver.matrix
-
-    def lock(self, group: Sequence[Cell], kept: Lock | None, prefer: Mapping[str, str]) -> Lock:
-        """The lock of a group, with the parts of the lock `kept` that fit."""
-        cell, say = group[0], self.resolver.say
+        cell = group[0]
         needs, basis = lockfile.group_requirements(self.matrix, group), lockfile.basis(self.matrix, cell)
-        preferred = {**prefer, **(kept.versions if kept else {})}
+        preferred = {**prefer, **(present.versions if present else {})}
         # Locked wheels stay as they are where they can: a new variant must not change the wheels of other images.
         parts: dict[str, LockedComponent] = {}
         wheels: dict[str, LockedWheel] = {}
-        if kept and kept.basis == basis:
-            still_needed = {component: part for component, part in kept.components.items() if component in needs}
+        if present and present.basis == basis:
+            still_needed = {component: part for component, part in present.components.items() if component in needs}
             names = {name for part in still_needed.values() for name in part.wheels}
-            kept_wheels = {wheel.name: wheel for wheel in kept.wheels if wheel.name in names}
+            kept_wheels = {wheel.name: wheel for wheel in present.wheels if wheel.name in names}
             indexes = cells.indexes_of_packages(self.matrix, cell)
             if all(part.requirements == needs[component] for component, part in still_needed.items()) and all(
                 wheel.index == indexes.get(name, "") for name, wheel in kept_wheels.items()
             ):
                 parts, wheels = still_needed, kept_wheels
         if parts.keys() != needs.keys():
-            say(f"{cell.group}: resolving {counted(sum(map(len, needs.values())), 'requirement')}")
+            self.say(f"{cell.group}: resolving {counted(sum(map(len, needs.values())), 'requirement')}")
             new = [component for component in needs if component not in parts]
             try:
                 pins = {name: wheel.version for name, wheel in wheels.items()}
@@ -148,7 +67,7 @@ class _Resolution:
                     raise
                 reason = str(error).split("\n", maxsplit=1)[-1].strip()
                 unfit = ", ".join(new)
-                say(f"{cell.group}: no versions of {unfit} fit the locked wheels; resolving all again: {reason}")
+                self.say(f"{cell.group}: no versions of {unfit} fit the locked wheels; resolving all again: {reason}")
                 parts, wheels, new = {}, {}, list(needs)
                 versions = self.versions(cell, needs, basis, preferred=preferred)
             # The versions are chosen for all components together. Each then has a list of its own, so that an image has
@@ -185,10 +104,10 @@ class _Resolution:
         if basis.toolkit:
             indexes = frozenset(cells.indexes_of_packages(self.matrix, cell).items())
             key = basis.toolkit, basis.python, basis.platform, indexes
-            if key not in self.resolver.toolkits:
+            if key not in self._toolkits:
                 text = self._compile(cell, [f"{lockfile.TOOLKIT}[all]=={basis.toolkit}"], (), {})
-                self.resolver.toolkits[key] = uv.parse_versions(text)
-            versions |= self.resolver.toolkits[key]
+                self._toolkits[key] = uv.parse_versions(text)
+            versions |= self._toolkits[key]
         packages = sorted({package for packages in needs.values() for package in packages})
         constraints = [*basis.constraints, *uv.pinned(pins or {})]
         return uv.parse_versions(self._compile(cell, packages, constraints, versions))
@@ -196,7 +115,7 @@ class _Resolution:
     def closure(self, cell: Cell, packages: Sequence[str], versions: Mapping[str, str]) -> ListedWheels:
         """The wheels for all that some requirements need."""
         pylock = self._compile(cell, packages, uv.pinned(versions))
-        return self.resolver.uv.wheels(Target.of(self.matrix, cell), pylock)
+        return self.uv.wheels(Target.of(self.matrix, cell), pylock)
 
     def _compile(
         self,
@@ -206,18 +125,67 @@ class _Resolution:
         preferred: Mapping[str, str] | None = None,
     ) -> str:
         """The output of uv, see `Uv.compile`."""
-        return self.resolver.uv.compile(Target.of(self.matrix, cell), packages, constraints, preferred)
+        return self.uv.compile(Target.of(self.matrix, cell), packages, constraints, preferred)
 
     def _with_sizes(self, cell: Cell, listed: ListedWheels) -> dict[str, LockedWheel]:
         """Wheels by name. The sizes that the index does not list, and that are not known yet, are requested."""
-        sizes = self.resolver.sizes
+        sizes = self.sizes
         for wheel, _ in listed.values():
             if wheel.size:
                 sizes.setdefault(wheel.sha256, wheel.size)
         if unknown := {wheel.sha256: (wheel, url) for wheel, url in listed.values() if wheel.sha256 not in sizes}:
-            self.resolver.say(f"{cell.group}: getting the size of {counted(len(unknown), 'wheel')}")
-            sizes |= self.resolver.uv.sizes(Target.of(self.matrix, cell), unknown)
+            self.say(f"{cell.group}: getting the size of {counted(len(unknown), 'wheel')}")
+            sizes |= self.uv.sizes(Target.of(self.matrix, cell), unknown)
         return {name: replace(wheel, size=sizes[wheel.sha256]) for name, (wheel, _) in listed.items()}
+
+    def reason(self, cell: Cell) -> str:
+        """The reason that a cell, in the matrix or not, does not resolve to wheels, or an empty string.
+
+        Names the requirement or constraint of matrix.yaml that causes it, if there is one. Raises FetchError if the
+        index cannot be reached.
+        """
+        needs, basis = lockfile.requirements(self.matrix, cell), lockfile.basis(self.matrix, cell)
+        try:
+            if reason := self._failure(cell, needs, basis):
+                for setting, other_needs, other_basis in self._without_one_setting(cell, needs, basis):
+                    if not self._failure(cell, other_needs, other_basis):
+                        return f"matrix.yaml: {setting} causes the conflict; without it, this resolves. {reason}"
+            return reason
+        except UnreachableError as error:
+            raise FetchError(str(error), hint=error.hint) from error
+
+    def _failure(self, cell: Cell, needs: Mapping[str, list[str]], basis: Basis) -> str:
+        """The reason that requirements do not resolve, or an empty string."""
+        try:
+            versions = self.versions(cell, needs, basis)
+            closures = {name: self.closure(cell, packages, versions) for name, packages in needs.items()}
+            wheels = {name: wheel for closure in closures.values() for name, (wheel, _) in closure.items()}
+            _check(self.matrix, cell, closures, wheels)
+        except UnreachableError:
+            raise
+        except LockError as error:
+            return str(error)
+        return ""
+
+    def _without_one_setting(
+        self, cell: Cell, needs: Mapping[str, list[str]], basis: Basis
+    ) -> Iterator[tuple[str, Mapping[str, list[str]], Basis]]:
+        """Each optional setting of matrix.yaml for a cell, and the requirements and basis without it."""
+        framework = self.matrix.frameworks[cell.framework]
+        line = f'frameworks.{cell.framework}.versions."{cell.line}"'
+        for bound in basis.constraints:
+            others = [other for other in basis.constraints if other != bound]
+            yield f"{line}.constraints: {bound}", needs, replace(basis, constraints=others)
+        if basis.toolkit:
+            yield f'cuda."{cell.cuda}".toolkit: {basis.toolkit}', needs, replace(basis, toolkit="")
+        for component, packages in needs.items():
+            for package in packages:
+                if package == f"{framework.package_for(cell.cuda)}=={cell.release}":
+                    continue
+                is_of_line = package in framework.versions[cell.line].packages
+                place = f"{line}.packages" if is_of_line else f"components.{component}.packages"
+                left = {**needs, component: [other for other in packages if other != package]}
+                yield f"{place}: {package}", left, basis
 
 
 def _check(matrix: Matrix, cell: Cell, names: Mapping[str, Iterable[str]], wheels: Mapping[str, LockedWheel]) -> None:

@@ -23,7 +23,7 @@ from builder.common.errors import LockError, UnreachableError, choose_again
 from builder.common.http import Fault
 from builder.common.tasks import thread_pool
 from builder.host import Host
-from builder.index.local_index import LocalIndex
+from builder.index.local_index import LocalIndex, serve_index
 from builder.index.releases import UPLOAD_AGAIN, Index
 from builder.index.session import DOCTOR, POOL, IndexSession, authority_hint, failure_sentence
 from builder.index.settings import IndexSettings
@@ -84,19 +84,15 @@ class Target:
 
 
 class Uv:
-    """uv with the settings of this machine. `catalogue` has the packages of named indexes; `serve` serves it to uv.
+    """uv with the settings of this machine: `run` runs it. `scratch` makes a folder for temporary files.
 
-    `scratch` makes a folder for temporary files.
+    `catalogue` has the packages of named indexes; `serve` serves it to uv.
     """
 
-    def __init__(
-        self,
-        host: Host,
-        run: Callable[..., subprocess.CompletedProcess[str]],
-        catalogue: Index,
-        serve: Callable[[Index, Mapping[str, KeptWheel]], AbstractContextManager[tuple[str, LocalIndex]]],
-        scratch: Callable[[], TemporaryDirectory[str]] = TemporaryDirectory,
-    ) -> None:
+    def __init__(self, host: Host, scratch: Callable[[], TemporaryDirectory[str]] = TemporaryDirectory) -> None:
+        self.run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
+        self.catalogue = Index(host.index)
+        self.serve: Callable[..., AbstractContextManager[tuple[str, LocalIndex]]] = serve_index
         self._scratch = scratch
         self._index = host.index
         # The main index alone: uv would take a package from the first index that has it.
@@ -107,9 +103,6 @@ class Uv:
         }
         self._environ = {**environ, **host.index.environment()}
         self._hide = host.hide
-        self._run = run
-        self._catalogue = catalogue
-        self._serve = serve
 
     def compile(
         self,
@@ -126,8 +119,8 @@ class Uv:
             here, environ, local = Path(stack.enter_context(self._scratch())), self._environ, None
             indexes = target.indexes
             if indexes or target.kept:
-                index = self._catalogue.with_indexes(indexes)
-                address, local = stack.enter_context(self._serve(index, target.kept))
+                index = self.catalogue.with_indexes(indexes)
+                address, local = stack.enter_context(self.serve(index, target.kept))
                 no_proxy = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1")
                 # A cache of its own: the user's one would keep the pages of private packages.
                 environ = environ | {"UV_DEFAULT_INDEX": address, "UV_CACHE_DIR": str(here / "cache"), **no_proxy}
@@ -147,7 +140,7 @@ class Uv:
                 *(f"--prerelease-package={name}=allow" for name in target.kept),
             ]  # fmt: skip
             try:
-                done = self._run(
+                done = self.run(
                     command,
                     env=environ,
                     cwd=here,
@@ -193,7 +186,7 @@ class Uv:
         wheels: ListedWheels = {name: _best_wheel(target, name, table) for name, table in tables.items()}
         indexes = target.indexes
         if indexes or target.kept:  # the addresses are those of the local index
-            catalogue = self._catalogue.with_indexes(indexes)
+            catalogue = self.catalogue.with_indexes(indexes)
             for name, (wheel, _) in wheels.items():
                 if name in target.kept:
                     wheels[name] = target.kept[name].wheel, ""

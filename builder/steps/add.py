@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import platform
 import re
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,8 +38,6 @@ from builder.evidence.results import OWN, Evidence, Report, coverage_of
 from builder.evidence.signing import Signer, Trust
 from builder.host import Apt
 from builder.index.download import Fetcher
-from builder.index.local_index import serve_index
-from builder.index.releases import Index
 from builder.index.wheels import LockedWheel, is_cuda_wheel
 from builder.layers import oci, wheel
 from builder.layers.blobs import Descriptor
@@ -132,10 +129,9 @@ def add(run: Run, additions: Sequence[Addition], options: AddOptions) -> list[Ad
     """
     # apt takes 0.5 s, and no archive of Debian is used here.
     run = replace(run, host=replace(run.host, archives=Apt()))
-    catalogue, progress = Index(run.host.index), Meter(run.view, "wheels", "fetched", 0).add
-    program = Uv(run.host, subprocess.run, catalogue, serve_index)
+    program, progress = Uv(run.host), Meter(run.view, "wheels", "fetched", 0).add
     fetcher = Fetcher(
-        run.host.index, run.store.downloads, progress=progress, warn=run.view.say_once, catalogue=catalogue
+        run.host.index, run.store.downloads, progress=progress, warn=run.view.say_once, catalogue=program.catalogue
     )
     made: list[Added] = []
     for addition in additions:

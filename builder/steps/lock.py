@@ -234,7 +234,7 @@ def _lock_wheels(
             preferred |= {name: version for name, version in lock.versions.items() if name not in packages}
             lock = None
         try:
-            new.append(resolver.resolve(cells, lock, preferred))
+            new.append(resolver.lock(cells, lock, preferred))
         except BuilderError as error:
             failures[group] = error
     before = {lock.group: previous.wheels for lock in new if (previous := present[lock.group])}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,6 @@ import pytest
 from builder.common.errors import FetchError, LockError
 from builder.host import Host
 from builder.index.download import Fetcher
-from builder.index.local_index import serve_index
-from builder.index.releases import Index
 from builder.index.settings import IndexSettings
 from builder.lock.uv import Target, Uv
 from tests.integration import wheels
@@ -43,8 +40,7 @@ def settings_of(folder: Path) -> IndexSettings:
 
 
 def uv_of(folder: Path) -> Uv:
-    host = Host(index=settings_of(folder))
-    return Uv(host, subprocess.run, Index(host.index), serve_index)
+    return Uv(Host(index=settings_of(folder)))
 
 
 def test_wheels_of_a_folder_are_locked_and_fetched_by_their_hash(folder: Path, tmp_path: Path) -> None:

@@ -268,14 +268,15 @@ class Uv:
         self, project: Project, index: IndexSettings | None = None, *, sizes: Mapping[str, int] | None = None
     ) -> Resolver:
         host = Host(index=index or IndexSettings())
-        resolver = Resolver(project, host, say=self.messages.append, run=self)
+        resolver = Resolver(project, host, self.messages.append)
+        resolver.uv.run = self
         resolver.sizes.update(sizes or {})
         return resolver
 
     def resolve(
         self, project: Project, group: str, present: Lock | None = None, prefer: Mapping[str, str] | None = None
     ) -> Lock:
-        return self.resolver(project).resolve(project.groups[group], present, prefer or {})
+        return self.resolver(project).lock(project.groups[group], present, prefer or {})
 
     def __call__(self, command: list[str], *, env: dict[str, str], **_: object) -> subprocess.CompletedProcess[str]:
         self.commands.append(command)
@@ -361,7 +362,7 @@ def test_wheels_for_arm64_are_for_its_platform(edit: Edit, uv: Uv) -> None:
     project = edit('python: ["3.11", "3.9"]', 'python: ["3.11", "3.9"]\n        arch: [amd64, arm64]')
     uv.linux = "manylinux_2_28_aarch64"
     resolver = uv.resolver(project)
-    lock = resolver.resolve(project.groups[f"{GROUP}-arm64"], None, {})
+    lock = resolver.lock(project.groups[f"{GROUP}-arm64"], None, {})
     platforms = {command[command.index("--python-platform") + 1] for command in uv.commands}
     assert platforms == {"aarch64-manylinux_2_36"}
     assert lock.basis.platform == "aarch64"
@@ -370,7 +371,7 @@ def test_wheels_for_arm64_are_for_its_platform(edit: Edit, uv: Uv) -> None:
     }
     assert lockfile.parse_lock(lockfile.dump(lock), "x", lock.group) == lock
     uv.linux = LINUX
-    resolver.resolve(project.groups[GROUP], None, {})
+    resolver.lock(project.groups[GROUP], None, {})
     assert len([call for call in uv.calls if call.is_toolkit]) == 2, (
         "the toolkit of one platform is not that of another"
     )
@@ -440,7 +441,7 @@ def test_versions_of_the_toolkit_do_not_override_what_a_framework_pins(tiny: Pro
 def test_the_toolkit_is_resolved_once_for_each_python(tiny: Project, uv: Uv) -> None:
     resolver = uv.resolver(tiny)
     for group in ("em-1.10-cu1210-py39", "qz-0.5-cu1210-py39", GROUP, NO_TOOLKIT):
-        resolver.resolve(tiny.groups[group], None, {})
+        resolver.lock(tiny.groups[group], None, {})
     assert [(call.packages, call.python) for call in uv.calls if call.is_toolkit] == [
         ([TOOLKIT], "3.9"),
         ([TOOLKIT], "3.11"),
@@ -501,15 +502,15 @@ def test_the_size_of_a_wheel_is_requested_once(tiny: Project, uv: Uv) -> None:
         return [message for message in uv.messages if "size" in message]
 
     resolver = uv.resolver(tiny)
-    first = resolver.resolve(tiny.groups["em-1.10-cu129-py311"], None, {})
-    second = resolver.resolve(tiny.groups[NO_TOOLKIT], None, {})
+    first = resolver.lock(tiny.groups["em-1.10-cu129-py311"], None, {})
+    second = resolver.lock(tiny.groups[NO_TOOLKIT], None, {})
     assert sizes() == [
         f"em-1.10-cu129-py311: getting the size of {len(first.wheels)} wheels",
         f"{NO_TOOLKIT}: getting the size of 1 wheel",
     ]
     uv.messages.clear()
     resolver = uv.resolver(tiny, sizes={wheel.sha256: 77 for wheel in second.wheels})
-    again = resolver.resolve(tiny.groups[NO_TOOLKIT], None, {})
+    again = resolver.lock(tiny.groups[NO_TOOLKIT], None, {})
     assert {wheel.size for wheel in again.wheels} == {77}
     assert sizes() == []
 
@@ -819,7 +820,7 @@ def test_the_mirror_is_not_named(tiny: Project, uv: Uv) -> None:
     uv.result = 2, "error: Failed to fetch: https://me:pw@mirror.example.test/simple/x/"
     index = IndexSettings(url="https://me:pw@mirror.example.test/simple")
     with pytest.raises(LockError) as caught:
-        uv.resolver(tiny, index).resolve(tiny.groups[GROUP], None, {})
+        uv.resolver(tiny, index).lock(tiny.groups[GROUP], None, {})
     assert "Failed to fetch: https://<mirror>/simple/x/" in str(caught.value)
     assert "pw" not in str(caught.value)
 
@@ -828,9 +829,10 @@ def test_a_uv_that_stalls(tiny: Project) -> None:
     def stall(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         raise subprocess.TimeoutExpired(command, uv_program.TIMEOUT_S)
 
-    resolver = Resolver(tiny, Host(), say=lambda _: None, run=stall)
+    resolver = Resolver(tiny, Host(), lambda _: None)
+    resolver.uv.run = stall
     with pytest.raises(UnreachableError, match=rf"^{GROUP}: uv timed out after {uv_program.TIMEOUT_S} s"):
-        resolver.resolve(tiny.groups[GROUP], None, {})
+        resolver.lock(tiny.groups[GROUP], None, {})
 
 
 def test_a_file_that_the_index_lists_but_does_not_have(tiny: Project, uv: Uv) -> None:
@@ -840,9 +842,10 @@ def test_a_file_that_the_index_lists_but_does_not_have(tiny: Project, uv: Uv) ->
             path.unlink()
         return done
 
-    resolver = Resolver(tiny, Host(), say=uv.messages.append, run=lose)
+    resolver = Resolver(tiny, Host(), uv.messages.append)
+    resolver.uv.run = lose
     with pytest.raises(LockError, match=rf"^{GROUP}: the index does not serve emberkit-2.0-py3-none-any.whl"):
-        resolver.resolve(tiny.groups[GROUP], None, {})
+        resolver.lock(tiny.groups[GROUP], None, {})
 
 
 def test_sizes_are_requested_with_the_settings_of_the_index(
@@ -852,7 +855,7 @@ def test_sizes_are_requested_with_the_settings_of_the_index(
     wire = Wire.install(monkeypatch, lambda _: Reply(headers={"Content-Length": "7"}))
     monkeypatch.setattr(Path, "as_uri", lambda path: f"https://index.example.test/files/{path.name}")
     settings = IndexSettings(url="https://me:pw@index.example.test/simple", trusted_host="index.example.test")
-    lock = uv.resolver(tiny, settings).resolve(tiny.groups[NO_TOOLKIT], None, {})
+    lock = uv.resolver(tiny, settings).lock(tiny.groups[NO_TOOLKIT], None, {})
     assert {wheel.size for wheel in lock.wheels} == {7}
     assert len(wire.seen) == len(lock.wheels)
     for sent in wire.seen:
@@ -861,7 +864,7 @@ def test_sizes_are_requested_with_the_settings_of_the_index(
         assert sent.options["verify"] is False
     wire.answers = lambda _: Reply(status=403)
     with pytest.raises(LockError, match=r"-any\.whl: the index returned 403 Forbidden"):
-        uv.resolver(tiny, settings).resolve(tiny.groups[NO_TOOLKIT], None, {})
+        uv.resolver(tiny, settings).lock(tiny.groups[NO_TOOLKIT], None, {})
 
 
 # ---- indexes
@@ -895,12 +898,10 @@ def resolve_with_indexes(
     resolver = Resolver(
         project,
         Host(index=IndexSettings().with_index("company", "https://python.example.test/simple")),
-        say=uv.messages.append,
-        run=uv,
-        catalogue=Listing(uv),
-        serve=serve,
+        uv.messages.append,
     )
-    return resolver.resolve(project.groups[group], present, {})
+    resolver.uv.run, resolver.uv.catalogue, resolver.uv.serve = uv, Listing(uv), serve
+    return resolver.lock(project.groups[group], present, {})
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ class FakeResolver:
         """The lines of the latest update."""
         return self.console.text.splitlines()
 
-    def lock(
+    def run(
         self,
         project: Project,
         names: Sequence[str],
@@ -93,7 +93,7 @@ class FakeResolver:
 
     def update(self, project: Project, *names: str, **options: Any) -> list[str]:
         """The changed paths; raises the error for what failed."""
-        updated = self.lock(project, names, **options)
+        updated = self.run(project, names, **options)
         if updated.error:
             raise updated.error
         return list(updated.written)
@@ -102,7 +102,7 @@ class FakeResolver:
     def resolved(self) -> list[str]:
         return list(self.preferred)
 
-    def resolve(self, group: Sequence[Cell], present: Lock | None, prefer: Mapping[str, str]) -> Lock:
+    def lock(self, group: Sequence[Cell], present: Lock | None, prefer: Mapping[str, str]) -> Lock:
         name = group[0].group
         assert list(group) == self.project.groups[name], "a group is resolved as a whole"
         assert name not in self.preferred, "a group is resolved once"
@@ -473,7 +473,7 @@ PYTHON_LOCK = "locks/python-3.11.15.json"
 
 
 def update_pythons(project: Project, unknown: str = "") -> locking.Updated:
-    return FakeResolver().lock(project, ["*"], builds=locks.FakeBuilds(unknown))
+    return FakeResolver().run(project, ["*"], builds=locks.FakeBuilds(unknown))
 
 
 def test_the_build_of_uv_is_locked_once(edit: Edit) -> None:
