@@ -24,7 +24,7 @@ from builder.common.text import counted, listed, size
 from builder.compat import gpus
 from builder.debian import os_lock
 from builder.debian.archives import HERE, STORE, Archives
-from builder.debian.os_lock import OsLock
+from builder.debian.os_lock import OS_LOCKS, OsLock
 from builder.engine.client import Engine
 from builder.engine.model import EMULATION_HINT, EngineInfo
 from builder.engine.run import Run
@@ -208,7 +208,7 @@ def _debian_locks(run: Run, archives: Archives) -> _Findings:
     locks: dict[str, list[OsLock]] = {}
     for request in dict.fromkeys(os_lock.request_of_cell(project.matrix, cell) for cell in project.cells):
         with suppress(LockError, FileError):  # a damaged lock, or a newer one; `builder lock --check` names it
-            if lock := os_lock.read_os_lock(project.root, request):
+            if lock := OS_LOCKS.read(project.root, request):
                 locks.setdefault(lock.debian, []).append(lock)
     if not locks:
         return

@@ -14,6 +14,7 @@ from builder.compat.explain import Explainer
 from builder.compat.gpu_support import Device, ImageNeeds
 from builder.index.releases import Index
 from builder.lock import lockfile
+from builder.lock.lockfile import GROUP_LOCKS
 from builder.lock.resolve import Resolver
 from builder.matrix import facts, support, tags
 from builder.matrix.cells import Cell
@@ -76,7 +77,7 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
 
     def resolve(matrix: Matrix, cell: Cell) -> str:
         # A cell with a current lock resolves. uv takes a second or more for each of the others.
-        lock = lockfile.read_lock(project.root, cell.group) if cell.id in known else None
+        lock = GROUP_LOCKS.read(project.root, cell.group) if cell.id in known else None
         if not lockfile.stale_reason(project.matrix, lock, [cell]):
             return ""
         context.say(f"{cell.id}: resolving")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from builder.common.errors import FileError, LockError
+from builder.common.files import write_atomically
 from builder.common.validation import message_of
 
 KNOWN_LAYERS = "locks/layers.json"  # not a lock of versions: see builder.layers.known_layers
 _Lock = TypeVar("_Lock")
+_Key = TypeVar("_Key")
 
 
 def json_block(opened: str, lines: Sequence[str], closed: str) -> str:
@@ -52,3 +56,56 @@ def validate_lock(adapter: TypeAdapter[_Lock], text: str, name: str, expected: i
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "file"
         raise LockError(f"{name} is damaged: {place}: {message_of(first)}", hint=hint) from error
+
+
+class LockFiles(ABC, Generic[_Key, _Lock]):
+    """One kind of lock: a file in locks/ for each key, which must be as `dump` writes it."""
+
+    def __init__(self, model: type[_Lock], version: int) -> None:
+        self._adapter = TypeAdapter(model)
+        self._version = version
+
+    @abstractmethod
+    def path(self, key: _Key) -> str:
+        """The path of a lock in a checkout."""
+
+    @abstractmethod
+    def hint(self, key: _Key) -> str:
+        """The hint for a damaged lock."""
+
+    @abstractmethod
+    def dump(self, lock: _Lock) -> str:
+        """The text of the file."""
+
+    @abstractmethod
+    def faults(self, lock: _Lock, key: _Key) -> Iterator[str]:
+        """Contradictions in a lock that was edited."""
+
+    def read(self, root: Path, key: _Key) -> _Lock | None:
+        """The lock of a key; None if it has none. Raises LockError for a damaged or edited file."""
+        text = read_lock_text(root / self.path(key), self.hint(key))
+        return None if text is None else self.parse(text, key)
+
+    def find(self, root: Path, key: _Key) -> _Lock | None:
+        """The lock of a key; None if it is missing or damaged. Raises FileError for a lock of a newer builder."""
+        with suppress(LockError):
+            return self.read(root, key)
+        return None
+
+    def parse(self, text: str, key: _Key) -> _Lock:
+        """The lock in the text of its file. Raises LockError if it is damaged or was edited."""
+        name, hint = self.path(key), self.hint(key)
+        lock = validate_lock(self._adapter, text, name, self._version, hint)
+        if self.dump(lock) != text:
+            raise LockError(f"{name} was edited by hand or is incomplete", hint=hint)
+        if fault := next(self.faults(lock, key), ""):
+            raise LockError(f"{name} was edited by hand: {fault}", hint=hint)
+        return lock
+
+    def write(self, root: Path, key: _Key, lock: _Lock) -> bool:
+        """Writes a lock; False if the file has this text already."""
+        path, text = root / self.path(key), self.dump(lock)
+        if path.exists() and path.read_bytes() == text.encode():
+            return False
+        write_atomically(path, text)
+        return True

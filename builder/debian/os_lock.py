@@ -7,20 +7,18 @@ changes the packages of no other image. `builder.debian.apt` makes locks. They c
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass as model
 
 from builder.common import lock_text
-from builder.common.errors import LockError
 from builder.common.files import digest_of_data, short_digest
+from builder.common.lock_text import LockFiles
 from builder.debian import control_files
 from builder.debian.control_files import SourcePackage
 from builder.index.wheels import STRICT, Sha256
@@ -31,7 +29,6 @@ from builder.matrix.schema import AMD64, AptPackage, Arch, Matrix, matches
 FORMAT: Literal[1] = 1
 PREFIX = "os-"  # begins the file name; groups begin with a framework and a version
 Architecture = Literal["amd64", "arm64", "all"]
-_HINT = "Restore it with git, or make it again: builder lock --os"
 
 
 def _time(value: str) -> datetime:
@@ -153,42 +150,34 @@ def request_of(matrix: Matrix, version: str, components: tuple[str, ...], arch: 
     return OsRequest(debian=python.debian, packages=tuple(sorted(requested)), arch=arch)
 
 
-def dump(lock: OsLock) -> str:
-    """The file's text, with one line for each package. `templates/steps/packages.sh` reads these lines."""
-    head = {"format": FORMAT, "debian": lock.debian, "time": lock.time, "requested": list(lock.requested)}
-    lines = [
-        json.dumps({name: value for name, value in vars(package).items() if name != "source" or value})
-        for package in lock.packages
-    ]
-    return f'{json.dumps(head, indent=1)[:-2]},\n "packages": {lock_text.json_block("[", lines, "]")}\n}}\n'
+class _OsLocks(LockFiles[OsRequest, OsLock]):
+    """The locks of operating systems, by request."""
+
+    def path(self, key: OsRequest) -> str:
+        return key.path
+
+    def hint(self, key: OsRequest) -> str:
+        return "Restore it with git, or make it again: builder lock --os"
+
+    def dump(self, lock: OsLock) -> str:
+        """The file's text, with one line for each package. `templates/steps/packages.sh` reads these lines."""
+        head = {"format": FORMAT, "debian": lock.debian, "time": lock.time, "requested": list(lock.requested)}
+        lines = [
+            json.dumps({name: value for name, value in vars(package).items() if name != "source" or value})
+            for package in lock.packages
+        ]
+        return f'{json.dumps(head, indent=1)[:-2]},\n "packages": {lock_text.json_block("[", lines, "]")}\n}}\n'
+
+    def faults(self, lock: OsLock, key: OsRequest) -> Iterator[str]:
+        if (lock.debian, lock.requested) != (key.debian, key.packages):
+            yield "it is the lock of another request"
+        names = [package.name for package in lock.packages]
+        if names != sorted(set(names)):
+            yield "packages are not sorted, or one is duplicated"
+        if others := [package.file for package in lock.packages if package.architecture not in (key.arch, "all")]:
+            yield f"{others[0]} is not for {key.arch}"
+        if missing := [name for name in lock.requested if name not in lock.versions]:
+            yield f"missing package {missing[0]}"
 
 
-def read_os_lock(root: Path, request: OsRequest) -> OsLock | None:
-    """The lock of a request, or None if it has none. Raises LockError for a damaged file."""
-    text = lock_text.read_lock_text(root / request.path, _HINT)
-    return None if text is None else parse_os_lock(text, request)
-
-
-def find_os_lock(root: Path, request: OsRequest) -> OsLock | None:
-    """The lock of a request; None if it is missing or damaged."""
-    with suppress(LockError):
-        return read_os_lock(root, request)
-    return None
-
-
-def parse_os_lock(text: str, request: OsRequest) -> OsLock:
-    """The lock of a request from the text of its file. Raises LockError if it is damaged or was edited."""
-    lock = lock_text.validate_lock(_LOCK, text, request.path, FORMAT, _HINT)
-    if dump(lock) != text or (lock.debian, lock.requested) != (request.debian, request.packages):
-        raise LockError(f"{request.path} was edited by hand or is incomplete", hint=_HINT)
-    names = [package.name for package in lock.packages]
-    if names != sorted(set(names)):
-        raise LockError(f"{request.path} was edited by hand: packages are not sorted, or one is duplicated", hint=_HINT)
-    if others := [package.file for package in lock.packages if package.architecture not in (request.arch, "all")]:
-        raise LockError(f"{request.path} was edited by hand: {others[0]} is not for {request.arch}", hint=_HINT)
-    if missing := [name for name in lock.requested if name not in lock.versions]:
-        raise LockError(f"{request.path} was edited by hand: missing package {missing[0]}", hint=_HINT)
-    return lock
-
-
-_LOCK = TypeAdapter(OsLock)
+OS_LOCKS = _OsLocks(OsLock, FORMAT)

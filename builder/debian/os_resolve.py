@@ -9,10 +9,10 @@ from itertools import groupby
 
 from builder.common.errors import LockError
 from builder.common.text import listed
-from builder.debian import apt, os_lock
+from builder.debian import apt
 from builder.debian.apt import AptRunner
 from builder.debian.archives import Archives, Kept
-from builder.debian.os_lock import OsLock, OsRequest
+from builder.debian.os_lock import OS_LOCKS, OsLock, OsRequest
 from builder.host import Host
 from builder.matrix.project import Project
 from builder.matrix.schema import NO_SNAPSHOT, Arch, Matrix
@@ -78,7 +78,7 @@ def current_locks_of_stale(
         runner.view.say(f"Debian {release}: looking up the locked packages")
         gone: dict[OsRequest, list[str]] = {}
         for request in group:
-            lock = os_lock.read_os_lock(project.root, request)
+            lock = OS_LOCKS.read(project.root, request)
             located = archives.locate(lock, is_kept) if lock else None
             if located and located.others:
                 others = [f"{package.name} {package.version}" for package in located.others]
@@ -105,7 +105,7 @@ def current_locks_of_stale(
             continue
         failures += errors
         for request, lock in resolved.items():
-            before = os_lock.read_os_lock(project.root, request)
+            before = OS_LOCKS.read(project.root, request)
             if before and before.packages == lock.packages:
                 failures.append(
                     LockError(

@@ -11,9 +11,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from builder.common.errors import LockError, MatrixError, StaleError, for_cells, join
 from builder.common.lock_text import KNOWN_LAYERS
 from builder.debian import os_lock
-from builder.debian.os_lock import OsLock
+from builder.debian.os_lock import OS_LOCKS, OsLock
 from builder.index.wheels import LockedWheel, is_cuda_wheel
 from builder.lock import lockfile, python_lock
+from builder.lock.lockfile import GROUP_LOCKS
+from builder.lock.python_lock import PYTHON_LOCKS
 from builder.matrix import facts
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
@@ -29,19 +31,19 @@ def check_locks(project: Project, chosen: Sequence[Cell]) -> None:
     faults = []
     for group in dict.fromkeys(cell.group for cell in chosen):
         cells = [cell for cell in chosen if cell.group == group]
-        lock = lockfile.read_lock(project.root, group)
+        lock = GROUP_LOCKS.read(project.root, group)
         if reason := lockfile.stale_reason(project.matrix, lock, cells, project.groups[group]):
             faults.append(f"locks/{group}.json: {reason}")
     for request in os_lock.requests_of_cells(project.matrix, chosen):
         try:
-            if os_lock.read_os_lock(project.root, request) is None:
+            if OS_LOCKS.read(project.root, request) is None:
                 faults.append(f"{request.path}: missing")
         except LockError as error:
             faults.append(str(error))
     for release in python_lock.uv_releases(project.matrix, chosen):
         try:
-            if python_lock.read_python_lock(project.root, release) is None:
-                faults.append(f"{python_lock.lock_path(release)}: missing")
+            if PYTHON_LOCKS.read(project.root, release) is None:
+                faults.append(f"{PYTHON_LOCKS.path(release)}: missing")
         except LockError as error:
             faults.append(str(error))
     faults += [f"{name}: belongs to no cell" for name in stray_locks(project)]
@@ -57,11 +59,11 @@ def current_cells(project: Project) -> list[Cell]:
     return [
         cell
         for group, cells in project.groups.items()
-        for lock in [lockfile.find_lock(root, group)]
+        for lock in [GROUP_LOCKS.find(root, group)]
         for cell in cells
         if not lockfile.stale_reason(matrix, lock, [cell])
-        and os_lock.find_os_lock(root, os_lock.request_of_cell(matrix, cell))
-        and all(python_lock.find_python_lock(root, release) for release in python_lock.uv_releases(matrix, [cell]))
+        and OS_LOCKS.find(root, os_lock.request_of_cell(matrix, cell))
+        and all(PYTHON_LOCKS.find(root, release) for release in python_lock.uv_releases(matrix, [cell]))
     ]
 
 
@@ -70,7 +72,7 @@ def stray_locks(project: Project) -> list[str]:
     files = {f"locks/{file.name}" for file in (project.root / "locks").glob("*.json")}
     groups = {f"locks/{group}.json" for group in project.groups}
     systems = {request.path for request in os_lock.requests_of_cells(project.matrix, project.cells)}
-    pythons = {python_lock.lock_path(release) for release in python_lock.uv_releases(project.matrix, project.cells)}
+    pythons = {PYTHON_LOCKS.path(release) for release in python_lock.uv_releases(project.matrix, project.cells)}
     return sorted(files - groups - systems - pythons - {KNOWN_LAYERS})
 
 

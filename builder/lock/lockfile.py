@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, Literal
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
-from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass as model
 
 from builder.common import lock_text
-from builder.common.errors import LockError, StaleError
+from builder.common.errors import StaleError
+from builder.common.lock_text import LockFiles
 from builder.index.wheels import PLATFORMS, STRICT, LockedWheel, Wheel, is_cuda_wheel
 from builder.matrix import cells
 from builder.matrix.cells import Cell
@@ -174,7 +172,7 @@ def of_cell(matrix: Matrix, cell: Cell, lock: Lock) -> CellLock:
     """The part of its group's lock that a cell needs. Raises StaleError if the lock lacks one of its components."""
     needs = requirements(matrix, cell)
     if missing := [component for component in needs if component not in lock.components]:
-        raise StaleError(f"locks/{lock.group}.json has no component {missing[0]}", hint=resolve_hint(lock.group))
+        raise StaleError(f"locks/{lock.group}.json has no component {missing[0]}", hint=GROUP_LOCKS.hint(lock.group))
     foundation = cells.foundation(matrix, cell)
     wheels: dict[str, Wheel] = {}
     for component in needs:
@@ -184,76 +182,53 @@ def of_cell(matrix: Matrix, cell: Cell, lock: Lock) -> CellLock:
     return CellLock(cell=cell.id, requirements=needs, wheels=tuple(ordered))
 
 
-def path(root: Path, group: str) -> Path:
-    return root / "locks" / f"{group}.json"
-
-
-def dump(lock: Lock) -> str:
-    """The file's text, with one line for each component and each wheel, for readable diffs."""
-    head = json.dumps({"format": FORMAT, "group": lock.group, "basis": vars(lock.basis)}, indent=1)[:-2]
-    parts = [f"{json.dumps(name)}: {json.dumps(vars(part))}" for name, part in lock.components.items()]
-    wheels = [json.dumps(_fields(wheel)) for wheel in lock.wheels]
-    components, entries = lock_text.json_block("{", parts, "}"), lock_text.json_block("[", wheels, "]")
-    return f'{head},\n "components": {components},\n "wheels": {entries}\n}}\n'
-
-
 def _fields(wheel: LockedWheel) -> dict[str, Any]:
     return {key: value for key, value in vars(wheel).items() if value != ""}
 
 
-def read_lock(root: Path, group: str) -> Lock | None:
-    """The group's lock, or None if it has none. Raises LockError for a damaged file."""
-    file = path(root, group)
-    text = lock_text.read_lock_text(file, resolve_hint(group))
-    return None if text is None else parse_lock(text, f"locks/{file.name}", group)
+class _GroupLocks(LockFiles[str, Lock]):
+    """The locks of groups, by the name of the group."""
+
+    def path(self, key: str) -> str:
+        return f"locks/{key}.json"
+
+    def hint(self, key: str) -> str:
+        return f"Resolve it again: builder lock '{cells.pattern_of_group(key)}'"
+
+    def dump(self, lock: Lock) -> str:
+        """The file's text, with one line for each component and each wheel, for readable diffs."""
+        head = json.dumps({"format": FORMAT, "group": lock.group, "basis": vars(lock.basis)}, indent=1)[:-2]
+        parts = [f"{json.dumps(name)}: {json.dumps(vars(part))}" for name, part in lock.components.items()]
+        wheels = [json.dumps(_fields(wheel)) for wheel in lock.wheels]
+        components, entries = lock_text.json_block("{", parts, "}"), lock_text.json_block("[", wheels, "]")
+        return f'{head},\n "components": {components},\n "wheels": {entries}\n}}\n'
+
+    def faults(self, lock: Lock, key: str) -> Iterator[str]:
+        """Contradictions between the wheels and their order, their file names, and the components."""
+        if lock.group != key:
+            yield f"it is the lock of {lock.group}"
+        names = [wheel.name for wheel in lock.wheels]
+        if names != sorted(set(names)):
+            yield "wheels are not sorted, or one is duplicated"
+        for wheel in lock.wheels:
+            # Source: PyPA specifications, "Binary distribution format", "File name convention".
+            parts = wheel.file.split("-")
+            try:
+                is_named = (
+                    len(parts) > 4
+                    and canonicalize_name(parts[0]) == wheel.name
+                    and (parts[1] == wheel.version or Version(parts[1]) == Version(wheel.version))
+                )
+            except InvalidVersion:
+                is_named = False
+            if not is_named:
+                yield f"{wheel.file} is not {wheel.name} {wheel.version}"
+            platforms = parts[-1].removesuffix(".whl").split(".")
+            if not any(platform == "any" or platform.endswith(f"_{lock.basis.platform}") for platform in platforms):
+                yield f"{wheel.file} is not for {lock.basis.platform}"
+        needed = {name for part in lock.components.values() for name in part.wheels}
+        for name in sorted(needed ^ set(names)):
+            yield f"missing wheel {name}" if name in needed else f"unused wheel {name}"
 
 
-def find_lock(root: Path, group: str) -> Lock | None:
-    """The group's lock; None if it is missing or damaged. Raises FileError for a lock of a newer builder."""
-    with suppress(LockError):
-        return read_lock(root, group)
-    return None
-
-
-def parse_lock(text: str, name: str, group: str) -> Lock:
-    """A lock from the text of its file, `name` in messages. Raises LockError if it is damaged or was edited."""
-    hint = resolve_hint(group)
-    lock = lock_text.validate_lock(_LOCK, text, name, FORMAT, hint)
-    if dump(lock) != text or lock.group != group:
-        raise LockError(f"{name} was edited by hand or is incomplete", hint=hint)
-    if fault := next(_faults(lock), ""):
-        raise LockError(f"{name} was edited by hand: {fault}", hint=hint)
-    return lock
-
-
-def _faults(lock: Lock) -> Iterator[str]:
-    """Contradictions between the wheels and their order, their file names, and the components."""
-    names = [wheel.name for wheel in lock.wheels]
-    if names != sorted(set(names)):
-        yield "wheels are not sorted, or one is duplicated"
-    for wheel in lock.wheels:
-        # Source: PyPA specifications, "Binary distribution format", "File name convention".
-        parts = wheel.file.split("-")
-        try:
-            is_named = (
-                len(parts) > 4
-                and canonicalize_name(parts[0]) == wheel.name
-                and (parts[1] == wheel.version or Version(parts[1]) == Version(wheel.version))
-            )
-        except InvalidVersion:
-            is_named = False
-        if not is_named:
-            yield f"{wheel.file} is not {wheel.name} {wheel.version}"
-        platforms = parts[-1].removesuffix(".whl").split(".")
-        if not any(platform == "any" or platform.endswith(f"_{lock.basis.platform}") for platform in platforms):
-            yield f"{wheel.file} is not for {lock.basis.platform}"
-    needed = {name for part in lock.components.values() for name in part.wheels}
-    for name in sorted(needed ^ set(names)):
-        yield f"missing wheel {name}" if name in needed else f"unused wheel {name}"
-
-
-_LOCK = TypeAdapter(Lock)
-
-
-def resolve_hint(group: str) -> str:
-    return f"Resolve it again: builder lock '{cells.pattern_of_group(group)}'"
+GROUP_LOCKS = _GroupLocks(Lock, FORMAT)

@@ -16,11 +16,11 @@ from builder.common.errors import LockError, StaleError, for_cells
 from builder.common.files import digest_of_data, digests_of_tree
 from builder.common.reference import ImageRef
 from builder.debian import os_lock
-from builder.debian.os_lock import OsLock, OsRequest
+from builder.debian.os_lock import OS_LOCKS, OsLock, OsRequest
 from builder.index.wheels import LockedWheel, Wheel, is_cuda_wheel
 from builder.lock import lockfile, python_lock
-from builder.lock.lockfile import CellLock, Lock
-from builder.lock.python_lock import LockedPython
+from builder.lock.lockfile import GROUP_LOCKS, CellLock, Lock
+from builder.lock.python_lock import PYTHON_LOCKS, LockedPython
 from builder.matrix import cells, support, tags
 from builder.matrix.cells import CUDA, Cell
 from builder.matrix.project import Project
@@ -211,7 +211,7 @@ def make_plan(project: Project, selected: Sequence[Cell], locks: Mapping[str, Lo
     references = tags.compute(project.matrix, project.cells)
     if locks is None:
         groups = dict.fromkeys(cell.group for cell in selected)
-        locks = {group: lockfile.read_lock(project.root, group) for group in groups}
+        locks = {group: GROUP_LOCKS.read(project.root, group) for group in groups}
     planner = _Planner(project)
     locked: list[tuple[Cell, Lock, _System]] = []
     by_group: dict[str, list[Cell]] = {}
@@ -224,9 +224,7 @@ def make_plan(project: Project, selected: Sequence[Cell], locks: Mapping[str, Lo
             unlocked.append(cell.id)
     for group, members in by_group.items():
         if reason := lockfile.stale_reason(project.matrix, locks[group], members):
-            raise StaleError(
-                f"locks/{group}.json does not match matrix.yaml: {reason}", hint=lockfile.resolve_hint(group)
-            )
+            raise StaleError(f"locks/{group}.json does not match matrix.yaml: {reason}", hint=GROUP_LOCKS.hint(group))
     images = [planner.image(cell, lock, system, references[cell.id]) for cell, lock, system in locked]
     thorough = thorough_components(images)
     return Plan(images=tuple(replace(image, thorough=thorough[image.id]) for image in images), unlocked=tuple(unlocked))
@@ -329,8 +327,8 @@ class _Planner:
 
     def _locked_system(self, version: str, request: OsRequest) -> _System | None:
         root, python = self._project.root, self._matrix.python[version]
-        lock = os_lock.read_os_lock(root, request)
-        locked_python = python_lock.read_python_lock(root, python.uv) if python.uv else None
+        lock = OS_LOCKS.read(root, request)
+        locked_python = PYTHON_LOCKS.read(root, python.uv) if python.uv else None
         if lock is None or (python.uv and locked_python is None):
             return None
         # uv unpacks the archive, and changes some of its files.

@@ -7,8 +7,10 @@ from textwrap import indent
 
 from builder.common.errors import BuilderError
 from builder.debian import os_lock
-from builder.lock import diff, lockfile
+from builder.debian.os_lock import OS_LOCKS
+from builder.lock import diff
 from builder.lock.diff import LockedPackage
+from builder.lock.lockfile import GROUP_LOCKS
 from builder.matrix.project import Project
 from builder.steps import ci
 
@@ -31,9 +33,9 @@ def _locked_packages(project: Project) -> dict[str, Sequence[LockedPackage]]:
     """The packages of the locks of all cells, by group or by path. Raises MatrixError, LockError."""
     packages: dict[str, Sequence[LockedPackage]] = {}
     for group in project.groups:
-        if lock := lockfile.read_lock(project.root, group):
+        if lock := GROUP_LOCKS.read(project.root, group):
             packages[group] = lock.wheels
     for request in os_lock.requests_of_cells(project.matrix, project.cells):
-        if system := os_lock.read_os_lock(project.root, request):
+        if system := OS_LOCKS.read(project.root, request):
             packages[request.path] = system.packages
     return packages

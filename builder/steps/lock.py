@@ -10,15 +10,15 @@ from packaging.utils import canonicalize_name
 
 from builder.build.apt_container import ContainerApt
 from builder.common.errors import BuilderError, IncompleteError, LockError, UsageError, did_you_mean, join
-from builder.common.files import write_atomically
 from builder.common.text import counted
 from builder.debian import os_lock, os_resolve
-from builder.debian.os_lock import OsLock, OsRequest
+from builder.debian.os_lock import OS_LOCKS, OsLock, OsRequest
 from builder.engine.run import Run
 from builder.index.wheels import is_cuda_wheel
 from builder.lock import checks, diff, lockfile, python_lock
-from builder.lock.lockfile import Lock
+from builder.lock.lockfile import GROUP_LOCKS, Lock
 from builder.lock.python_builds import PythonBuilds
+from builder.lock.python_lock import PYTHON_LOCKS
 from builder.lock.resolve import Resolver
 from builder.matrix.cells import Cell
 from builder.matrix.schema import AMD64
@@ -71,7 +71,7 @@ def lock(
     """
     project, matrix = run.project, run.project.matrix
     # All groups, not only the chosen ones: their versions are preferred, so that images share layers.
-    present = {group: lockfile.find_lock(project.root, group) for group in project.groups}
+    present = {group: GROUP_LOCKS.find(project.root, group) for group in project.groups}
     names = _known_packages(present, chosen, packages)
     written: list[str] = []
     done: list[str] = []
@@ -83,7 +83,7 @@ def lock(
         by_release.setdefault(matrix.python[cell.python].debian, []).append(cell)
     for release, cells in sorted(by_release.items()):
         requests = os_lock.requests_of_cells(matrix, cells)
-        is_stale = refresh or any(os_lock.find_os_lock(project.root, request) is None for request in requests)
+        is_stale = refresh or any(OS_LOCKS.find(project.root, request) is None for request in requests)
         changed, errors = lock_systems(run, cells, refresh=refresh)
         written += changed
         if errors:
@@ -95,15 +95,14 @@ def lock(
     # uv's Pythons.
     builds = builds or PythonBuilds(run.host)
     for release in python_lock.uv_releases(matrix, chosen):
-        before = python_lock.find_python_lock(project.root, release)
+        before = PYTHON_LOCKS.find(project.root, release)
         try:
             after = builds.lock(release, before)
         except LockError as error:
             failures[f"Python {release}"] = [error]
             continue
-        if after != before:
-            write_atomically(project.root / after.path, python_lock.dump(after))
-            written.append(after.path)
+        if PYTHON_LOCKS.write(project.root, release, after):
+            written.append(PYTHON_LOCKS.path(release))
             done.append(f"Python {release}")
 
     # Faults of matrix.yaml about a Python and its Debian release. No wheels are locked for such a cell: they would be
@@ -111,7 +110,7 @@ def lock(
     faulty: set[str] = set()
     for python, cell in {cell.python: cell for cell in chosen}.items():
         # A lock that could not be made is among the failures.
-        system = os_lock.find_os_lock(project.root, os_lock.request_of_cell(matrix, cell))
+        system = OS_LOCKS.find(project.root, os_lock.request_of_cell(matrix, cell))
         if system and (faults := list(checks.system_faults(matrix, python, system))):
             faulty.add(python)
             name = f"Debian {system.debian}"
@@ -141,7 +140,7 @@ def lock_systems(run: Run, chosen: Sequence[Cell], *, refresh: bool) -> tuple[li
     """
     project, say = run.project, run.view.say
     requests = os_lock.requests_of_cells(project.matrix, chosen)
-    present = {request: os_lock.find_os_lock(project.root, request) for request in requests}
+    present = {request: OS_LOCKS.find(project.root, request) for request in requests}
     new: dict[OsRequest, OsLock] = {}
     failures: list[LockError] = []
     stale = [request for request, before in present.items() if refresh or before is None]
@@ -160,7 +159,7 @@ def lock_systems(run: Run, chosen: Sequence[Cell], *, refresh: bool) -> tuple[li
     changed = []
     for request, after in new.items():
         if before.get(request.path) != after.packages:  # its time alone changes nothing
-            write_atomically(project.root / request.path, os_lock.dump(after))
+            OS_LOCKS.write(project.root, request, after)
             changed.append(request.path)
     unique = {str(error): error for error in failures}  # an unknown package fails every request that has it
     return changed, list(unique.values())
@@ -240,10 +239,5 @@ def _lock_wheels(
     before = {lock.group: previous.wheels for lock in new if (previous := present[lock.group])}
     for line in diff.lock_changes(before, {lock.group: lock.wheels for lock in new}):
         run.view.say(line)
-    changed = []
-    for lock in new:
-        path, text = lockfile.path(project.root, lock.group), lockfile.dump(lock)
-        if not path.exists() or path.read_bytes() != text.encode():
-            write_atomically(path, text)
-            changed.append(path.relative_to(project.root).as_posix())
-    return changed, [lock.group for lock in new], failures
+    changed = [lock.group for lock in new if GROUP_LOCKS.write(project.root, lock.group, lock)]
+    return [GROUP_LOCKS.path(group) for group in changed], [lock.group for lock in new], failures

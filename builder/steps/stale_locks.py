@@ -7,10 +7,9 @@ from contextlib import suppress
 from builder.build.apt_container import ContainerApt
 from builder.build.layer_lookup import LayerLookup
 from builder.common.errors import LockError, StaleError, join
-from builder.common.files import write_atomically
-from builder.debian import os_lock, os_resolve
+from builder.debian import os_resolve
 from builder.debian.archives import Archives
-from builder.debian.os_lock import DebianPackage
+from builder.debian.os_lock import OS_LOCKS, DebianPackage
 from builder.engine.run import Run
 from builder.layers import known_layers
 from builder.lock import diff
@@ -45,7 +44,7 @@ def lock_stale_systems(run: Run, planned: Plan, archives: Archives, *, is_locked
     if not new:
         return False
 
-    before = {request: os_lock.read_os_lock(project.root, request) for request in new}
+    before = {request: OS_LOCKS.read(project.root, request) for request in new}
     lines = diff.lock_changes(
         {request.path: lock.packages for request, lock in before.items() if lock},
         {request.path: lock.packages for request, lock in new.items()},
@@ -64,7 +63,7 @@ def lock_stale_systems(run: Run, planned: Plan, archives: Archives, *, is_locked
         raise StaleError(text, hint=hint)
     view.say(text)
     for request, lock in new.items():
-        write_atomically(project.root / request.path, os_lock.dump(lock))
+        OS_LOCKS.write(project.root, request, lock)
     # No image has the layers of the earlier packages any more; `builder render --check` would report them.
     with suppress(LockError, StaleError):  # other cells are not locked, or their locks are out of date
         complete = plan.make_locked_plan(project, project.cells)

@@ -15,13 +15,13 @@ from builder.common.errors import LockError
 from builder.common.tasks import RetryPolicy
 from builder.debian import os_lock
 from builder.debian.archives import HERE, STORE, Archives, Kept, PackageLocations
-from builder.debian.os_lock import DebianPackage, OsLock, OsRequest
+from builder.debian.os_lock import OS_LOCKS, DebianPackage, OsLock, OsRequest
 from builder.host import Host
 from builder.index.wheels import PLATFORMS, LockedWheel, Wheel
-from builder.lock import lockfile, python_lock
+from builder.lock import lockfile
 from builder.lock.lockfile import Lock, LockedComponent
 from builder.lock.python_builds import PythonBuilds
-from builder.lock.python_lock import LockedPython
+from builder.lock.python_lock import PYTHON_LOCKS, LockedPython
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.matrix.schema import AMD64, Arch, Matrix
@@ -105,11 +105,11 @@ def write_os_locks(project: Project, version: str = "1.0-1", python: str = PYTHO
     """Writes the locks of the operating systems of all cells, and of uv's Pythons; returns the project."""
     for release in filter(None, (each.uv for each in project.matrix.python.values())):
         lock = python_lock_of(release)
-        (project.root / lock.path).write_text(python_lock.dump(lock), encoding="utf-8")
+        PYTHON_LOCKS.write(project.root, lock.release, lock)
     for cell in project.cells:
         request = os_lock.request_of_cell(project.matrix, cell)
         system = os_lock_of(request, version, python)
-        (project.root / request.path).write_text(os_lock.dump(system), encoding="utf-8")
+        (project.root / request.path).write_text(OS_LOCKS.dump(system), encoding="utf-8")
     return project
 
 

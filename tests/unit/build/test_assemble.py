@@ -15,7 +15,7 @@ from builder.build.context import built_ids
 from builder.common.errors import BuildError
 from builder.common.lock_text import KNOWN_LAYERS
 from builder.layers import garbage, oci, stored_images, stored_layers
-from builder.lock import lockfile
+from builder.lock.lockfile import GROUP_LOCKS
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan import plan
@@ -127,7 +127,7 @@ def test_an_image_for_arm64_gets_its_bytecode_from_the_engines_own_architecture(
     matrix.write_text(matrix.read_text().replace('python: ["3.11"]}', 'python: ["3.11"], arch: [amd64, arm64]}'))
     bench.project = project = locks.write_os_locks(Project(root))
     twin = project.groups[f"{group}-arm64"]
-    lockfile.path(root, twin[0].group).write_text(lockfile.dump(locks.lock_of(project, twin)))
+    (root / GROUP_LOCKS.path(twin[0].group)).write_text(GROUP_LOCKS.dump(locks.lock_of(project, twin)))
     native = bench.run(group)
     compiled_in: list[tuple[str, ...]] = []
     bench.world.before_compile = lambda image: compiled_in.append(bench.engine.diff_ids[image])

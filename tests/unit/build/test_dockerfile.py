@@ -15,7 +15,7 @@ from builder.common.errors import BuildError, DiskError, EngineError
 from builder.common.files import digest_of_data
 from builder.host import Host
 from builder.index.settings import IndexSettings
-from builder.lock import lockfile
+from builder.lock.lockfile import GROUP_LOCKS
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan import plan, render
@@ -297,7 +297,7 @@ def test_the_login_of_an_index_is_a_secret_of_the_build(
     project = edit("packages: [pip]", "packages: [pip], index: company")
     lock = locks.locks(project)[CELL]
     wheels = tuple(replace(wheel, index="company") if wheel.name == "pip" else wheel for wheel in lock.wheels)
-    lockfile.path(project.root, CELL).write_text(lockfile.dump(replace(lock, wheels=wheels)))
+    (project.root / GROUP_LOCKS.path(CELL)).write_text(GROUP_LOCKS.dump(replace(lock, wheels=wheels)))
     checkout.project = project
     host = replace(HOST, index=HOST.index.with_index("company", url))
     checkout.run = replace(checkout.run, checkout=project, host=host)

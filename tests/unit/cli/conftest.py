@@ -19,7 +19,7 @@ from builder.host import Host
 from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE
 from builder.layers.store import Store
-from builder.lock import lockfile
+from builder.lock.lockfile import GROUP_LOCKS
 from builder.matrix.project import Project
 from tests.fakes import locks
 
@@ -70,7 +70,7 @@ def run(tiny: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFix
 def locked(tiny: Project) -> Project:
     """The tiny project with a lock for every cell."""
     for group, cells in tiny.groups.items():
-        lockfile.path(tiny.root, group).write_text(lockfile.dump(locks.lock_of(tiny, cells)))
+        (tiny.root / GROUP_LOCKS.path(group)).write_text(GROUP_LOCKS.dump(locks.lock_of(tiny, cells)))
     return tiny
 
 

@@ -30,7 +30,7 @@ from builder.common.text import size
 from builder.debian import apt
 from builder.layers import known_layers
 from builder.layers.oci import Layer
-from builder.lock import lockfile
+from builder.lock.lockfile import GROUP_LOCKS
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.steps import lock as locking
@@ -370,7 +370,7 @@ def test_a_reason_why_cells_were_not_built_changes_no_image(tiny: Project, edit:
 
 def test_updates_are_listed_for_a_workflow(run: Run, tiny: Project) -> None:
     """Also if a lock is damaged: an update makes it again."""
-    lockfile.path(tiny.root, CELL).write_text("{")
+    (tiny.root / GROUP_LOCKS.path(CELL)).write_text("{")
     result = run("plan", "*", "--format", "updates")
     assert (result.code, result.err) == (0, "")
     assert result.out == 'debian=["oldbird", "newbird"]\nframeworks=["ember", "quartz"]\n'
@@ -423,7 +423,7 @@ def test_what_is_too_large_to_build_is_refused_when_it_is_locked_and_rendered(
 
 
 def test_stale_locks_of_some_cells_are_locked_again_alone(run: Run, tiny: Project) -> None:
-    lockfile.path(tiny.root, CELL).unlink()
+    (tiny.root / GROUP_LOCKS.path(CELL)).unlink()
     assert "  -> Resolve again: builder lock\n" in run("lock", "--check").err
     assert f"  -> Resolve again: builder lock {CELL}\n" in run("lock", "--check", CELL).err
 

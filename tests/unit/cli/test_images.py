@@ -30,7 +30,7 @@ from builder.engine.client import Engine
 from builder.evidence.results import Coverage
 from builder.host import Host, RegistrySettings
 from builder.layers.store import Store
-from builder.lock import lockfile
+from builder.lock.lockfile import GROUP_LOCKS
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import Plan
@@ -167,7 +167,7 @@ def test_other_cells_without_a_lock_or_a_dockerfile_do_not_stop_an_image(
 ) -> None:
     """A line of matrix.yaml that could not be locked stopped the images of every other line."""
     unlocked = TINY_IDS[0]
-    lockfile.path(locked.root, unlocked).unlink()
+    (locked.root / GROUP_LOCKS.path(unlocked)).unlink()
     shutil.rmtree(locked.root / "images")
     rendered = run("render", f"{CELL}*")
     assert rendered.code == 0

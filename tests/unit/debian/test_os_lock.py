@@ -14,9 +14,10 @@ import pytest
 from builder.common.errors import IncompleteError, LockError, MatrixError, StaleError
 from builder.debian import apt, os_lock, os_resolve
 from builder.debian.archives import Kept
-from builder.debian.os_lock import OsLock, OsRequest
+from builder.debian.os_lock import OS_LOCKS, OsLock, OsRequest
 from builder.host import Apt, AptSource, Host, RunProgram
-from builder.lock import checks, lockfile
+from builder.lock import checks
+from builder.lock.lockfile import GROUP_LOCKS
 from builder.lock.resolve import Resolver
 from builder.matrix.project import Project
 from builder.plan.plan import PACKAGES_SCRIPT
@@ -38,9 +39,9 @@ def request_of(project: Project, name: str = CELL) -> OsRequest:
 def test_what_is_written_is_read(tiny: Project) -> None:
     request = request_of(tiny)
     lock = locks.os_lock_of(request)
-    assert os_lock.parse_os_lock(os_lock.dump(lock), request) == lock
-    assert os_lock.read_os_lock(tiny.root, request) == lock
-    assert os_lock.read_os_lock(tiny.root, replace(request, packages=())) is None
+    assert OS_LOCKS.parse(OS_LOCKS.dump(lock), request) == lock
+    assert OS_LOCKS.read(tiny.root, request) == lock
+    assert OS_LOCKS.read(tiny.root, replace(request, packages=())) is None
 
 
 ON_ARM64 = ('python: ["3.11"]}', 'python: ["3.11"], arch: [amd64, arm64]}')
@@ -54,11 +55,11 @@ def test_arm64_has_locks_of_its_own(edit: Edit) -> None:
     assert theirs.path == ours.path.replace("os-newbird-", "os-newbird-arm64-")
     lock = locks.os_lock_of(theirs)
     assert lock.arch == "arm64"
-    assert os_lock.parse_os_lock(os_lock.dump(lock), theirs) == lock
+    assert OS_LOCKS.parse(OS_LOCKS.dump(lock), theirs) == lock
     other = locks.os_lock_of(ours)
     assert other.arch == "amd64"
     with pytest.raises(LockError, match=r"ca-certificates_1\.0-1_amd64\.deb is not for arm64"):
-        os_lock.parse_os_lock(os_lock.dump(other), theirs)
+        OS_LOCKS.parse(OS_LOCKS.dump(other), theirs)
 
 
 def test_packages_for_arm64_are_chosen_from_lists_of_their_own(edit: Edit, archive: locks.FakeArchive) -> None:
@@ -84,12 +85,12 @@ def test_a_source_is_written_where_the_field_is_present(tiny: Project) -> None:
     """Locks of earlier builders have none."""
     request = request_of(tiny)
     lock = locks.os_lock_of(request)
-    assert '"source"' not in os_lock.dump(lock)
+    assert '"source"' not in OS_LOCKS.dump(lock)
     first, *others = lock.packages
     named = replace(lock, packages=(replace(first, source="glibc (2.36-9)"), *others))
-    text = os_lock.dump(named)
+    text = OS_LOCKS.dump(named)
     assert text.count('"source"') == 1
-    assert os_lock.parse_os_lock(text, request) == named
+    assert OS_LOCKS.parse(text, request) == named
     assert named.packages[0].source_package == ("glibc", "2.36-9")
     assert others[0].source_package == (others[0].name, others[0].version)
 
@@ -101,7 +102,7 @@ def test_packages_sh_reads_every_package_with_and_without_a_source(tiny: Project
     named = replace(lock, packages=tuple(replace(package, source="glibc (2.36-9)") for package in lock.packages))
     expected = [(each.name, each.version, each.architecture, each.sha256) for each in lock.packages]
     for each in (lock, named):
-        assert re.findall(pattern, os_lock.dump(each), re.MULTILINE) == expected
+        assert re.findall(pattern, OS_LOCKS.dump(each), re.MULTILINE) == expected
 
 
 def test_a_refresh_adds_sources_to_an_earlier_lock(tiny: Project, archive: locks.FakeArchive) -> None:
@@ -110,7 +111,7 @@ def test_a_refresh_adds_sources_to_an_earlier_lock(tiny: Project, archive: locks
     changed, _, said = update(tiny, CELL, refresh=True)
     assert changed == [request_of(tiny).path]
     assert said == ["Debian newbird: reading the lists of packages"], "no version differs"
-    lock = os_lock.read_os_lock(tiny.root, request_of(tiny))
+    lock = OS_LOCKS.read(tiny.root, request_of(tiny))
     assert lock
     assert {package.source for package in lock.packages} == {"glibc"}
 
@@ -216,7 +217,7 @@ def test_a_missing_or_damaged_lock_is_written(tiny: Project, archive: locks.Fake
     assert (changed, failures) == ([path], [])
     assert said == ["Debian newbird: reading the lists of packages", f"{path}: new, {count} packages"]
     assert update(tiny, "*")[0] == [old_path]
-    lock = os_lock.read_os_lock(tiny.root, request_of(tiny))
+    lock = OS_LOCKS.read(tiny.root, request_of(tiny))
     assert lock
     assert lock.packages == locks.os_lock_of(request_of(tiny), "2.0-1").packages
     assert lock.time >= "20261122T000000Z"
@@ -243,7 +244,7 @@ def test_a_refresh_without_new_packages_changes_nothing(tiny: Project, archive: 
 def test_a_lock_is_made_from_the_snapshot_archive_if_there_is_one(edit: Edit, archive: locks.FakeArchive) -> None:
     project = edit('    glibc: "2.36"\n', '    glibc: "2.36"\n    snapshot: http://snapshot.example.test/archive\n')
     [path] = update(project, CELL, refresh=True)[0]
-    lock = os_lock.read_os_lock(project.root, request_of(project))
+    lock = OS_LOCKS.read(project.root, request_of(project))
     assert lock
     assert lock.time != locks.TIME
     assert f"http://snapshot.example.test/archive/debian/{lock.time} newbird main" in archive.sources
@@ -290,9 +291,9 @@ def test_a_lock_refuses_what_the_locked_packages_contradict(
 def test_a_time_that_does_not_exist_is_refused(tiny: Project) -> None:
     """`builder doctor` and `builder status` compute the age of a lock."""
     request = request_of(tiny)
-    text = os_lock.dump(locks.os_lock_of(request)).replace(locks.TIME, "20261399T999999Z")
+    text = OS_LOCKS.dump(locks.os_lock_of(request)).replace(locks.TIME, "20261399T999999Z")
     with pytest.raises(LockError, match="time"):
-        os_lock.parse_os_lock(text, request)
+        OS_LOCKS.parse(text, request)
 
 
 def test_a_missing_lock_is_found_by_check(tiny: Project) -> None:
@@ -371,7 +372,7 @@ def test_only_locks_with_packages_that_are_gone_are_renewed(tiny: Project, archi
     assert {request: lock.versions["libc6"] for request, lock in new.items()} == {request_of(tiny): "2.36-2.0-1"}
     assert archive.resolved == [request_of(tiny).path], "nothing else is downloaded"
     assert said == [f"Debian {release}: looking up the locked packages" for release in ("newbird", "oldbird")]
-    assert os_lock.read_os_lock(tiny.root, request_of(tiny)) == locks.os_lock_of(request_of(tiny)), "nothing is written"
+    assert OS_LOCKS.read(tiny.root, request_of(tiny)) == locks.os_lock_of(request_of(tiny)), "nothing is written"
 
 
 def test_what_is_gone_is_locked_from_the_snapshot_archive_too(edit: Edit, archive: locks.FakeArchive) -> None:
@@ -407,7 +408,7 @@ def test_a_debian_release_that_fails_does_not_stop_the_others(tiny: Project, arc
     """The lock of the other release is written, and the error says so, with an exit status of its own."""
     archive.broken = "oldbird"
     lock = locks.lock_of(tiny, tiny.groups[OLD_CELL])
-    lockfile.path(tiny.root, OLD_CELL).write_text(lockfile.dump(lock))
+    (tiny.root / GROUP_LOCKS.path(OLD_CELL)).write_text(GROUP_LOCKS.dump(lock))
     before = {
         path: (tiny.root / path).read_bytes() for path in (request_of(tiny, CELL).path, request_of(tiny, OLD_CELL).path)
     }

@@ -8,8 +8,10 @@ import pytest
 
 from builder.common.errors import LockError
 from builder.debian import os_lock
+from builder.debian.os_lock import OS_LOCKS
 from builder.index.wheels import Wheel
 from builder.lock import checks, lockfile
+from builder.lock.lockfile import GROUP_LOCKS
 from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
@@ -176,11 +178,11 @@ def test_packages_without_a_python(tiny: Project) -> None:
 def test_all_locks_of_this_project_are_right() -> None:
     project = Project(ROOT)
     for cell in project.cells:
-        system = os_lock.read_os_lock(ROOT, os_lock.request_of_cell(project.matrix, cell))
+        system = OS_LOCKS.read(ROOT, os_lock.request_of_cell(project.matrix, cell))
         assert system
         assert list(checks.system_faults(project.matrix, cell.python, system)) == []
     for group, members in project.groups.items():
-        lock = lockfile.read_lock(ROOT, group)
+        lock = GROUP_LOCKS.read(ROOT, group)
         assert lock is not None
         for cell in members:
             assert lockfile.stale_reason(project.matrix, lock, [cell]) == ""

@@ -10,7 +10,9 @@ import pytest
 
 from builder.common.errors import FileError, MatrixError, UsageError
 from builder.debian import os_lock
-from builder.lock import diff, lockfile
+from builder.debian.os_lock import OS_LOCKS
+from builder.lock import diff
+from builder.lock.lockfile import GROUP_LOCKS
 from builder.matrix.project import Project
 from builder.steps.diff import compare_revisions
 from tests.fakes import locks
@@ -70,8 +72,8 @@ def test_revisions_are_compared_by_their_locks(before: Path, tiny: Project) -> N
     request = os_lock.request_of_cell(tiny.matrix, tiny.groups[GROUP][0])
     system = locks.os_lock_of(request)
     newer = replace(system, packages=(replace(system.packages[0], version="9"), *system.packages[1:]))
-    (tiny.root / request.path).write_text(os_lock.dump(newer), encoding="utf-8")
-    lockfile.path(before, "qz-0.5-cu129-py311").unlink()
+    (tiny.root / request.path).write_text(OS_LOCKS.dump(newer), encoding="utf-8")
+    (before / GROUP_LOCKS.path("qz-0.5-cu129-py311")).unlink()
     shown = compare_revisions(tiny, "old", "")
     name, version = system.packages[0].name, system.packages[0].version
     assert shown == ["qz-0.5-cu129-py311: new, 6 packages", f"{name} {version} -> 9 ({request.path})"]
@@ -80,7 +82,7 @@ def test_revisions_are_compared_by_their_locks(before: Path, tiny: Project) -> N
 def test_the_revision_of_an_error_is_named(before: Path, tiny: Project) -> None:
     with pytest.raises(UsageError, match="no git revision 'none'"):
         compare_revisions(tiny, "none", "")
-    path = lockfile.path(before, GROUP)
+    path = before / GROUP_LOCKS.path(GROUP)
     path.write_text(path.read_text().replace('"format": 2', '"format": 9'), encoding="utf-8")
     with pytest.raises(FileError, match=rf"old:locks/{GROUP}\.json has lock format 9"):
         compare_revisions(tiny, "old", "")

@@ -15,10 +15,8 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from builder.common.errors import LockError
-from builder.debian import os_lock
-from builder.debian.os_lock import OsLock, OsRequest
-from builder.lock import lockfile
-from builder.lock.lockfile import Lock
+from builder.debian.os_lock import OS_LOCKS, OsLock, OsRequest
+from builder.lock.lockfile import GROUP_LOCKS, Lock
 from builder.matrix.project import Project
 from tests.fakes import locks
 from tests.paths import UNIT
@@ -69,16 +67,16 @@ def of_packages(lock: OsLock) -> list[str]:
 TINY = Project(UNIT / "tiny")
 KINDS = {
     "wheels": Kind(
-        text=lockfile.dump(locks.lock_of(TINY, TINY.groups[GROUP])),
-        parse=lambda text: lockfile.parse_lock(text, f"locks/{GROUP}.json", GROUP),
-        dump=lockfile.dump,
+        text=GROUP_LOCKS.dump(locks.lock_of(TINY, TINY.groups[GROUP])),
+        parse=lambda text: GROUP_LOCKS.parse(text, GROUP),
+        dump=GROUP_LOCKS.dump,
         contradictions=of_wheels,
         entries="wheels",
     ),
     "packages": Kind(
-        text=os_lock.dump(locks.os_lock_of(REQUEST)),
-        parse=lambda text: os_lock.parse_os_lock(text, REQUEST),
-        dump=os_lock.dump,
+        text=OS_LOCKS.dump(locks.os_lock_of(REQUEST)),
+        parse=lambda text: OS_LOCKS.parse(text, REQUEST),
+        dump=OS_LOCKS.dump,
         contradictions=of_packages,
         entries="packages",
     ),

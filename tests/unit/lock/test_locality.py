@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from builder.common import strict_yaml
 from builder.common.strict_yaml import Located
 from builder.lock import lockfile
-from builder.lock.lockfile import Lock
+from builder.lock.lockfile import GROUP_LOCKS, Lock
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.plan import plan, render
@@ -139,7 +139,7 @@ def write(root: Path, choice: Choice) -> Project:
 
 def put(project: Project, locks: dict[str, Lock]) -> None:
     for group, lock in locks.items():
-        lockfile.path(project.root, group).write_text(lockfile.dump(lock))
+        (project.root / GROUP_LOCKS.path(group)).write_text(GROUP_LOCKS.dump(lock))
     tiny_locks.write_os_locks(project)
 
 

@@ -11,11 +11,12 @@ import pytest
 
 from builder.common.errors import FileError, LockError, StaleError
 from builder.common.lock_text import KNOWN_LAYERS
-from builder.debian import os_lock
-from builder.debian.os_lock import OsRequest
+from builder.debian.os_lock import OS_LOCKS, OsRequest
 from builder.index.wheels import is_cuda_wheel
 from builder.layers.known_layers import KnownLayers
-from builder.lock import lockfile, python_lock
+from builder.lock import lockfile
+from builder.lock.lockfile import GROUP_LOCKS
+from builder.lock.python_lock import PYTHON_LOCKS
 from builder.matrix.project import Project
 from tests.fakes import locks
 
@@ -27,35 +28,35 @@ REQUEST = OsRequest(debian="newbird", packages=("python3", "tini"))
 
 @pytest.mark.parametrize("group", locks.GROUPS)
 def test_the_tiny_locks_are_up_to_date(tiny: Project, snapshot: Callable[[str, str], None], group: str) -> None:
-    snapshot(f"tiny/locks/{group}.json", lockfile.dump(locks.locks(tiny)[group]))
+    snapshot(f"tiny/locks/{group}.json", GROUP_LOCKS.dump(locks.locks(tiny)[group]))
 
 
 def test_read_gives_what_was_written(tiny: Project) -> None:
     for group, lock in locks.locks(tiny).items():
-        assert lockfile.read_lock(tiny.root, group) == lock
+        assert GROUP_LOCKS.read(tiny.root, group) == lock
 
 
 def test_an_empty_lock(tiny: Project) -> None:
     empty = replace(locks.locks(tiny)[GROUP], wheels=(), components={})
-    lockfile.path(tiny.root, GROUP).write_text(lockfile.dump(empty))
-    assert lockfile.read_lock(tiny.root, GROUP) == empty
+    (tiny.root / GROUP_LOCKS.path(GROUP)).write_text(GROUP_LOCKS.dump(empty))
+    assert GROUP_LOCKS.read(tiny.root, GROUP) == empty
 
 
 def test_none(tiny: Project) -> None:
-    assert lockfile.read_lock(tiny.root, "em-1.9-cu129-py39") is None
+    assert GROUP_LOCKS.read(tiny.root, "em-1.9-cu129-py39") is None
 
 
 def test_a_lock_of_another_format(tiny: Project) -> None:
     """As in an older revision, where nothing is damaged."""
-    text = lockfile.dump(locks.locks(tiny)[GROUP]).replace('"format": 2', '"format": 1')
-    with pytest.raises(LockError, match=r"^HEAD~9:locks/x\.json has lock format 1; this builder reads format 2$"):
-        lockfile.parse_lock(text, "HEAD~9:locks/x.json", "x")
+    text = GROUP_LOCKS.dump(locks.locks(tiny)[GROUP]).replace('"format": 2', '"format": 1')
+    with pytest.raises(LockError, match=r"^locks/x\.json has lock format 1; this builder reads format 2$"):
+        GROUP_LOCKS.parse(text, "x")
 
 
 NEWER: dict[str, Callable[[Path], object]] = {
-    f"locks/{GROUP}.json": lambda root: lockfile.read_lock(root, GROUP),
-    REQUEST.path: lambda root: os_lock.read_os_lock(root, REQUEST),
-    python_lock.lock_path("3.12.1"): lambda root: python_lock.read_python_lock(root, "3.12.1"),
+    f"locks/{GROUP}.json": lambda root: GROUP_LOCKS.read(root, GROUP),
+    REQUEST.path: lambda root: OS_LOCKS.read(root, REQUEST),
+    PYTHON_LOCKS.path("3.12.1"): lambda root: PYTHON_LOCKS.read(root, "3.12.1"),
     KNOWN_LAYERS: KnownLayers,
 }
 
@@ -74,21 +75,21 @@ def test_a_file_of_a_newer_builder(tiny: Project, name: str, read: Callable[[Pat
     "text", ['{"format": "99"}', '{"format": "\\u001b[2J"}', '{"format": true}', '{"format": [9]}']
 )
 def test_a_format_that_is_no_number_is_damage(tiny: Project, text: str) -> None:
-    lockfile.path(tiny.root, GROUP).write_text(text)
+    (tiny.root / GROUP_LOCKS.path(GROUP)).write_text(text)
     with pytest.raises(LockError, match=r"\.json is damaged: ") as caught:
-        lockfile.read_lock(tiny.root, GROUP)
+        GROUP_LOCKS.read(tiny.root, GROUP)
     assert str(caught.value).isprintable()
 
 
 def test_a_lock_that_cannot_be_read_is_named(tiny: Project) -> None:
-    path = lockfile.path(tiny.root, "em-1.9-cu129-py39")
+    path = tiny.root / GROUP_LOCKS.path("em-1.9-cu129-py39")
     path.write_bytes(b"\xff")
     with pytest.raises(LockError, match=r"em-1.9-cu129-py39.json: .*codec can't decode"):
-        lockfile.read_lock(tiny.root, "em-1.9-cu129-py39")
+        GROUP_LOCKS.read(tiny.root, "em-1.9-cu129-py39")
     path.unlink()
     path.mkdir()
     with pytest.raises(LockError, match=r"em-1.9-cu129-py39.json: .*Is a directory"):
-        lockfile.read_lock(tiny.root, "em-1.9-cu129-py39")
+        GROUP_LOCKS.read(tiny.root, "em-1.9-cu129-py39")
 
 
 def test_requirements_by_component(tiny: Project) -> None:
@@ -129,7 +130,7 @@ def test_requirements_of_a_component_of_a_line(edit: Edit) -> None:
 def stale(project: Project, cell_id: str = CELL) -> str:
     """Why the tiny lock is not current for a cell."""
     [cell] = project.select([cell_id])
-    lock = lockfile.read_lock(project.root, cell.group)
+    lock = GROUP_LOCKS.read(project.root, cell.group)
     assert lock is not None
     return lockfile.stale_reason(project.matrix, lock, [cell])
 
@@ -278,24 +279,24 @@ def test_wheels_that_are_missing_or_unused_are_named(tiny: Project) -> None:
     lock = locks.locks(tiny)[GROUP]
     for wheels, fault in ((["board", "zinc"], "missing wheel zinc"), ([], "unused wheel board")):
         part = replace(lock.components["board"], wheels=wheels)
-        text = lockfile.dump(replace(lock, components={**lock.components, "board": part}))
+        text = GROUP_LOCKS.dump(replace(lock, components={**lock.components, "board": part}))
         with pytest.raises(LockError, match=f"was edited by hand: {fault}$"):
-            lockfile.parse_lock(text, "x", GROUP)
+            GROUP_LOCKS.parse(text, GROUP)
 
 
 def test_the_name_of_an_index_is_beside_its_wheels_only(tiny: Project) -> None:
     lock = locks.locks(tiny)[GROUP]
-    assert '"index"' not in lockfile.dump(lock)
+    assert '"index"' not in GROUP_LOCKS.dump(lock)
     wheels = tuple(replace(wheel, index="company") if wheel.name == "notebook" else wheel for wheel in lock.wheels)
     lock = replace(lock, wheels=wheels)
-    text = lockfile.dump(lock)
+    text = GROUP_LOCKS.dump(lock)
     (line,) = [line for line in text.splitlines() if '"index"' in line]
     assert line.strip().startswith('{"name": "notebook"')
     assert line.rstrip(",").endswith('"index": "company"}')
-    assert lockfile.parse_lock(text, "x", GROUP) == lock
+    assert GROUP_LOCKS.parse(text, GROUP) == lock
     for edited in (text.replace('"company"', '""'), text.replace('"company"', '"https://x.test"')):
         with pytest.raises(LockError):
-            lockfile.parse_lock(edited, "x", GROUP)
+            GROUP_LOCKS.parse(edited, GROUP)
 
 
 def test_a_lock_with_wheels_of_another_index_is_out_of_date(tiny: Project, edit: Edit) -> None:

@@ -17,9 +17,8 @@ import pytest
 from builder.common.errors import FetchError, LockError
 from builder.common.tasks import RetryPolicy
 from builder.host import Host
-from builder.lock import python_lock
 from builder.lock.python_builds import PythonBuilds, PythonFetcher
-from builder.lock.python_lock import LockedPython
+from builder.lock.python_lock import PYTHON_LOCKS, LockedPython
 from tests.fakes.wire import Reply, Wire
 
 MIRROR = "https://mirror.example.test/builds"
@@ -75,9 +74,9 @@ def test_a_lock_has_name_and_hash_and_no_address(uv: Uv, tmp_path: Path) -> None
     lock = PythonBuilds(Host(), uv).lock("3.12.12", None)
     assert lock == LOCKED
     (tmp_path / "locks").mkdir()
-    (tmp_path / lock.path).write_text(python_lock.dump(lock))
-    assert python_lock.read_python_lock(tmp_path, "3.12.12") == lock
-    assert "example.test" not in (tmp_path / lock.path).read_text()
+    (tmp_path / PYTHON_LOCKS.path(lock.release)).write_text(PYTHON_LOCKS.dump(lock))
+    assert PYTHON_LOCKS.read(tmp_path, "3.12.12") == lock
+    assert "example.test" not in (tmp_path / PYTHON_LOCKS.path(lock.release)).read_text()
 
 
 def test_a_lock_is_kept_while_uv_has_its_build(uv: Uv) -> None:
@@ -137,13 +136,13 @@ def test_a_list_that_cannot_be_read(status: int, output: str) -> None:
 )
 def test_an_edited_lock_is_refused(tmp_path: Path, old: str, new: str) -> None:
     (tmp_path / "locks").mkdir()
-    text = python_lock.dump(LOCKED)
+    text = PYTHON_LOCKS.dump(LOCKED)
     assert text.count(old) == 1
-    (tmp_path / LOCKED.path).write_text(text.replace(old, new))
+    (tmp_path / PYTHON_LOCKS.path(LOCKED.release)).write_text(text.replace(old, new))
     with pytest.raises(
         LockError, match=r"^locks/python-3\.12\.12\.json (was edited by hand|is damaged|has lock format)"
     ):
-        python_lock.read_python_lock(tmp_path, "3.12.12")
+        PYTHON_LOCKS.read(tmp_path, "3.12.12")
 
 
 def fetch(uv: Uv, folder: Path) -> Path:

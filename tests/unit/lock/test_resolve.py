@@ -24,7 +24,7 @@ from builder.index.settings import IndexSettings
 from builder.index.wheels import tag_ranks
 from builder.lock import lockfile
 from builder.lock import uv as uv_program
-from builder.lock.lockfile import Lock
+from builder.lock.lockfile import GROUP_LOCKS, Lock
 from builder.lock.resolve import Resolver
 from builder.lock.uv import Target
 from builder.matrix.cells import Cell
@@ -369,7 +369,7 @@ def test_wheels_for_arm64_are_for_its_platform(edit: Edit, uv: Uv) -> None:
     assert {wheel.file.rsplit("_", 1)[1] for wheel in lock.wheels if wheel.name.startswith("nvidia-")} == {
         "aarch64.whl"
     }
-    assert lockfile.parse_lock(lockfile.dump(lock), "x", lock.group) == lock
+    assert GROUP_LOCKS.parse(GROUP_LOCKS.dump(lock), lock.group) == lock
     uv.linux = LINUX
     resolver.lock(project.groups[GROUP], None, {})
     assert len([call for call in uv.calls if call.is_toolkit]) == 2, (
@@ -408,8 +408,8 @@ def test_versions_are_chosen_for_the_whole_group_then_wheels_for_each_component(
     assert [wheel.name for wheel in lock.wheels] == sorted(lock.versions)
     assert {wheel.size for wheel in lock.wheels} != {0}
     assert all(wheel.size == len(wheel.file) for wheel in lock.wheels)
-    assert str(uv.wheels) not in lockfile.dump(lock)
-    assert lockfile.parse_lock(lockfile.dump(lock), "its file", GROUP) == lock
+    assert str(uv.wheels) not in GROUP_LOCKS.dump(lock)
+    assert GROUP_LOCKS.parse(GROUP_LOCKS.dump(lock), GROUP) == lock
     assert lockfile.stale_reason(tiny.matrix, lock, group, group) == ""
 
 
@@ -563,7 +563,7 @@ def test_a_new_component_is_resolved_beside_what_is_kept(tiny: Project, edit: Ed
     assert lock.components["extra"].wheels == ["extra", "other", "pip"]
     assert [wheel for wheel in lock.wheels if wheel.name not in {"extra", "other"}] == list(present.wheels)
     assert (lock.versions["extra"], lock.versions["other"]) == ("3.0", "1.5")
-    assert lockfile.parse_lock(lockfile.dump(lock), "its file", GROUP) == lock
+    assert GROUP_LOCKS.parse(GROUP_LOCKS.dump(lock), GROUP) == lock
 
     assert uv.closures == [["extra"]]
     [choice] = uv.version_calls

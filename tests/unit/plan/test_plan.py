@@ -13,9 +13,9 @@ import pytest
 from packaging.requirements import Requirement
 
 from builder.common.errors import LockError, StaleError
-from builder.debian import os_lock
-from builder.lock import lockfile, python_lock
-from builder.lock.lockfile import Lock
+from builder.debian.os_lock import OS_LOCKS
+from builder.lock.lockfile import GROUP_LOCKS, Lock
+from builder.lock.python_lock import PYTHON_LOCKS
 from builder.matrix import facts
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
@@ -36,7 +36,7 @@ def planned(project: Project, cell: str = CELL) -> PlannedImage:
 def relock(project: Project) -> Project:
     """Writes locks for the current matrix."""
     for group, lock in locks.locks(project).items():
-        lockfile.path(project.root, group).write_text(lockfile.dump(lock))
+        (project.root / GROUP_LOCKS.path(group)).write_text(GROUP_LOCKS.dump(lock))
     return locks.write_os_locks(project)
 
 
@@ -56,7 +56,7 @@ def test_an_image_for_arm64_shares_what_does_not_depend_on_the_processor(edit: E
     before = planned(edit("namespace: team", "namespace: team"), "qz-0.5-cu129-py311-board")
     project = edit('python: ["3.11"]}', 'python: ["3.11"], arch: [amd64, arm64]}')
     twin = project.groups["qz-0.5-cu129-py311-arm64"]
-    lockfile.path(project.root, twin[0].group).write_text(lockfile.dump(locks.lock_of(project, twin)))
+    (project.root / GROUP_LOCKS.path(twin[0].group)).write_text(GROUP_LOCKS.dump(locks.lock_of(project, twin)))
     locks.write_os_locks(project)
     amd64, arm64 = planned(project, before.id), planned(project, f"{before.id}-arm64")
     assert amd64 == before
@@ -106,10 +106,10 @@ def test_source_packages_change_no_image(tiny: Project) -> None:
     """Only the SBOM names them; recording them must not make a new operating system."""
     before = planned(tiny)
     path = tiny.root / before.os_request.path
-    lock = os_lock.read_os_lock(tiny.root, before.os_request)
+    lock = OS_LOCKS.read(tiny.root, before.os_request)
     assert lock
     named = replace(lock, packages=tuple(replace(package, source="glibc") for package in lock.packages))
-    path.write_text(os_lock.dump(named))
+    path.write_text(OS_LOCKS.dump(named))
     assert planned(Project(tiny.root)) == before
 
 
@@ -291,8 +291,8 @@ def test_a_python_of_uv(edit: Edit) -> None:
     image = planned(project)
     assert image.uv == "3.11.16"
     assert image.locked_python
-    (project.root / image.locked_python.path).write_text(
-        python_lock.dump(replace(image.locked_python, sha256="0" * 64))
+    (project.root / PYTHON_LOCKS.path(image.locked_python.release)).write_text(
+        PYTHON_LOCKS.dump(replace(image.locked_python, sha256="0" * 64))
     )
     rebuilt = layers_of(project)
     assert {layer for layer in before if rebuilt[layer] != after[layer]} == moved
@@ -341,7 +341,7 @@ def test_a_link_is_content(tiny: Project) -> None:
 def test_an_image_for_the_cpu_has_the_same_layers_without_cuda(on_cpu: Project) -> None:
     for group in ("qz-0.5-cu129-py311", "qz-0.5-cpu-py311"):
         lock = locks.lock_of(on_cpu, on_cpu.groups[group])
-        lockfile.path(on_cpu.root, group).write_text(lockfile.dump(lock))
+        (on_cpu.root / GROUP_LOCKS.path(group)).write_text(GROUP_LOCKS.dump(lock))
     cuda, cpu = (planned(on_cpu, cell) for cell in ("qz-0.5-cu129-py311", "qz-0.5-cpu-py311"))
     assert cpu.components == ("base", "python", "quartz")
     assert cpu.references[-1] == "registry.example.test:5000/team/quartz:0.5"
@@ -396,7 +396,7 @@ def test_ten_thousand_cells(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> N
         read[file.as_posix()] += 1
         return original(file)
 
-    monkeypatch.setattr(lockfile, "read_lock", locked)
+    monkeypatch.setattr(GROUP_LOCKS, "read", locked)
     monkeypatch.setattr(Path, "read_bytes", count)
     large = plan.make_plan(project, chosen)
     assert len(large.unlocked) == 20 * 2 * 3

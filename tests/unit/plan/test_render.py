@@ -12,8 +12,7 @@ import pytest
 from builder.build.dockerfile import context_files
 from builder.common.errors import StaleError, TemplateError
 from builder.layers import oci
-from builder.lock import lockfile
-from builder.lock.lockfile import Lock
+from builder.lock.lockfile import GROUP_LOCKS, Lock
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan import plan, render
@@ -56,7 +55,7 @@ def relock(project: Project, needs: dict[str, list[str]]) -> Lock:
         for component, part in before.components.items()
     }
     after = replace(before, components=parts, wheels=tuple(entries[name] for name in sorted(entries)))
-    lockfile.path(project.root, GROUP).write_text(lockfile.dump(after))
+    (project.root / GROUP_LOCKS.path(GROUP)).write_text(GROUP_LOCKS.dump(after))
     return after
 
 
@@ -126,8 +125,8 @@ def steps(text: str) -> list[tuple[str, str]]:
 def test_a_component_called_cuda_may_have_packages_of_its_own(edit: Edit) -> None:
     """Their list is not that of the CUDA wheels."""
     project = edit("cuda: {needs: [python]}", "cuda: {needs: [python], packages: [sums]}")
-    path = lockfile.path(project.root, GROUP)
-    path.write_text(lockfile.dump(locks.lock_of(project, project.groups[GROUP])))
+    path = project.root / GROUP_LOCKS.path(GROUP)
+    path.write_text(GROUP_LOCKS.dump(locks.lock_of(project, project.groups[GROUP])))
     files = rendered(project, CELL)
     assert listed(files[f"images/{GROUP}/wheels-cuda.txt"]) == ["sums"]
     assert sorted(listed(files[f"images/{GROUP}/cuda.txt"])) == sorted(locks.CUDA)
@@ -376,11 +375,11 @@ def test_wheels_of_a_named_index_have_a_list_and_a_step_of_their_own(tiny: Proje
     edit("    packages: [notebook]\n", "    packages: [notebook, notes]\n    index: company\n")
     own_packages = "        packages: [ember-extra==1.10.0]\n"
     project = edit(own_packages, own_packages + "        index: company\n")
-    path = lockfile.path(project.root, GROUP)
+    path = project.root / GROUP_LOCKS.path(GROUP)
     own = {"ember", "ember-extra", "notebook", "notes"}
     lock = locks.lock_of(project, project.groups[GROUP])
     wheels = tuple(replace(wheel, index="company") if wheel.name in own else wheel for wheel in lock.wheels)
-    path.write_text(lockfile.dump(replace(lock, wheels=wheels)))
+    path.write_text(GROUP_LOCKS.dump(replace(lock, wheels=wheels)))
     files = rendered(project, CELL)
     assert files[f"images/{GROUP}/wheels-jupyter-at-company.txt"].startswith(
         "# index: https://python.example.test/simple\nnotebook==2.0 --hash=sha256:"
@@ -404,7 +403,7 @@ def test_wheels_of_a_folder_are_mounted(tiny: Project, edit: Edit) -> None:
     project = edit("    packages: [notebook]\n", "    packages: [notebook]\n    index: own\n")
     lock = locks.locks(tiny)[GROUP]
     wheels = tuple(replace(wheel, index="own") if wheel.name == "notebook" else wheel for wheel in lock.wheels)
-    lockfile.path(project.root, GROUP).write_text(lockfile.dump(replace(lock, wheels=wheels)))
+    (project.root / GROUP_LOCKS.path(GROUP)).write_text(GROUP_LOCKS.dump(replace(lock, wheels=wheels)))
     files = rendered(project, CELL)
     name = f"images/{GROUP}/wheels-jupyter-at-own.txt"
     assert files[name].startswith("notebook==2.0 --hash=sha256:")
@@ -425,7 +424,7 @@ def test_an_index_changes_no_layer_and_no_digest(tiny: Project, edit: Edit) -> N
     project = edit("    packages: [notebook]\n", "    packages: [notebook]\n    index: company\n")
     lock = locks.locks(tiny)[GROUP]
     wheels = tuple(replace(wheel, index="company") if wheel.name == "notebook" else wheel for wheel in lock.wheels)
-    lockfile.path(project.root, GROUP).write_text(lockfile.dump(replace(lock, wheels=wheels)))
+    (project.root / GROUP_LOCKS.path(GROUP)).write_text(GROUP_LOCKS.dump(replace(lock, wheels=wheels)))
     (after,) = plan.make_plan(project, project.select([CELL])).images
     assert (after.plan, after.layers[0].inputs) == (before.plan, before.layers[0].inputs)
     assert [layer.inputs for layer in after.layers] == [layer.inputs for layer in before.layers]

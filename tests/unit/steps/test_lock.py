@@ -10,9 +10,10 @@ import pytest
 
 from builder.common.errors import FileError, IncompleteError, LockError, StaleError, UsageError
 from builder.debian import os_lock
-from builder.lock import checks, lockfile, python_lock
-from builder.lock.lockfile import Lock, LockedComponent
+from builder.lock import checks, lockfile
+from builder.lock.lockfile import GROUP_LOCKS, Lock, LockedComponent
 from builder.lock.python_builds import PythonBuilds
+from builder.lock.python_lock import PYTHON_LOCKS
 from builder.lock.resolve import Resolver
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
@@ -122,7 +123,7 @@ def resolver() -> FakeResolver:
 def write(project: Project, group: str, version: str) -> Lock:
     """Writes a current lock with this version of every wheel."""
     lock = lock_of(project, group, dict.fromkeys(WHEELS, version))
-    lockfile.path(project.root, group).write_text(lockfile.dump(lock))
+    (project.root / GROUP_LOCKS.path(group)).write_text(GROUP_LOCKS.dump(lock))
     return lock
 
 
@@ -232,7 +233,7 @@ def test_an_unused_component_leaves_the_lock(tiny: Project, edit: Edit, resolver
     assert stale_lines(project, "*") == lines
     assert resolver.update(project, "*") == paths(*GROUPS[:-1])
     for group in GROUPS[:-1]:
-        lock = lockfile.read_lock(tiny.root, group)
+        lock = GROUP_LOCKS.read(tiny.root, group)
         assert lock is not None
         assert list(lock.components) == ["python", project.groups[group][0].framework, "board"]
     assert contents(tiny)[QUARTZ_39] == quartz, "it never had the component"
@@ -250,10 +251,10 @@ def test_the_present_lock_is_kept_unless_upgraded(tiny: Project, edit: Edit, res
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe"], ids=["empty", "cut short", "not UTF-8"])
 def test_a_damaged_lock_is_resolved_again(tiny: Project, resolver: FakeResolver, damage: bytes) -> None:
-    lockfile.path(tiny.root, LOCKED).write_bytes(damage)
+    (tiny.root / GROUP_LOCKS.path(LOCKED)).write_bytes(damage)
     assert resolver.update(tiny, f"{LOCKED}-board") == paths(LOCKED)
     assert resolver.present == {LOCKED: None}
-    assert lockfile.read_lock(tiny.root, LOCKED) is not None
+    assert GROUP_LOCKS.read(tiny.root, LOCKED) is not None
 
 
 def test_a_group_prefers_the_versions_of_its_cuda_and_its_python(tiny: Project, resolver: FakeResolver) -> None:
@@ -263,8 +264,8 @@ def test_a_group_prefers_the_versions_of_its_cuda_and_its_python(tiny: Project, 
     resolver.update(tiny, "*")
     first_of_python, first_of_cuda = "1", "3"
     assert resolver.preferred == {QUARTZ_39: dict.fromkeys(NO_CUDA, first_of_python) | {CUDA: first_of_cuda}}
-    lockfile.path(tiny.root, OLD_39).unlink()
-    lockfile.path(tiny.root, LOCKED_QUARTZ).unlink()
+    (tiny.root / GROUP_LOCKS.path(OLD_39)).unlink()
+    (tiny.root / GROUP_LOCKS.path(LOCKED_QUARTZ)).unlink()
     resolver.update(tiny, "*")
     assert resolver.preferred == {
         OLD_39: dict.fromkeys(NO_CUDA, "3") | {CUDA: "2"},
@@ -273,7 +274,7 @@ def test_a_group_prefers_the_versions_of_its_cuda_and_its_python(tiny: Project, 
 
 
 def test_a_group_on_a_cuda_and_a_python_of_its_own_prefers_nothing(tiny: Project, resolver: FakeResolver) -> None:
-    lockfile.path(tiny.root, LOCKED).unlink()
+    (tiny.root / GROUP_LOCKS.path(LOCKED)).unlink()
     write(tiny, LOCKED_QUARTZ, "8")
     resolver.update(tiny, CU1210_39)
     assert resolver.preferred == {CU1210_39: {}}
@@ -303,7 +304,7 @@ def test_groups_that_stay_count_more_than_those_resolved_before(
         write(tiny, group, "8")
     project = edit("release: 1.9.2", "release: 1.9.3")
     resolver.update(project, OLD_39, CU129_311)
-    lock = lockfile.read_lock(tiny.root, OLD_39)
+    lock = GROUP_LOCKS.read(tiny.root, OLD_39)
     assert lock is not None
     assert lock.versions == dict.fromkeys(WHEELS, "7")
     assert resolver.preferred == {OLD_39: {CUDA: "8"}, CU129_311: dict.fromkeys(WHEELS, "8")}
@@ -332,7 +333,7 @@ def test_old_and_new_versions_are_shown(tiny: Project, resolver: FakeResolver) -
     assert resolver.update(tiny, "*", upgrade=True) == []
     assert resolver.said == [], "nothing changed"
     resolver.newest = "10"
-    lockfile.path(tiny.root, OLD_39).unlink()
+    (tiny.root / GROUP_LOCKS.path(OLD_39)).unlink()
     assert resolver.update(tiny, "*", upgrade=True) == paths(*GROUPS)
     groups = f"{', '.join(GROUPS[1:4])} and 2 more"
     assert resolver.said == [
@@ -414,7 +415,7 @@ def test_one_package_is_chosen_again_in_the_groups_that_have_it_and_others_keep_
         write(tiny, group, "8")
     resolver.newest = "10"
     assert resolver.update(tiny, f"{LOCKED}*", packages=["Triton"]) == paths(LOCKED)
-    lock = lockfile.read_lock(tiny.root, LOCKED)
+    lock = GROUP_LOCKS.read(tiny.root, LOCKED)
     assert lock is not None
     assert lock.versions == {"nvidia-ml-py": "8", CUDA: "8", "triton": "10"}
     assert resolver.present == {LOCKED: None}, "a lock that is kept would keep the version too"
@@ -436,7 +437,7 @@ def test_a_lock_of_a_newer_builder_ends_the_update_before_anything_is_written(
     """Also that of another group: its versions are preferred."""
     for path in (tiny.root / "locks").glob("os-*"):
         path.unlink()
-    lockfile.path(tiny.root, LOCKED_QUARTZ).write_text('{"format": 99}')
+    (tiny.root / GROUP_LOCKS.path(LOCKED_QUARTZ)).write_text('{"format": 99}')
     before = contents(tiny)
     with pytest.raises(FileError, match="lock format 99"):
         resolver.update(tiny, LOCKED)
@@ -459,7 +460,7 @@ def test_a_group_without_a_lock_does_not_get_the_version_that_others_have(
     """The release may have been withdrawn, and the hint for the new group names it."""
     for group in GROUPS[1:]:
         write(tiny, group, "8")
-    lockfile.path(tiny.root, OLD_39).unlink(missing_ok=True)
+    (tiny.root / GROUP_LOCKS.path(OLD_39)).unlink(missing_ok=True)
     resolver.newest = "10"
     assert resolver.update(tiny, OLD_39, packages=["triton"]) == paths(OLD_39)
     assert resolver.preferred == {OLD_39: {"nvidia-ml-py": "8", CUDA: "8"}}
@@ -484,7 +485,7 @@ def test_the_build_of_uv_is_locked_once(edit: Edit) -> None:
     assert updated.error is None
     assert PYTHON_LOCK in updated.written
     assert "Python 3.11.15" in updated.done
-    assert python_lock.read_python_lock(project.root, "3.11.15") == locks.python_lock_of("3.11.15")
+    assert PYTHON_LOCKS.read(project.root, "3.11.15") == locks.python_lock_of("3.11.15")
     checks.check_locks(project, project.cells)
     assert update_pythons(project).written == ()
 
