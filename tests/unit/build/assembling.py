@@ -34,6 +34,7 @@ from tests.fakes import locks
 from tests.fakes.engine import FakeEngine, MemoryConsole
 from tests.fakes.mmdebstrap import DAY, file_system
 from tests.fakes.run import new_run
+from tests.unit.layers import test_wheel
 
 EMBER, JUPYTER, QUARTZ, BOARD = locks.LOCKED
 NOTEBOOK = "notebook"
@@ -44,20 +45,9 @@ NOTHING: tuple[list[str], list[str], list[str], int] = ([], [], [], 0)
 def pack(wheel: Wheel, more: Mapping[str, bytes]) -> bytes:
     """A wheel of one module, the same bytes every time."""
     name = wheel.name.replace("-", "_")
-    info = f"{name}-{wheel.version}.dist-info"
     module = f"nvidia/{name}/lib/lib.so" if wheel.component == "cuda" else f"{name}/__init__.py"
-    files = {
-        module: f"# {wheel.file}".encode(),
-        **more,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {wheel.name}\nVersion: {wheel.version}\n".encode(),
-        f"{info}/WHEEL": b"Wheel-Version: 1.0\n",
-        f"{info}/RECORD": b"",
-    }
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path, content in files.items():
-            archive.writestr(zipfile.ZipInfo(path), content, zipfile.ZIP_DEFLATED)
-    return buffer.getvalue()
+    files = {module: f"# {wheel.file}".encode(), **more}
+    return test_wheel.pack(files, name=wheel.file, info=f"{name}-{wheel.version}.dist-info").content
 
 
 @dataclass
