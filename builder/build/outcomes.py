@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from builder.build.context import LoadedImage, Origin
@@ -16,13 +16,20 @@ from builder.common.text import counted, size
 from builder.engine.run import Run
 from builder.evidence.results import Coverage
 from builder.plan.plan import PlannedImage
+from builder.registry.transfer import Sent
+from builder.release.tagging import TagChange
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result for one image. `coverage` is that of its test results, including those of earlier runs."""
+    """The result for one image. `coverage` is that of its test results, including those of earlier runs.
+
+    `digest` is that of its manifest in a registry, `sent` what this machine sent there, None if it sent nothing.
+    """
 
     image: PlannedImage
+    digest: str = ""
+    sent: Sent | None = None
     loaded: LoadedImage | None = None
     tested: bool = False
     tagged: bool = False
@@ -39,6 +46,10 @@ class Outcome:
     def origin(self) -> Origin:
         return self.loaded.origin if self.loaded else "present"
 
+    def __str__(self) -> str:
+        gpu = self.coverage.gpu_status if self.coverage else "not run"
+        return f"{self.image.id}: {self.digest}, {self.sent}, gpu: {gpu}"
+
     def as_data(self) -> dict[str, Any]:
         """The outcome for `--format json`."""
         tests = self.coverage and {
@@ -46,6 +57,13 @@ class Outcome:
             "failed": self.coverage.failed,
             "gpu": self.coverage.gpu_status,
         }
+        if self.digest:
+            return {
+                "cell": self.image.id,
+                "digest": self.digest,
+                "bytes": self.sent and asdict(self.sent),
+                "tests": tests,
+            }
         return {
             "cell": self.image.id,
             "image": self.loaded.id if self.loaded else "",
@@ -55,6 +73,44 @@ class Outcome:
             "references": list(self.image.local_names),
             "tests": tests,
             "seconds": round(self.seconds, 1),
+            "error": str(self.error) if self.error else None,
+        }
+
+
+@dataclass(kw_only=True)
+class Report:
+    """The result of a command, up to the error that ended it, if there was one.
+
+    `stamp` is that of the release that it staged or published, `tags` are the tags that it set or found.
+    """
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    error: BuilderError | None = None
+    stamp: str = ""
+    tags: list[TagChange] = field(default_factory=list)
+
+    @property
+    def sent(self) -> list[Outcome]:
+        """The images that this machine sent, in the order of their ids: several are sent at a time."""
+        return sorted((each for each in self.outcomes if each.sent), key=lambda each: each.image.id)
+
+    @property
+    def bytes(self) -> int:
+        """The number of bytes that this machine sent."""
+        return sum(each.sent.sent for each in self.outcomes if each.sent)
+
+    @property
+    def changed(self) -> list[TagChange]:
+        """The tags that were set for the first time, or moved."""
+        return [change for change in self.tags if change.is_change]
+
+    def as_data(self) -> dict[str, Any]:
+        """The report of a command that stages or releases images, for `--format json`."""
+        return {
+            "stamp": self.stamp,
+            "images": [outcome.as_data() for outcome in self.outcomes],
+            "sent": self.bytes,
+            "tags": [change.as_data() for change in self.tags],
             "error": str(self.error) if self.error else None,
         }
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from builder.common import machine
 from builder.common.errors import UsageError
@@ -138,21 +136,3 @@ class Size(click.ParamType[int]):
         if value != 0 and self._positive and not count:
             self.fail("must be larger than 0", param, ctx)
         return count
-
-
-def given(*names: str) -> str:
-    """The options and arguments of these names that are on the command line, to repeat them in a hint.
-
-    Each word follows a space. Those of a command that calls this one (`refresh` calls `stage`) count too.
-    """
-    words: list[str] = []
-    for name in names:
-        context: click.Context | None = click.get_current_context()
-        while context and context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
-            context = context.parent
-        if context:
-            value = context.params[name]
-            parameter = next(known for known in context.command.params if known.name == name)
-            words += [parameter.opts[0]] if isinstance(parameter, click.Option) else []
-            words += value if isinstance(value, tuple) else [] if value is True else [str(getattr(value, "key", value))]
-    return "".join(f" {shlex.quote(word)}" for word in words)

@@ -11,11 +11,11 @@ import click
 from rich.text import Text
 
 from builder.build.layer_lookup import LayerLookup
+from builder.build.outcomes import Report
 from builder.cli import options
 from builder.cli.context import Context, new_table
 from builder.cli.images import gpu_option, show_outcomes
 from builder.common import git
-from builder.common.console import View
 from builder.common.text import counted, duration, size
 from builder.evidence.signing import Signer
 from builder.lock.resolve import Resolver
@@ -23,12 +23,13 @@ from builder.matrix.project import Project
 from builder.plan import plan, render
 from builder.plan.plan import Plan
 from builder.release import publish, status
+from builder.release.release_checks import EXEMPTIONS, ReleaseOptions
 from builder.release.staging import StagingArea
 from builder.release.status import Status, StatusReader
 from builder.steps.images import ImageOptions
 from builder.steps.refresh import refresh
-from builder.steps.release import EXEMPTIONS, ReleaseOptions, release
-from builder.steps.stage import StagingResult, stage
+from builder.steps.release import release
+from builder.steps.stage import stage
 
 
 @click.command(name="stage", epilog=options.CELLS_HELP)
@@ -70,46 +71,43 @@ def stage_command(
     area = StagingArea.of(project, place, context.host)
     planned = render.load_checked_plan(project, project.select(patterns))
     _warn_unsigned(context, project, signer)
-    store, view = context.store, View(context.err)
-    lookup = LayerLookup.of(context.run(project)) if untested else None
-    with store.used():
-        staged = stage(
-            project, store, view, area, planned,
-            today=context.today, revision=git.state(project.root), signer=signer, lookup=lookup,
-            images_only=images_only,
+    run = context.run(project)
+    with run.store.used():
+        report = stage(
+            run, area, planned,
+            today=context.today, revision=git.state(project.root), signer=signer,
+            lookup=LayerLookup.of(run) if untested else None, images_only=images_only,
         )  # fmt: skip
     if form == "json":
-        images = [image.model_dump() for image in staged.images]
-        context.print_json({"stamp": staged.stamp, "images": images, "sent": staged.sent})
-    elif not staged.images:
-        context.say("no image to stage: CELLS name a set without cells")
-    elif images_only:
-        context.say(f"{counted(len(staged.here), 'image')} staged, {size(staged.sent)} sent, not listed as a release")
-    else:
-        _say_staged(context, staged, began)
-    if form == "github":
-        click.echo(f"stamp={staged.stamp}")
+        context.print_json(report.as_data())
+    elif form == "github":
+        click.echo(f"stamp={report.stamp}")
+    if form != "json":
+        _say_staged(context, report, area, signer, began)
 
 
 def _warn_unsigned(context: Context, project: Project, signer: Signer | None) -> None:
     if project.matrix.evidence and signer is None:
-        again = options.given("patterns", "place", "images_only", "untested")
-        context.say(
-            "the test results are not signed: `builder release` on another machine will refuse them. To sign them:"
-        )
-        context.say(f"  -> builder stage{again} --sign KEY")
+        context.say("the test results are not signed: `builder release` on another machine will refuse them")
+        context.say("  -> To sign them, add --sign KEY.")
 
 
-def _say_staged(context: Context, staged: StagingResult, began: float) -> None:
-    """Shows the release that was staged since `began`, a time of `time.monotonic`, and the command to publish it."""
-    others = f", {len(staged.elsewhere)} of them by another machine" if staged.elsewhere else ""
-    context.say(
-        f"release {staged.stamp}: {counted(len(staged.images), 'image')} staged{others}, {size(staged.sent)} sent "
-        f"({duration(time.monotonic() - began)})"
-    )
-    if staged.stamp.partition(".")[0] > f"{context.today:%Y%m%d}":
+def _say_staged(context: Context, report: Report, area: StagingArea, signer: Signer | None, began: float) -> None:
+    """Shows what was staged since `began`, a time of `time.monotonic`, and the command to publish it."""
+    staged = [outcome for outcome in report.outcomes if outcome.digest]
+    if not staged:
+        context.say("no image to stage: CELLS name a set without cells")
+        return
+    elsewhere = len(staged) - len(report.sent)
+    others = f", {elsewhere} of them by another machine" if elsewhere else ""
+    done = f"{counted(len(staged), 'image')} staged{others}, {size(report.bytes)} sent"
+    if not report.stamp:
+        context.say(f"{done}, not listed as a release")
+        return
+    context.say(f"release {report.stamp}: {done} ({duration(time.monotonic() - began)})")
+    if report.stamp.partition(".")[0] > f"{context.today:%Y%m%d}":
         context.say("the registry has a release with a later date than today: the new stamp continues from that date")
-    context.say(f"  -> builder release {staged.stamp}{options.given('place', 'signer')}")
+    context.say(f"  -> builder release {report.stamp}{area.option}{signer.option if signer else ''}")
 
 
 @click.command(name="refresh", epilog=options.CELLS_HELP)
@@ -144,18 +142,18 @@ def refresh_command(
     with context.locked(project, "refresh"):
         run = context.run(project, start_engine=start_engine)
         resolver = Resolver(project, context.host, say=context.say)
-        result = refresh(
+        report = refresh(
             run, chosen, resolver, ImageOptions(wait=context.wait, **values),
             area=area, signer=signer, today=context.today,
         )  # fmt: skip
-    if result.outcomes:
-        show_outcomes(context, result.outcomes, began=began, form="text")
+    if report.outcomes:
+        show_outcomes(context, report.outcomes, began=began, form="text")
     else:
         context.say("no image changed")
-    if result.staged:
-        _say_staged(context, result.staged, began)
-    if result.error:
-        raise result.error
+    if area and report.stamp:
+        _say_staged(context, report, area, signer, began)
+    if report.error:
+        raise report.error
 
 
 @click.command(name="release")
@@ -215,30 +213,25 @@ def release_command(
     # Only the cells of the release: an image of it without its smaller sibling must have passed all tests itself.
     planned = {image.id: image for image in render.load_checked_plan(project, staged.cells(project)).images}
     context.say_support(project, [image.cell for image in planned.values()])
-    again = f"builder release {staged.stamp}{options.given('place', 'registry', *values)}"
     allowed = [name for name in EXEMPTIONS if values.pop(f"allow_{name.replace('-', '_')}")]
-    how = ReleaseOptions(
-        today=context.today, registry=registry, allowed=allowed, check_only=check, again=again,
-        test=f"builder test --staged {staged.stamp}{options.given('place', 'signer')}",
-        **values,
-    )  # fmt: skip
-    result = release(project, context.host, context.store, View(context.err), area, staged, planned, how)
+    how = ReleaseOptions(today=context.today, registry=registry, allowed=allowed, check_only=check, **values)
+    report = release(context.run(project), area, staged, planned, how)
     if check:
-        context.say(f"release {staged.stamp}: {counted(len(result.images), 'image')} may be released")
+        context.say(f"release {staged.stamp}: {counted(len(report.outcomes), 'image')} may be released")
         return
     seconds = time.monotonic() - began
     if form == "json":
-        context.print_json(result.as_data() | {"stamp": staged.stamp, "seconds": round(seconds, 1)})
-    if result.error:
-        raise result.error
+        context.print_json(report.as_data() | {"seconds": round(seconds, 1)})
+    if report.error:
+        raise report.error
     if form != "json":
-        for line in result.lines:
+        for line in (*map(str, report.sent), *map(str, report.changed)):
             context.say(line)
-        images, changed = counted(len(result.images), "image"), counted(len(result.changed), "tag")
+        images, changed = counted(len(report.outcomes), "image"), counted(len(report.changed), "tag")
         context.say(f"release {staged.stamp}: {images}, {changed} changed ({duration(seconds)})")
     if form == "github":
-        subjects = [(each.image.digest, each.image.references[0].name) for each in result.in_registry]
-        subjects += [(change.digest, change.name) for change in result.tags]  # indexes too
+        subjects = [(each.digest, publish.references(each.image, registry)[0].name) for each in report.sent]
+        subjects += [(change.digest, change.name) for change in report.tags]  # indexes too
         lines = dict.fromkeys(f"{digest.removeprefix('sha256:')} {name}" for digest, name in subjects)
         click.echo("\n".join(["subjects<<END", *lines, "END"]))
 

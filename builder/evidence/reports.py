@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from builder.common.errors import VerifyError
 from builder.common.files import short_digest
 from builder.evidence import signing
-from builder.evidence.results import OWN, Coverage, Evidence, Report, Requirement, coverage_of, read_evidence
+from builder.evidence.results import OWN, Coverage, Evidence, Proof, Requirement, coverage_of, read_evidence
 from builder.evidence.signing import Signer, Trust
 from builder.layers import oci
 from builder.layers.blobs import Descriptor
@@ -64,7 +64,7 @@ def registry_coverage(
     trusted signature.
     """
     own = read_evidence(state, requirement.image) if state else []
-    reports: list[Report] = []
+    reports: list[Proof] = []
     refused: list[str] = []
     for artifact in artifacts.attached(repository, requirement.image, TYPE):
         try:
@@ -81,7 +81,7 @@ def registry_coverage(
             if not (signer or allow_unsigned):
                 reason = "no signer listed under `evidence` in matrix.yaml signed it" if is_signed else "it is unsigned"
                 raise VerifyError(f"{reason}, and this machine did not run these tests")
-            reports.append(Report(evidence=evidence, signer=signer, artifact=artifact))
+            reports.append(Proof(evidence=evidence, signer=signer, artifact=artifact))
         except (VerifyError, RejectedError) as error:
             refused.append(f"report {short_digest(artifact)} does not count: {error}")
     return coverage_of(reports, refused)
@@ -114,7 +114,7 @@ def test_result(coverage: Coverage) -> bytes:
 
 def stated_coverage(predicates: Iterable[bytes], requirement: Requirement) -> Coverage:
     """The coverage by signed predicates of the kind TEST_RESULT."""
-    reports: list[Report] = []
+    reports: list[Proof] = []
     refused: list[str] = []
     for predicate in predicates:
         try:
@@ -126,5 +126,5 @@ def stated_coverage(predicates: Iterable[bytes], requirement: Requirement) -> Co
             if reason := requirement.why_not_met(evidence):
                 refused.append(reason)
             else:
-                reports.append(Report(evidence=evidence, signer=""))
+                reports.append(Proof(evidence=evidence, signer=""))
     return coverage_of(reports, refused)

@@ -79,7 +79,7 @@ class Evidence(BaseModel, extra="forbid", frozen=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class Proof:
     """Evidence that counts. `signer` is a trusted signer, OWN for unsigned results of this machine, or empty for
     evidence without a trusted signature. `artifact` is its digest in a registry, empty for local evidence.
     """
@@ -144,7 +144,7 @@ class Requirement:
 class Coverage:
     """The combined result of an image's reports that count, oldest first; `refused` are reasons that others do not."""
 
-    reports: tuple[Report, ...] = ()
+    reports: tuple[Proof, ...] = ()
     refused: tuple[str, ...] = ()
 
     @cached_property
@@ -230,7 +230,7 @@ class Coverage:
         return list(dict.fromkeys(names))
 
 
-def coverage_of(reports: Iterable[Report], refused: Sequence[str] = ()) -> Coverage:
+def coverage_of(reports: Iterable[Proof], refused: Sequence[str] = ()) -> Coverage:
     """The coverage by reports that count; `refused` are the reasons that others do not count."""
     return Coverage(tuple(sorted(reports, key=lambda report: report.evidence.finished)), tuple(refused))
 
@@ -257,13 +257,13 @@ def read_evidence(state: Path, image: str) -> list[Evidence]:
 
 def local_coverage(state: Path, requirement: Requirement) -> Coverage:
     """The coverage of an image by this machine's own results."""
-    own: list[Report] = []
+    own: list[Proof] = []
     refused: list[str] = []
     for evidence in read_evidence(state, requirement.image):
         if reason := requirement.why_not_met(evidence):
             refused.append(reason)
         else:
-            own.append(Report(evidence=evidence, signer=OWN))
+            own.append(Proof(evidence=evidence, signer=OWN))
     return coverage_of(own, refused)
 
 

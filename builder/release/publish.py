@@ -6,16 +6,15 @@ half a release. Images that differ only in their architecture share their tags, 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from builder.common.console import Meter, View
-from builder.common.errors import BuilderError, DamagedError, ImageTestError, RegistryError, UsageError, VerifyError
+from builder.common.errors import DamagedError, ImageTestError, RegistryError, UsageError, VerifyError
 from builder.common.reference import ImageRef
+from builder.engine.run import Run
 from builder.evidence import results
 from builder.evidence.results import Coverage, Requirement
 from builder.evidence.suite import Suite
@@ -23,11 +22,10 @@ from builder.host import Host
 from builder.layers import oci, stored_images
 from builder.layers.blobs import Descriptor
 from builder.layers.oci import Image, Manifest
-from builder.layers.store import Store
 from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.matrix.schema import ARM64
-from builder.plan.plan import Plan, PlannedImage
+from builder.plan.plan import PlannedImage
 from builder.registry import transfer
 from builder.registry.client import INDEXES, Repository
 from builder.registry.failures import RejectedError
@@ -40,11 +38,12 @@ WITHOUT_ARCH = "on machines of that architecture, `docker pull` then fails, or p
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishableImage:
-    """An image of the store or of staging, its coverage by tests, and the references to publish it under.
+class Candidate:
+    """An image to stage or to publish, its coverage by tests, and the references to publish it under.
 
     The full tag is first among `references`; `cells` are the ids of all cells of the matrix that have them, by
-    architecture. A release also has its `sbom`, and if matrix.yaml has a scanner, the `scan` of that.
+    architecture. `is_staged` if another machine staged it. A release also has its `sbom`, and if matrix.yaml has a
+    scanner, the `scan` of that.
     """
 
     planned: PlannedImage
@@ -52,13 +51,14 @@ class PublishableImage:
     coverage: Coverage
     references: tuple[ImageRef, ...]
     cells: Mapping[str, str]
+    is_staged: bool = False
     sbom: bytes = b""
     scan: ImageScan | None = None
 
     @classmethod
     def of(
         cls, project: Project, planned: PlannedImage, stored: Image, coverage: Coverage, registry: str = ""
-    ) -> PublishableImage:
+    ) -> Candidate:
         """The image with its references and cells. `registry` overrides the setting in matrix.yaml."""
         return cls(
             planned=planned,
@@ -90,7 +90,7 @@ class TagGroup:
     `manifest` is the one that the tags will name; `before` has the digest of each moving tag when the push began.
     """
 
-    images: Sequence[PublishableImage]
+    images: Sequence[Candidate]
     repository: Repository
     manifest: Manifest
     before: Mapping[str, str | None]
@@ -108,80 +108,6 @@ class TagGroup:
     def stamped(self, stamp: str) -> str:
         """The full tag with a stamp; empty if the images are released already."""
         return "" if self.is_released else tags.stamped(self.images[0].references[0], stamp).tag
-
-
-@dataclass(frozen=True, kw_only=True)
-class PushedImage:
-    """An image that is in a repository now, without a tag. `seconds` is the duration of the push."""
-
-    image: PublishableImage
-    repository: Repository
-    sent: Sent
-    seconds: float
-
-    def __str__(self) -> str:
-        return f"{self.image.cell}: {self.image.digest}, {self.sent}, gpu: {self.image.coverage.gpu_status}"
-
-    def as_data(self) -> dict[str, Any]:
-        """The image for `--format json`."""
-        return {
-            "cell": self.image.cell,
-            "digest": self.image.digest,
-            "bytes": asdict(self.sent),
-            "gpu": self.image.coverage.gpu_status,
-            "seconds": round(self.seconds, 1),
-        }
-
-
-@dataclass(kw_only=True)
-class Released:
-    """The result of a release, up to the error that ended it, if there was one.
-
-    `images` are those to publish; `pushed` are in the registry now, by cell.
-    """
-
-    images: Sequence[PublishableImage]
-    pushed: dict[str, PushedImage] = field(default_factory=dict)
-    tags: list[TagChange] = field(default_factory=list)
-    error: BuilderError | None = None
-
-    @contextmanager
-    def until_error(self, view: View) -> Iterator[None]:
-        """Ends the block at an error and keeps the error, with the tags that had changed by then."""
-        try:
-            yield
-        except BuilderError as error:
-            self.error = error
-            if self.changed:
-                changed = [f"  {change}" for change in self.changed]
-                text = "\n".join([str(error), "tags changed before the failure:", *changed])
-                self.error = type(error)(text, hint=error.hint)
-        except BaseException:  # Ctrl-C: this result is lost, so name the tags here
-            for change in self.changed:
-                view.say(f"changed before the interruption: {change}")
-            raise
-
-    @property
-    def in_registry(self) -> list[PushedImage]:
-        """The images that are in the registry now, in the order of `images`: several are finished at a time."""
-        return [self.pushed[image.cell] for image in self.images if image.cell in self.pushed]
-
-    @property
-    def changed(self) -> list[TagChange]:
-        return [change for change in self.tags if change.is_change]
-
-    @property
-    def lines(self) -> list[str]:
-        """The images that were sent and the tags that were changed, one a line."""
-        return list(map(str, (*self.in_registry, *self.changed)))
-
-    def as_data(self) -> dict[str, Any]:
-        """The result for `--format json`."""
-        return {
-            "images": [pushed.as_data() for pushed in self.in_registry],
-            "tags": [change.as_data() for change in self.tags],
-            "error": str(self.error) if self.error else None,
-        }
 
 
 class NotBuiltError(ImageTestError):
@@ -202,32 +128,27 @@ def references(image: PlannedImage, registry: str = "") -> tuple[ImageRef, ...]:
     return tuple(replace(reference, registry=registry) if registry else reference for reference in parsed)
 
 
-def passed_images(project: Project, store: Store, plan: Plan) -> tuple[list[PublishableImage], dict[str, BuilderError]]:
-    """The images of the store that passed their tests, and, by cell, the errors of the others."""
-    images: list[PublishableImage] = []
-    failures: dict[str, BuilderError] = {}
-    suite = Suite.of(*project.folders)
-    for planned in plan.images:
-        try:
-            stored = stored_images.find_stored_image(store, planned)
-            if stored is None:
-                raise NotBuiltError("not built")
-            coverage = results.local_coverage(project.state, Requirement.of(planned, stored.manifest.digest, suite))
-            if coverage.failure:
-                raise ImageTestError(coverage.failure)
-            images.append(PublishableImage.of(project, planned, stored, coverage))
-        except (DamagedError, ImageTestError) as error:
-            where = f"On an {ARM64} machine: " if planned.cell.arch == ARM64 else ""
-            failures[planned.id] = type(error)(f"{planned.id}: {error}", hint=f"{where}builder images {planned.id}")
-    return images, failures
+def passed_image(run: Run, suite: Suite, planned: PlannedImage) -> Candidate:
+    """The image of the store, which passed its tests. Raises NotBuiltError, ImageTestError, DamagedError."""
+    try:
+        stored = stored_images.find_stored_image(run.store, planned)
+        if stored is None:
+            raise NotBuiltError("not built")
+        coverage = results.local_coverage(run.project.state, Requirement.of(planned, stored.manifest.digest, suite))
+        if coverage.failure:
+            raise ImageTestError(coverage.failure)
+    except (DamagedError, ImageTestError) as error:
+        where = f"On an {ARM64} machine: " if planned.cell.arch == ARM64 else ""
+        raise type(error)(f"{planned.id}: {error}", hint=f"{where}builder images {planned.id}") from error
+    return Candidate.of(run.project, planned, stored, coverage)
 
 
 # ---- tags and stamps
 
 
-def group_by_tags(images: Iterable[PublishableImage], host: Host) -> list[TagGroup]:
+def group_by_tags(images: Iterable[Candidate], host: Host) -> list[TagGroup]:
     """The images that share their tags, together, and the digests that these tags name now. Raises RegistryError."""
-    by_references: dict[tuple[ImageRef, ...], list[PublishableImage]] = {}
+    by_references: dict[tuple[ImageRef, ...], list[Candidate]] = {}
     for image in images:
         by_references.setdefault(image.references, []).append(image)
     groups = []
@@ -239,7 +160,7 @@ def group_by_tags(images: Iterable[PublishableImage], host: Host) -> list[TagGro
     return groups
 
 
-def tagged_manifest(images: Sequence[PublishableImage]) -> Manifest:
+def tagged_manifest(images: Sequence[Candidate]) -> Manifest:
     """The manifest that their tags name: that of the image if the matrix has one architecture, else an index.
 
     An engine that needs an architecture reports a clear error for an index that lacks it. With a manifest, it would
@@ -333,22 +254,20 @@ def set_tags(groups: Sequence[TagGroup], stamp: str, changes: list[TagChange]) -
 
 
 def push_image(
+    run: Run,
     repository: Repository,
-    store: Store,
-    view: View,
-    image: PublishableImage,
+    image: Candidate,
     mount_from: Sequence[str],
     fetch: Callable[[Descriptor], Path] | None = None,
-) -> PushedImage:
-    """Pushes an image by digest, with its progress in `view`; sets no tag.
+) -> Sent:
+    """Pushes an image by digest, with its progress in the view; sets no tag.
 
     `mount_from` and `fetch` are as in `transfer.push_image`.
     """
-    began = time.monotonic()
     stored = (image.stored.config, *(layer.descriptor for layer in image.stored.layers))
-    files = {blob: path if (path := store.path(blob.digest)).exists() else None for blob in stored}
-    meter = Meter(view, image.cell, "checked or sent", sum(blob.size for blob in files))
-    sent = transfer.push_image(
-        repository, image.stored.manifest, files, fetch=fetch, mount_from=mount_from, progress=meter.add
+    paths = {blob: run.store.path(blob.digest) for blob in stored}
+    files = {blob: path if path.exists() else None for blob, path in paths.items()}
+    progress = Meter(run.view, image.cell, "checked or sent", sum(blob.size for blob in files)).add
+    return transfer.push_image(
+        repository, image.stored.manifest, files, fetch=fetch, mount_from=mount_from, progress=progress
     )
-    return PushedImage(image=image, repository=repository, sent=sent, seconds=time.monotonic() - began)

@@ -28,9 +28,9 @@ from builder.layers.oci import Digest, Image, Manifest
 from builder.matrix import tags
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
+from builder.plan.plan import PlannedImage
 from builder.registry import artifacts
 from builder.registry.client import Repository
-from builder.release import scan
 
 TYPE = "application/vnd.gpu-images.release.v1+json"
 RELEASED_TYPE = "application/vnd.gpu-images.released.v1+json"
@@ -42,24 +42,42 @@ _Text = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+-]{0,100}$")]
 
 
 class StagedImage(BaseModel, extra="forbid", frozen=True):
-    """A staged image: `repository` is its name in staging, `digest` that of its manifest."""
+    """A staged image: `repository` is its name in staging, `digest` that of its manifest.
+
+    The record of a release also has its tags (`references`) and the digest that they name (`tagged`: that of an index,
+    if they are for several architectures), the state of its GPU tests, the signer of its reports, and the result of the
+    scan for vulnerabilities. `signer` is `own results, unsigned` if the machine that released it ran the tests, empty
+    without a trusted signature.
+    """
 
     cell: _Text
     repository: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(-[a-z0-9]+){0,20}$", max_length=100)]
     digest: Digest
     plan: Digest
+    tagged: _Line = ""
+    references: tuple[_Line, ...] = ()
+    gpu: _Line = ""
+    signer: _Line = ""
+    scan: _Line = ""
+
+    @classmethod
+    def of(cls, planned: PlannedImage, digest: str) -> StagedImage:
+        """The image with this digest, which was built as planned."""
+        return cls(cell=planned.id, repository=repository_name(planned), digest=digest, plan=planned.plan)
 
 
 class StagedRelease(BaseModel, extra="forbid", frozen=True):
-    """A staged release. `revision` is the commit of the checkout; empty outside git.
+    """A staged release, or the record of the images that a release publishes, which is written before its first tag.
 
-    It has `+changes` if files differed from the commit.
+    `revision` is the commit of the checkout, with `+changes` if files differed from it; empty outside git. `allowed`
+    are the checks that the release skipped.
     """
 
     format: Literal[1] = 1
     stamp: _Text
     revision: _Text
     images: tuple[StagedImage, ...]
+    allowed: tuple[_Line, ...] = ()
 
     def cells(self, project: Project) -> list[Cell]:
         """The cells of a project that the release has images of."""
@@ -73,33 +91,6 @@ class StagedRelease(BaseModel, extra="forbid", frozen=True):
             f"{cell}: staged from a different plan than this checkout's",
             hint=f"Check out revision {commit}." if commit else "Check out the revision that it was staged from.",
         )
-
-
-class ReleasedImage(BaseModel, extra="forbid", frozen=True):
-    """An image that a release publishes. `references` are its tags, `gpu` the state of its GPU tests.
-
-    `signer` signed the report: `own results, unsigned` if the machine that released it ran the tests, empty without a
-    trusted signature. `tagged` is the digest that the tags name: that of an index, if they are for several
-    architectures; empty in records of earlier versions. `scan` is the result of the scan for vulnerabilities.
-    """
-
-    cell: _Line
-    digest: _Line
-    references: tuple[_Line, ...]
-    gpu: _Line
-    signer: _Line
-    scan: _Line = scan.UNSCANNED
-    tagged: _Line = ""
-
-
-class ReleaseRecord(BaseModel, extra="forbid", frozen=True):
-    """The images that a release publishes, written before its first tag, and the checks that it skipped."""
-
-    format: Literal[1] = 1
-    stamp: _Line
-    revision: _Line
-    images: tuple[ReleasedImage, ...]
-    allowed: tuple[_Line, ...] = ()
 
 
 class StagingArea:
@@ -184,11 +175,11 @@ class StagingArea:
             return release
         raise UsageError(f"no staged release {stamp}", hint=f"Staged: {', '.join(self.stamps()[:5]) or 'none'}.")
 
-    def _document(self, tag: str, stamp: str) -> StagedRelease | None:
-        documents = artifacts.read_artifact(self.open(INDEX), tag, TYPE)
+    def _document(self, tag: str, stamp: str, media_type: str = TYPE) -> StagedRelease | None:
+        documents = artifacts.read_artifact(self.open(INDEX), tag, media_type)
         if documents is None:
             return None
-        release = oci.parse_document(StagedRelease, documents.get(TYPE, b""), tag, hint=_HINT)
+        release = oci.parse_document(StagedRelease, documents.get(media_type, b""), tag, hint=_HINT)
         if release.stamp != stamp:
             raise VerifyError(f"{tag} has the stamp {release.stamp}, expected {stamp}", hint=_HINT)
         return release
@@ -215,23 +206,18 @@ class StagingArea:
             f"{self.repository(INDEX)}: no list {tag}", hint="Another machine may have deleted it: run this again."
         )
 
-    def released(self, stamp: str) -> ReleaseRecord | None:
+    def released(self, stamp: str) -> StagedRelease | None:
         """The record of the images that a release published; None if it published nothing.
 
         Raises RegistryError, VerifyError.
         """
-        documents = artifacts.read_artifact(self.open(INDEX), f"{RELEASED}{stamp}", RELEASED_TYPE)
-        return (
-            oci.parse_document(ReleaseRecord, documents.get(RELEASED_TYPE, b""), f"release {stamp}", hint="")
-            if documents
-            else None
-        )
+        return self._document(f"{RELEASED}{stamp}", stamp, RELEASED_TYPE)
 
     def released_stamps(self) -> list[str]:
         """The stamps of all releases of which something was published, the newest first."""
         return self._stamps(RELEASED)
 
-    def record(self, released: ReleaseRecord) -> None:
+    def record(self, released: StagedRelease) -> None:
         """Writes the record of a release, beside the staged release."""
         content = released.model_dump_json().encode()
         artifact = artifacts.manifest(RELEASED_TYPE, {RELEASED_TYPE: content})
@@ -272,11 +258,10 @@ class StagingArea:
                 return release
         raise AssertionError("stamps are endless")
 
-    def require_signed(self, project: Project, release: StagedRelease, again: str) -> None:
+    def require_signed(self, project: Project, release: StagedRelease) -> None:
         """Raises VerifyError unless this checkout, or a signer of matrix.yaml, listed exactly these images.
 
         Anyone who can write to staging could remove an image from the list, and its tags would stay on an older image.
-        `again` is the command that releases it, for the hint.
         """
         content = release.model_dump_json().encode()
         if _own(project, content).exists():
@@ -291,7 +276,7 @@ class StagingArea:
         raise VerifyError(
             f"release {release.stamp}: images may be missing: this checkout did not stage it, and no signer listed "
             "under `evidence` in matrix.yaml signed the list of its images",
-            hint=f"List them again: builder stage{self.option}{key}   To accept it unsigned: {again} --allow-unsigned",
+            hint=f"List them again: builder stage{self.option}{key}   To accept it unsigned, add --allow-unsigned.",
         )
 
 
@@ -303,6 +288,11 @@ def _own(project: Project, content: bytes) -> Path:
 def name_of(reference: ImageRef) -> str:
     """The name of a public repository in staging: its last part."""
     return reference.repository.rpartition("/")[2]
+
+
+def repository_name(planned: PlannedImage) -> str:
+    """The name of an image's repository in staging."""
+    return name_of(ImageRef.parse(planned.references[0]))
 
 
 def plan_tag(plan: str) -> str:

@@ -34,7 +34,7 @@ from builder.engine.client import Engine
 from builder.engine.load import Loader
 from builder.engine.run import Run
 from builder.evidence import reports, sbom_and_provenance
-from builder.evidence.results import OWN, Evidence, Report, coverage_of
+from builder.evidence.results import OWN, Evidence, Proof, coverage_of
 from builder.evidence.signing import Signer, Trust
 from builder.host import Apt
 from builder.index.download import Fetcher
@@ -405,7 +405,7 @@ def sign(signer: Signer, repository: Repository, added: Added, manifest: Manifes
     for each in added.images:
         parent, name = each.parent, added.addition.parent.name
         kept = parent.packages.values()
-        tested = reports.test_result(coverage_of(Report(evidence=result, signer=OWN) for result in each.results))
+        tested = reports.test_result(coverage_of(Proof(evidence=result, signer=OWN) for result in each.results))
         signer.attest(
             repository,
             each.image.manifest.digest,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import date
 
 from builder.build import outcomes
-from builder.build.outcomes import Outcome
+from builder.build.outcomes import Report
 from builder.common import git
 from builder.common.errors import BuilderError, IncompleteError
 from builder.common.text import counted
@@ -22,32 +22,20 @@ from builder.steps import ci
 from builder.steps.images import ImageOptions, make_images
 from builder.steps.lock import lock
 from builder.steps.render import render_images
-from builder.steps.stage import StagingResult, stage
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refreshed:
-    """The result of a refresh: `staged` is None if nothing was staged.
-
-    `error` is that of the one step that failed, or an IncompleteError if others were completed.
-    """
-
-    outcomes: Sequence[Outcome]
-    staged: StagingResult | None
-    error: BuilderError | None
+from builder.steps.stage import stage
 
 
 def refresh(
     run: Run, chosen: Sequence[Cell], resolver: Resolver, options: ImageOptions, *,
     area: StagingArea | None, signer: Signer | None, today: date,
-) -> Refreshed:  # fmt: skip
+) -> Report:  # fmt: skip
     """Locks the newest Debian packages of cells, then builds, tests and stages the images that differ.
 
     They are compared with the last commit, or, without git, with the state before. Without `area`, nothing is staged.
-    If a Debian release cannot be locked, or an image fails, the others are completed. Raises the error of locking if
-    nothing could be locked.
+    If a Debian release cannot be locked, or an image fails, the others are completed, and the error of the report is an
+    IncompleteError. Raises the error of locking if nothing could be locked.
     """
-    project, view, store = run.project, run.view, run.store
+    project, view = run.project, run.view
     if git.commit(project.root, "HEAD"):
         before = ci.plan_digests(project, "HEAD", view)
     else:
@@ -74,29 +62,34 @@ def refresh(
     if others := len(changed) - len(affected):
         view.say(f"{counted(others, 'image')} outside the selection also changed: run `builder refresh '*'`")
     results = make_images(run, render.load_checked_plan(project, affected), options) if affected else []
+    report = Report(outcomes=results)
     passed = [outcome.image.cell for outcome in results if outcome.coverage]
     if failure := outcomes.failure(results):
-        if not (passed or failures):
-            return Refreshed(outcomes=results, staged=None, error=failure)
         failures.append(failure)
 
     # An image may have left out tests that a smaller one, which failed, runs for both. Then nothing is staged.
-    staged: StagingResult | None = None
     if area and passed:
         try:
-            with store.used():
+            with run.store.used():
                 staged = stage(
-                    project, store, view, area, render.load_checked_plan(project, passed),
+                    run, area, render.load_checked_plan(project, passed),
                     today=today, revision=git.state(project.root), signer=signer,
                 )  # fmt: skip
+            report.stamp = staged.stamp
+            sent = {each.image.id: each for each in staged.outcomes}
+            report.outcomes = [
+                replace(each, digest=sent[each.image.id].digest, sent=sent[each.image.id].sent)
+                if each.image.id in sent
+                else each
+                for each in results
+            ]
         except BuilderError as error:
-            if not failures:
-                return Refreshed(outcomes=results, staged=None, error=error)
             failures.append(error)
 
-    incomplete: BuilderError | None = None
-    if failures:
+    if failures and not (passed or updated.error):
+        report.error = failures[0]
+    elif failures:
         lines = [f"{error}\n  -> {error.hint}" if error.hint else str(error) for error in failures]
         done = f"{counted(len(passed), 'image')} built and tested" if passed else "no image was built"
-        incomplete = IncompleteError("\n".join([f"{done}; the rest failed:", *lines]))
-    return Refreshed(outcomes=results, staged=staged, error=incomplete)
+        report.error = IncompleteError("\n".join([f"{done}; the rest failed:", *lines]))
+    return report

@@ -7,265 +7,136 @@ the first tag, in an artifact with the tag `released-<stamp>`.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import date
 from functools import partial
-from typing import Literal, get_args
 
-from builder.common import errors, git
-from builder.common.console import View
-from builder.common.errors import (
-    BuilderError,
-    ImageTestError,
-    NoRegistryError,
-    RegistryError,
-    VerifyError,
-)
+from builder.build.outcomes import Outcome, Report
+from builder.common import git
+from builder.common.errors import BuilderError, RegistryError
 from builder.common.text import listed
+from builder.engine.run import Run
 from builder.evidence import reports, sbom_and_provenance
-from builder.evidence.results import OWN, Requirement
-from builder.evidence.signing import Signer, Trust
-from builder.evidence.suite import Suite, gpu_test
-from builder.host import Host
-from builder.layers.known_layers import KnownLayers
-from builder.layers.store import Store
+from builder.evidence.results import OWN
 from builder.matrix import support, tags
 from builder.matrix.project import Project
-from builder.matrix.schema import ARM64
 from builder.plan.plan import PlannedImage
 from builder.registry import artifacts, transfer
 from builder.registry.client import Repository
-from builder.registry.parallel import CHECKS, look_up, pipeline
-from builder.release import expected, publish, scan, staging
-from builder.release.publish import PublishableImage, PushedImage, Released, TagGroup
-from builder.release.scan import Scanner
-from builder.release.staging import ReleasedImage, ReleaseRecord, StagedImage, StagedRelease, StagingArea
+from builder.registry.parallel import pipeline
+from builder.registry.transfer import Sent
+from builder.release import publish, scan, staging
+from builder.release.publish import Candidate, TagGroup
+from builder.release.release_checks import EXEMPTIONS, Exemption, ReleaseChecks, ReleaseOptions
+from builder.release.staging import StagedImage, StagedRelease, StagingArea
 
 NOBODY = "nobody who is trusted"  # in place of a signer, beside others
 SHOWN = 10  # cells in a message
 
-Exemption = Literal["unsigned", "untested-gpu", "missing-arch"]  # from a check; releases record them
-EXEMPTIONS: tuple[Exemption, ...] = get_args(Exemption)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReleaseOptions:
-    """How to release: `today` is compared with the ends of support, `registry` overrides that of matrix.yaml.
-
-    Without `signer`, nothing is signed. `allowed` are checks to skip; `roll_back` lets tags move to older images.
-    `check_only` publishes nothing. For hints, `again` is the command that releases the images, and `test` the one that
-    tests them.
-    """
-
-    today: date
-    registry: str = ""
-    signer: Signer | None = None
-    allowed: Collection[Exemption] = ()
-    roll_back: bool = False
-    check_only: bool = False
-    again: str = "builder release"
-    test: str = "builder test --staged newest"
-
 
 def release(
-    project: Project,
-    host: Host,
-    store: Store,
-    view: View,
-    area: StagingArea,
-    staged: StagedRelease,
-    planned: Mapping[str, PlannedImage],
-    options: ReleaseOptions,
-) -> Released:
-    """Publishes the images of a staged release, and sets their tags; the error that ended it is in the result.
+    run: Run, area: StagingArea, staged: StagedRelease, planned: Mapping[str, PlannedImage], options: ReleaseOptions
+) -> Report:
+    """Publishes the images of a staged release, and sets their tags; the error that ended it is in the report.
 
-    `planned` are the images of this checkout by cell.
+    `planned` are the images of this checkout by cell. Raises one error for all images that may not be released.
     """
-    allowed, signer = options.allowed, options.signer and options.signer.with_trust(project)
-
     # Check all images before anything changes: an image that may not be released holds back all of them.
-    images = check_images(project, view, area, staged, planned, options)
-    if signer is None:
-        view.say("this release is unsigned: users cannot check who made its images. To sign it: --sign KEY")
+    images = ReleaseChecks(run, area, staged, planned, options).check_images()
+    if options.signer is None:
+        run.view.say("this release is unsigned: users cannot check who made its images. To sign it: --sign KEY")
     own = [image.cell for image in images if OWN in image.coverage.signers]
-    if own and project.matrix.evidence:  # without `evidence`, results need no signature
-        view.say(f"the release will record `{OWN}` for {listed(own, SHOWN)}: only this machine ran their tests")
-    for line in support.not_built(project.matrix, [image.planned.cell for image in images], are_built=True):
-        view.say(line)
-    result = Released(images=images)
+    if own and run.project.matrix.evidence:  # without `evidence`, results need no signature
+        run.view.say(f"the release will record `{OWN}` for {listed(own, SHOWN)}: only this machine ran their tests")
+    for line in support.not_built(run.project.matrix, [image.planned.cell for image in images], are_built=True):
+        run.view.say(line)
+    report = Report(stamp=staged.stamp)
     if options.check_only:
-        return result
+        report.outcomes = [
+            Outcome(image=image.planned, digest=image.digest, coverage=image.coverage) for image in images
+        ]
+        return report
     if not options.roll_back:
         _require_newest(area, staged, images)
-
-    with store.used(), result.until_error(view):
-        # Read all tags first. So if the registry does not respond, or a tag would move back, nothing is changed.
-        groups = publish.group_by_tags(images, host)
-        publish.check_tags(groups, view, roll_back=options.roll_back, allow_missing_arch="missing-arch" in allowed)
-        stamp = publish.free_stamp(groups, tags.stamps(staged.stamp))  # a later one if another release has its tags
-        group_of = {image.cell: group for group in groups for image in group.images}
-
-        # Record what will be published before the first tag is set. If this run is interrupted, the record still names
-        # the release that set the tags, and no older release moves them back.
-        area.record(_new_record(area.released(staged.stamp), staged, images, group_of, allowed))
-
-        # Images go up by digest, one after another; the attachments of one go up while the next one is pushed.
-        names = {image.references[0].repository for image in images}
-
-        def push_image(image: PublishableImage) -> PushedImage:
-            # Staging has all blobs. The registry mounts them from there, or else from the repository of another image.
-            # One that can do neither gets them by way of this machine.
-            own, sources = image.references[0].repository, dict.fromkeys([*_mounts(area, image), *sorted(names)])
-            mounts = [name for name in sources if name != own]
-            fetch = partial(transfer.fetch_blob, _staged_in(area, image), store)
-            return publish.push_image(group_of[image.cell].repository, store, view, image, mounts, fetch)
-
-        def finish_image(pushed: PushedImage, stop: threading.Event) -> None:
-            image, began = pushed.image, time.monotonic()
-            repository = pushed.repository.stoppable(stop)
-            view.begin(image.cell, "attaching test results and statements")
-            _attach_documents(repository, area, image)
-            if signer:
-                signer.attest(repository, image.digest, _statements(project, image), sbom_and_provenance.agree)
-                # Sign last: once an image has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.
-                annotations = _annotations(image.cell, group_of[image.cell], stamp)
-                signer.sign_manifest(repository, image.digest, annotations)
-            view.end(image.cell, "done", "test results and statements attached")
-            result.pushed[image.cell] = replace(pushed, seconds=pushed.seconds + time.monotonic() - began)
-
-        with view.live():
-            pipeline(push_image, finish_image, images, lambda image: view.end(image.cell, "failed"))
-
-        # Images for several architectures get one tag, which names an index of them. It is signed as the cell without
-        # an architecture: `cosign verify` of a tag does not depend on whether it names an index.
-        for group in groups:
-            if group.is_index:
-                manifest, cell = group.manifest, group.images[0].planned.cell
-                group.repository.put_manifest(manifest.digest, manifest.content, manifest.media_type)
-                if signer:
-                    annotations = _annotations(f"{cell.axes}{cell.suffix}", group, stamp)
-                    signer.sign_manifest(group.repository, manifest.digest, annotations)
-
-        # No tag before all images are complete in the registry: none names an image of half a release.
-        publish.set_tags(groups, stamp, result.tags)
-    return result
+    try:
+        with run.store.used():
+            publish_images(run, area, staged, images, options, report)
+    except BuilderError as error:
+        report.error = error
+        if report.changed:
+            changed = [f"  {change}" for change in report.changed]
+            text = "\n".join([str(error), "tags changed before the failure:", *changed])
+            report.error = type(error)(text, hint=error.hint)
+    except BaseException:  # Ctrl-C: the report is lost, so name the tags here
+        for change in report.changed:
+            run.view.say(f"changed before the interruption: {change}")
+        raise
+    return report
 
 
-def check_images(
-    project: Project,
-    view: View,
+def publish_images(
+    run: Run,
     area: StagingArea,
     staged: StagedRelease,
-    planned: Mapping[str, PlannedImage],
+    images: Sequence[Candidate],
     options: ReleaseOptions,
-) -> list[PublishableImage]:
-    """The images of a staged release, with their SBOMs and scans.
+    report: Report,
+) -> None:
+    """Pushes images with their documents, signs them, and sets their tags. Adds to the report what was done."""
+    project, store, view, allowed = run.project, run.store, run.view, options.allowed
+    signer = options.signer and options.signer.with_trust(project)
 
-    Raises one error for all that may not be released, and for a list of images that is not trusted (see
-    `StagingArea.require_signed`).
-    """
-    allowed, again, test = options.allowed, options.again, options.test
-    known, suite, trust = KnownLayers(project.root), Suite.of(*project.folders), Trust.of(project)
-    scanner = Scanner(project, project.matrix.scan) if project.matrix.scan else None
-    plans, failures = planned, dict[str, BuilderError]()
+    # Read all tags first. So if the registry does not respond, or a tag would move back, nothing is changed.
+    groups = publish.group_by_tags(images, run.host)
+    publish.check_tags(groups, view, roll_back=options.roll_back, allow_missing_arch="missing-arch" in allowed)
+    stamp = publish.free_stamp(groups, tags.stamps(staged.stamp))  # a later one if another release has its tags
+    group_of = {image.cell: group for group in groups for image in group.images}
 
-    def require_tests(image: PublishableImage) -> None:
-        """Raises ImageTestError unless the image has passed the tests that a release needs."""
-        cell, coverage = image.planned.cell, image.coverage
-        try:
-            coverage.require_pass(cell.id)
-        except ImageTestError as error:
-            key = " --sign KEY" if project.matrix.evidence and options.signer is None else ""
-            accept = "" if "unsigned" in allowed else f"   To accept unsigned results: {again} --allow-unsigned"
-            hint = "" if coverage.image_tests else f"Run the tests: {test}{key}{accept}"
-            raise ImageTestError(str(error), hint=hint) from error
-        if not (cell.is_cpu or coverage.gpu == "passed" or "untested-gpu" in allowed):
-            file = gpu_test(cell.framework)
-            machine = f"an {ARM64} machine" if cell.arch == ARM64 else "a machine"
-            how = f"On {machine} with a GPU: {test} --gpu require"
-            how = how if project.path(file).is_file() else f"Write {file}, then test again."
-            raise ImageTestError(
-                f"{cell.id}: GPU tests have not passed (gpu: {coverage.gpu_status})",
-                hint=f"{how}   To release it untested: {again} --allow-untested-gpu",
-            )
+    # Record what will be published before the first tag is set. If this run is interrupted, the record still names
+    # the release that set the tags, and no older release moves them back.
+    area.record(_new_record(area.released(staged.stamp), staged, images, group_of, allowed))
 
-    def check_image(entry: StagedImage) -> PublishableImage:
-        """Compares the image with the plan of this checkout, reads its reports, and scans it."""
-        # Anyone who can write to staging may have changed the list: only images of this checkout's plan count.
-        planned = plans.get(entry.cell)
-        if planned is None or planned.plan != entry.plan:
-            raise staged.stale(entry.cell)
-        stored = staging.image_of(area, entry)
-        repository = area.open(entry.repository)
-        # Its labels, configuration and known layers must be those of the plan, or its tags would not be true. Layers
-        # that are not known are covered by the report that is required below.
-        config = repository.read_blob(stored.config.digest)
-        expected_image = expected.of_plan(project, known, planned)
-        expected.check_image(expected_image, stored, config, is_trusted=True)
-        coverage = reports.registry_coverage(
-            repository, Requirement.of(planned, stored.manifest.digest, suite), trust,
-            state=project.state, allow_unsigned="unsigned" in allowed,
-        )  # fmt: skip
-        image = PublishableImage.of(project, planned, stored, coverage, options.registry)
-        require_tests(image)
-        # A scan in the registry is no evidence: anyone who can write there may have attached it.
-        image = replace(image, sbom=sbom_and_provenance.sbom(planned, image.references[0].name, stored))
-        if scanner:
-            view.begin(entry.cell, "scanning")
-            image = replace(image, scan=scanner.scan_sbom(entry.cell, image.digest, image.sbom))
-        return image
+    # Images go up by digest, one after another; the attachments of one go up while the next one is pushed.
+    names = {image.references[0].repository for image in images}
 
-    def checked_image(entry: StagedImage) -> PublishableImage | None:
-        """The image, or None for one that may not be released, whose error is in `failures`."""
-        view.begin(entry.cell, "checking")
-        try:
-            image = check_image(entry)
-        except NoRegistryError:
-            raise
-        except BuilderError as error:
-            failures[entry.cell] = error
-            view.end(entry.cell, "failed")
-            return None
-        state = f"gpu: {image.coverage.gpu_status}" + (f", scan: {scan.PASSED}" if image.scan else "")
-        view.end(entry.cell, "done", state)
-        return image
+    def push_image(image: Candidate) -> tuple[Candidate, Sent]:
+        # Staging has all blobs. The registry mounts them from there, or else from the repository of another image.
+        # One that can do neither gets them by way of this machine.
+        own, sources = image.references[0].repository, dict.fromkeys([*_mounts(area, image), *sorted(names)])
+        mounts = [name for name in sources if name != own]
+        fetch = partial(transfer.fetch_blob, _staged_in(area, image), store)
+        return image, publish.push_image(run, group_of[image.cell].repository, image, mounts, fetch)
+
+    def finish_image(pushed: tuple[Candidate, Sent], stop: threading.Event) -> None:
+        image, sent = pushed
+        group = group_of[image.cell]
+        repository = group.repository.stoppable(stop)
+        view.begin(image.cell, "attaching test results and statements")
+        _attach_documents(repository, area, image)
+        if signer:
+            signer.attest(repository, image.digest, _statements(project, image), sbom_and_provenance.agree)
+            # Sign last: once an image has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.
+            signer.sign_manifest(repository, image.digest, _annotations(image.cell, group, stamp))
+        view.end(image.cell, "done", "test results and statements attached")
+        report.outcomes.append(Outcome(image=image.planned, digest=image.digest, sent=sent, coverage=image.coverage))
 
     with view.live():
-        checked = look_up(checked_image, staged.images, CHECKS)
-    images = [image for _, image in checked if image]
-    refused = [failures[entry.cell] for entry in staged.images if entry.cell in failures]
-    # An image goes with those for the other architectures of its tags, or not at all.
-    present = {image.cell for image in images}
-    if "missing-arch" not in allowed:
-        alone = [image for image in images if not present.issuperset(image.cells.values())]
-        refused += [_missing_arch(area, image, present, again) for image in alone]
-    cells = [plans[each.cell].cell for each in staged.images if each.cell in plans]
-    refused += support.refusals(project.matrix, cells, options.today)
-    if "unsigned" not in allowed:
-        try:
-            area.require_signed(project, staged, again)
-        except VerifyError as error:
-            refused.append(error)
-    if refused:
-        raise errors.join(refused, "images cannot be released")
-    return images
+        pipeline(push_image, finish_image, images, lambda image: view.end(image.cell, "failed"))
+
+    # Images for several architectures get one tag, which names an index of them. It is signed as the cell without
+    # an architecture: `cosign verify` of a tag does not depend on whether it names an index.
+    for group in groups:
+        if group.is_index:
+            manifest, cell = group.manifest, group.images[0].planned.cell
+            group.repository.put_manifest(manifest.digest, manifest.content, manifest.media_type)
+            if signer:
+                annotations = _annotations(f"{cell.axes}{cell.suffix}", group, stamp)
+                signer.sign_manifest(group.repository, manifest.digest, annotations)
+
+    # No tag before all images are complete in the registry: none names an image of half a release.
+    publish.set_tags(groups, stamp, report.tags)
 
 
-def _missing_arch(area: StagingArea, image: PublishableImage, present: Collection[str], again: str) -> ImageTestError:
-    """The error for an image that would be released without those for the other architectures of its tags."""
-    missing = [cell for cell in image.cells.values() if cell not in present]
-    stage = f"builder stage{area.option}"
-    return ImageTestError(
-        f"{image.cell}: {listed(missing, 1)} would not be released with it, and has the same tags",
-        hint=f"On a machine of that architecture: builder images {missing[0]} && {stage} --images-only {missing[0]}"
-        f"   Then list them together: {stage} {' '.join(image.cells.values())}   To release it alone: "
-        f"{again} --allow-missing-arch ({publish.WITHOUT_ARCH})",
-    )
-
-
-def _require_newest(area: StagingArea, staged: StagedRelease, images: Sequence[PublishableImage]) -> None:
+def _require_newest(area: StagingArea, staged: StagedRelease, images: Sequence[Candidate]) -> None:
     """Raises RegistryError if a newer release published other images of these cells."""
     digests = {image.cell: image.digest for image in images}
     for stamp in area.released_stamps():
@@ -281,30 +152,27 @@ def _require_newest(area: StagingArea, staged: StagedRelease, images: Sequence[P
 
 
 def _new_record(
-    before: ReleaseRecord | None,
+    before: StagedRelease | None,
     staged: StagedRelease,
-    images: Sequence[PublishableImage],
+    images: Sequence[Candidate],
     group_of: Mapping[str, TagGroup],
     allowed: Collection[Exemption],
-) -> ReleaseRecord:
+) -> StagedRelease:
     """The record of the release, which continues the record of its earlier runs, `before`."""
     released = []
     for image in images:
         signers = image.coverage.signers
-        released.append(
-            ReleasedImage(
-                cell=image.cell,
-                digest=image.digest,
-                tagged=group_of[image.cell].manifest.digest,
-                references=tuple(map(str, image.references)),
-                gpu=image.coverage.gpu_status,
-                signer=", ".join(name or NOBODY for name in signers) if any(signers) else "",
-                scan=scan.PASSED if image.scan else scan.UNSCANNED,
-            )
-        )
+        update = {
+            "tagged": group_of[image.cell].manifest.digest,
+            "references": tuple(map(str, image.references)),
+            "gpu": image.coverage.gpu_status,
+            "signer": ", ".join(name or NOBODY for name in signers) if any(signers) else "",
+            "scan": scan.PASSED if image.scan else scan.UNSCANNED,
+        }
+        released.append(StagedImage.of(image.planned, image.digest).model_copy(update=update))
     is_complete = {cell for image in images for cell in image.cells.values()} <= group_of.keys()
     used = [name for name in EXEMPTIONS if name in allowed and not (name == "missing-arch" and is_complete)]
-    return ReleaseRecord(
+    return StagedRelease(
         stamp=staged.stamp,
         revision=staged.revision,
         # Images that an earlier run published and this one leaves out: their tags are set.
@@ -313,18 +181,18 @@ def _new_record(
     )
 
 
-def _staged_in(area: StagingArea, image: PublishableImage) -> Repository:
+def _staged_in(area: StagingArea, image: Candidate) -> Repository:
     """The repository in staging that has the image."""
     return area.open(staging.name_of(image.references[0]))
 
 
-def _mounts(area: StagingArea, image: PublishableImage) -> list[str]:
+def _mounts(area: StagingArea, image: Candidate) -> list[str]:
     """The name of the repository in staging, if the registry of the release can mount blobs from it."""
     staged = area.repository(staging.name_of(image.references[0]))
     return [staged.repository] if staged.registry == image.references[0].registry else []
 
 
-def _attach_documents(repository: Repository, area: StagingArea, image: PublishableImage) -> None:
+def _attach_documents(repository: Repository, area: StagingArea, image: Candidate) -> None:
     """Attaches the reports that count, the SBOM and the scan."""
     source = _staged_in(area, image)
     with artifacts.attaching(repository, image.stored.manifest.descriptor) as attachments:
@@ -335,7 +203,7 @@ def _attach_documents(repository: Repository, area: StagingArea, image: Publisha
             image.scan.add_to(attachments)
 
 
-def _statements(project: Project, image: PublishableImage) -> dict[str, bytes]:
+def _statements(project: Project, image: Candidate) -> dict[str, bytes]:
     """The predicates to sign for an image, by kind."""
     # The commit of the checkout, whose plan was compared with the image: the document in staging is not signed.
     provenance = sbom_and_provenance.provenance(

@@ -3,50 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 
 from builder.build.layer_lookup import LayerLookup
+from builder.build.outcomes import Outcome, Report
 from builder.common import errors
-from builder.common.console import View
-from builder.common.errors import BuildError
-from builder.common.reference import ImageRef
 from builder.common.text import size
+from builder.engine.run import Run
 from builder.evidence import reports, results
 from builder.evidence.results import Coverage, Requirement
 from builder.evidence.signing import Signer
 from builder.evidence.suite import Suite
-from builder.layers.store import Store
-from builder.matrix.project import Project
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry.parallel import pipeline
-from builder.release import publish, tagging
-from builder.release.publish import NotBuiltError, PublishableImage, PushedImage
-from builder.release.staging import INDEX, StagedImage, StagingArea, image_of, name_of, plan_tag
-
-
-@dataclass(frozen=True, kw_only=True)
-class StagingResult:
-    """The result of staging: `here` are the images of this machine, of which `sent` bytes were sent.
-
-    `elsewhere` are those that another machine staged. `stamp` is that of the staged release, empty without one.
-    """
-
-    here: Sequence[StagedImage]
-    elsewhere: Sequence[StagedImage]
-    sent: int
-    stamp: str = ""
-
-    @property
-    def images(self) -> list[StagedImage]:
-        return sorted([*self.here, *self.elsewhere], key=lambda image: image.cell)
+from builder.registry.transfer import Sent
+from builder.release import publish, staging, tagging
+from builder.release.publish import Candidate, NotBuiltError
+from builder.release.staging import INDEX, StagedImage, StagingArea, plan_tag, repository_name
 
 
 def stage(
-    project: Project,
-    store: Store,
-    view: View,
+    run: Run,
     area: StagingArea,
     plan: Plan,
     *,
@@ -55,7 +33,7 @@ def stage(
     signer: Signer | None = None,
     lookup: LayerLookup | None = None,
     images_only: bool = False,
-) -> StagingResult:
+) -> Report:
     """Pushes the images of a plan that passed their tests by digest, and attaches their reports, signed by `signer`.
 
     Then lists them as a release of today and of this `revision`. With `images_only`, lists them for the day alone. Also
@@ -66,93 +44,76 @@ def stage(
     all failures.
     """
     if not plan.images:  # built-in sets may be empty; an empty release would be the newest one
-        return StagingResult(here=(), elsewhere=(), sent=0)
+        return Report()
     day = tagging.first_stamp(area.open(INDEX), today)
-    signer = signer and signer.with_trust(project)
-
-    # Images that the store has and that passed their tests here.
-    images, failures = publish.passed_images(project, store, plan)
-
-    # Another machine may have staged an image that the store lacks, for the same plan, or a registry may have all its
-    # layers.
-    elsewhere: list[StagedImage] = []
-    for planned in plan.images:
-        if not isinstance(failures.get(planned.id), NotBuiltError):
-            continue
-        if present := area.open(_name(planned)).digest_of(plan_tag(planned.plan)):
-            elsewhere.append(_staged(planned, present))
-            del failures[planned.id]
-        elif lookup:
-            try:
-                stored = lookup.assemble_known(planned)
-                images.append(PublishableImage.of(project, planned, stored, Coverage()))
-                del failures[planned.id]
-            except BuildError as error:
-                failures[planned.id] = error
-    if failures:
-        raise errors.join([failures[cell] for cell in sorted(failures)], "images cannot be staged")
+    signer = signer and signer.with_trust(run.project)
+    suite = Suite.of(*run.project.folders)
+    images = errors.collect(
+        lambda planned: find_image(run, area, suite, planned, lookup), plan.images, "images cannot be staged"
+    )
 
     # Without a release, list them before any is pushed: `prune` deletes what no list names.
-    here = [_staged(image.planned, image.digest) for image in images]
+    listed = [StagedImage.of(image.planned, image.digest) for image in images]
     if images_only:
-        area.list_images(day, [*here, *elsewhere])
+        area.list_images(day, listed)
 
     # One image after another; the attachments of one go up while the next one is pushed.
-    repositories = [area.repository(each.repository) for each in here]
-
-    def push_image(image: PublishableImage) -> PushedImage:
+    def push_image(image: Candidate) -> tuple[Candidate, Sent | None]:
+        if image.is_staged:
+            return image, None
         # Blobs may be mounted from other repositories of the same registry.
-        own, others = area.repository(_name(image.planned)), [*repositories]
-        fetch = None
-        if lookup:
-            fetch = lookup.fetch
-            others += [] if image.coverage.reports else lookup.references()
+        own = area.repository(repository_name(image.planned))
+        others = [area.repository(each.repository) for each in listed]
+        if lookup and not image.coverage.reports:
+            others += lookup.references()
         names = dict.fromkeys(other.repository for other in others if other.registry == own.registry)
         mounts = [name for name in names if name != own.repository]
-        return publish.push_image(area.open(_name(image.planned), write=True), store, view, image, mounts, fetch)
+        repository = area.open(repository_name(image.planned), write=True)
+        return image, publish.push_image(run, repository, image, mounts, lookup.fetch if lookup else None)
 
-    def finish_image(pushed: PushedImage, stop: threading.Event) -> int:
-        image = pushed.image
-        repository = pushed.repository.stoppable(stop)
-        own = [report.evidence for report in image.coverage.reports]
-        if own:
-            view.begin(image.cell, "attaching test results")
+    def finish_image(pushed: tuple[Candidate, Sent | None], stop: threading.Event) -> Outcome:
+        image, sent = pushed
+        repository = area.open(repository_name(image.planned), write=True).stoppable(stop)
+        if own := [report.evidence for report in image.coverage.reports]:
+            run.view.begin(image.cell, "attaching test results")
             reports.attach_evidence(repository, image.stored.manifest.descriptor, own, signer)
         # The tag of the plan is set last: a machine that finds it finds the results, too.
-        manifest = image.stored.manifest
-        repository.put_manifest(plan_tag(image.planned.plan), manifest.content, manifest.media_type)
-        status = f"gpu: {image.coverage.gpu_status}" if own else "not tested"
-        view.end(image.cell, "staged", f"{size(pushed.sent.sent)} sent, {status}")
-        return pushed.sent.sent
+        if sent:
+            manifest = image.stored.manifest
+            repository.put_manifest(plan_tag(image.planned.plan), manifest.content, manifest.media_type)
+        how = f"{size(sent.sent)} sent" if sent else "by another machine"
+        status = f"gpu: {image.coverage.gpu_status}" if image.coverage.reports else "not tested here"
+        run.view.end(image.cell, "staged", f"{how}, {status}")
+        return Outcome(image=image.planned, digest=image.digest, sent=sent, coverage=image.coverage)
 
-    # A job without rights may have tested images that another machine staged: its results, also of failures, are
-    # attached too.
-    by_cell, suite = {planned.id: planned for planned in plan.images}, Suite.of(*project.folders)
-
-    def attach_results(staged: StagedImage) -> None:
-        requirement = Requirement.of(by_cell[staged.cell], staged.digest, suite)
-        if own := results.local_coverage(project.state, requirement).reports:
-            view.begin(staged.cell, "attaching test results")
-            image = image_of(area, staged)
-            repository = area.open(staged.repository, write=True)
-            reports.attach_evidence(repository, image.manifest.descriptor, [report.evidence for report in own], signer)
-            view.end(staged.cell, "staged", "by another machine; test results attached")
-
-    with view.live():
-        sent = sum(pipeline(push_image, finish_image, images, lambda image: view.end(image.cell, "failed")))
-        errors.collect(attach_results, elsewhere)
+    with run.view.live():
+        outcomes = pipeline(push_image, finish_image, images, lambda image: run.view.end(image.cell, "failed"))
 
     # Last the release: other machines find it when all its images are complete.
-    result = StagingResult(here=here, elsewhere=elsewhere, sent=sent)
-    if images_only:
-        return result
-    return replace(result, stamp=area.write(project, day, revision, result.images, signer).stamp)
+    report = Report(outcomes=outcomes)
+    if not images_only:
+        in_order = sorted(listed, key=lambda image: image.cell)
+        report.stamp = area.write(run.project, day, revision, in_order, signer).stamp
+    return report
 
 
-def _name(planned: PlannedImage) -> str:
-    """The name of its repository in staging."""
-    return name_of(ImageRef.parse(planned.references[0]))
+def find_image(
+    run: Run, area: StagingArea, suite: Suite, planned: PlannedImage, lookup: LayerLookup | None
+) -> Candidate:
+    """The image to stage: of the store; else one that another machine staged for the same plan; else of known layers.
 
-
-def _staged(planned: PlannedImage, digest: str) -> StagedImage:
-    return StagedImage(cell=planned.id, repository=_name(planned), digest=digest, plan=planned.plan)
+    Only that of the store must have passed its tests here. Raises ImageTestError, DamagedError, BuildError,
+    RegistryError.
+    """
+    project = run.project
+    try:
+        return publish.passed_image(run, suite, planned)
+    except NotBuiltError:
+        if digest := area.open(repository_name(planned)).digest_of(plan_tag(planned.plan)):
+            # A job without rights may have tested it: its results, also of failures, are attached.
+            stored = staging.image_of(area, StagedImage.of(planned, digest))
+            coverage = results.local_coverage(project.state, Requirement.of(planned, digest, suite))
+            return replace(Candidate.of(project, planned, stored, coverage), is_staged=True)
+        if lookup:
+            return Candidate.of(project, planned, lookup.assemble_known(planned), Coverage())
+        raise

@@ -26,7 +26,7 @@ from builder.common.files import digest_of_bytes, digest_of_data
 from builder.common.reference import ImageRef
 from builder.engine.client import Engine
 from builder.engine.model import EngineInfo, ImageInfo
-from builder.evidence.results import OWN, Coverage, Evidence, Report, coverage_of
+from builder.evidence.results import OWN, Coverage, Evidence, Proof, coverage_of
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import PlannedImage
 
@@ -301,7 +301,7 @@ class FakeTester(Tester):
             image=loaded.digest, cell=image.id, plan=image.plan, suite={}, kind="image",
             passed=("test_other",), failed=("test_it",) if bad else (),
         )  # fmt: skip
-        self.results[loaded.digest] = coverage_of([Report(evidence=evidence, signer=OWN)])
+        self.results[loaded.digest] = coverage_of([Proof(evidence=evidence, signer=OWN)])
         if bad:
             raise ImageTestError(f"{image.id}: 1 of 2 tests failed", hint="look")
         return coverage_of([*known.reports, *self.results[loaded.digest].reports])

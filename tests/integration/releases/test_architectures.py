@@ -13,7 +13,9 @@ from pathlib import Path
 from rich.console import Console
 
 from builder.common.console import View
+from builder.engine.run import Run
 from builder.evidence.signing import Signer
+from builder.evidence.suite import Suite
 from builder.host import Host
 from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE
@@ -24,7 +26,7 @@ from builder.matrix.project import Project
 from builder.matrix.tags import CELL_LABEL
 from builder.plan import plan
 from builder.release import publish
-from builder.release.publish import PublishableImage
+from builder.release.publish import Candidate
 from builder.release.tagging import TagChange
 from tests.integration import programs
 from tests.integration.checkout import PLAIN, Checkout, today
@@ -35,11 +37,17 @@ from tests.integration.releases.test_release import documented
 TWIN = f"{PLAIN}-arm64"
 
 
-def images_of_both(checkout: Checkout, registry: str) -> list[PublishableImage]:
+def run_of(checkout: Checkout) -> Run:
+    view = View(Console(quiet=True))
+    return Run(checkout=Project(checkout.root), host=Host(), store=Store(checkout.store), view=view)
+
+
+def images_of_both(checkout: Checkout, registry: str) -> list[Candidate]:
     """The image of the store, and the same for arm64."""
-    project, store = Project(checkout.root), Store(checkout.store)
-    planned = plan.make_locked_plan(project, project.select([PLAIN]))
-    [built], _ = publish.passed_images(project, store, planned)
+    run = run_of(checkout)
+    project, store = run.project, run.store
+    [planned] = plan.make_locked_plan(project, project.select([PLAIN])).images
+    built = publish.passed_image(run, Suite.of(*project.folders), planned)
     amd64 = replace(built, references=publish.references(built.planned, registry))
     config = json.loads(store.read(amd64.stored.config.digest))
     config["architecture"] = "arm64"
@@ -54,15 +62,15 @@ def images_of_both(checkout: Checkout, registry: str) -> list[PublishableImage]:
     return [replace(image, cells=cells) for image in (amd64, arm64)]
 
 
-def publish_signed(checkout: Checkout, both: list[PublishableImage], signer: Signer) -> list[TagChange]:
+def publish_signed(checkout: Checkout, both: list[Candidate], signer: Signer) -> list[TagChange]:
     """Publishes images as a release does, signed but without documents; returns the tags that changed."""
-    store, view = Store(checkout.store), View(Console(quiet=True))
+    run = run_of(checkout)
     [group] = publish.group_by_tags(both, Host())
-    publish.check_tags([group], view, roll_back=False, allow_missing_arch=False)
+    publish.check_tags([group], run.view, roll_back=False, allow_missing_arch=False)
     stamp = publish.free_stamp([group], tags.stamps(today()))
     annotations = {"image": "ty-cuda", "tag": both[0].references[0].tag, "release": group.stamped(stamp)}
     for image in both:
-        publish.push_image(group.repository, store, view, image, ())
+        publish.push_image(run, group.repository, image, ())
         signer.sign_manifest(group.repository, image.digest, {"cell": image.cell} | annotations)
     group.repository.put_manifest(group.manifest.digest, group.manifest.content, group.manifest.media_type)
     signer.sign_manifest(group.repository, group.manifest.digest, {"cell": PLAIN} | annotations)

@@ -20,7 +20,7 @@ from builder.compat import gpus
 from builder.compat.gpus import Gpu
 from builder.engine.model import EngineInfo
 from builder.evidence import results
-from builder.evidence.results import Evidence, Report, coverage_of
+from builder.evidence.results import Evidence, Proof, coverage_of
 from builder.evidence.suite import GPU_TESTS, Suite
 from builder.matrix.project import Project
 from builder.matrix.tags import ARCHITECTURES_LABEL, CUDA_LABEL, DRIVER_LABEL
@@ -352,7 +352,7 @@ def test_evidence_names_the_machine_of_tests_that_another_one_ran(
     tester(mode=gpus.OFF).test(image, LOADED)
     elsewhere = of_kind(tiny, "image").model_copy(update={"machine": {"kernel": "that of the builder"}})
     results.evidence_path(tiny.state, elsewhere).unlink()
-    both = tester(H100).test(image, LOADED, coverage_of([Report(evidence=elsewhere, signer="builder")]))
+    both = tester(H100).test(image, LOADED, coverage_of([Proof(evidence=elsewhere, signer="builder")]))
     assert [each.machine.get("gpu") for each in both.newest] == [None, H100.name]
     assert both.newest[0].machine == {"kernel": "that of the builder"}
     assert [each.kind for each in results.read_evidence(tiny.state, LOADED.digest)] == ["gpu"], "what it ran itself"

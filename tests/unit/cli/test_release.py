@@ -70,7 +70,7 @@ def test_a_release_without_gpu_tests_names_commands_with_the_options_that_were_g
     result = run("release", STAMP, "--staging", PLACE, "--sign", "a key", "--allow-unsigned", "--check")
     assert result.code == 8
     assert f"builder test --staged {STAMP} {GIVEN} --gpu require" in result.err
-    assert f"builder release {STAMP} {GIVEN} --allow-unsigned --allow-untested-gpu" in result.err
+    assert "To release it untested, add --allow-untested-gpu." in result.err
 
 
 def test_a_release_without_results_that_count_says_how_to_get_them(run: Run, desk: ReleaseDesk) -> None:
@@ -79,8 +79,7 @@ def test_a_release_without_results_that_count_says_how_to_get_them(run: Run, des
     result = run("release", "--staging", PLACE, "--to", "other.example.test")
     assert result.code == 8
     assert f"Run the tests: builder test --staged {STAMP} --staging {PLACE}   " in result.err
-    again = f"builder release {STAMP} --staging {PLACE} --to other.example.test --allow-unsigned"
-    assert f"To accept unsigned results: {again}" in result.err
+    assert "To accept unsigned results, add --allow-unsigned." in result.err
     trust(desk.project)
     assert f"--staging {PLACE} --sign KEY   " in run("release", "--staging", PLACE).err
 
@@ -103,7 +102,7 @@ def test_stage_warns_of_results_that_others_refuse(stage: Run, tiny: Project) ->
     trust(tiny)
     result = stage(EMBER, "--images-only")
     assert "the test results are not signed: `builder release` on another machine will refuse them" in result.err
-    assert f"  -> builder stage {EMBER} --staging {PLACE} --images-only --sign KEY" in result.err
+    assert "  -> To sign them, add --sign KEY." in result.err
 
 
 def test_stage_prints_the_output_of_a_github_step(stage: Run) -> None:
@@ -139,7 +138,7 @@ def test_no_release_is_staged_for_a_set_without_cells(
     result = stage("unsupported", *option)
     assert (result.code, result.err) == (0, "no image to stage: CELLS name a set without cells\n")
     result = stage("unsupported", *option, "--format", "json")
-    assert (result.code, json.loads(result.out)) == (0, {"stamp": "", "images": [], "sent": 0})
+    assert (result.code, json.loads(result.out)["images"]) == (0, [])
 
 
 def test_a_release_prints_the_subjects_of_attestations(run: Run, desk: ReleaseDesk) -> None:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from builder.common.errors import ImageTestError
 from builder.evidence import reports, results, signing
-from builder.evidence.results import OWN, Coverage, Evidence, Report, Requirement, coverage_of, read_evidence
+from builder.evidence.results import OWN, Coverage, Evidence, Proof, Requirement, coverage_of, read_evidence
 from builder.evidence.signing import Signer, Trust
 from builder.evidence.suite import GPU_TESTS, Suite
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
@@ -369,7 +369,7 @@ def test_the_signer_is_the_one_of_what_the_result_relies_on(desk: EvidenceDesk) 
     """A signature on an older pass of the same tests is better than unsigned results."""
 
     def signers(*reports: tuple[dict[str, Any], str]) -> list[str]:
-        return coverage_of(Report(evidence=desk.proof(**changes), signer=signer) for changes, signer in reports).signers
+        return coverage_of(Proof(evidence=desk.proof(**changes), signer=signer) for changes, signer in reports).signers
 
     assert signers(({}, "ci"), (GPU, "gpu")) == ["ci", "gpu"]
     assert signers(({}, "ci"), (LATER, OWN)) == ["ci"]
@@ -386,9 +386,9 @@ def test_each_machine_is_named_for_the_tests_that_it_ran(desk: EvidenceDesk) -> 
 
 
 def test_the_gpu_status_has_the_reason(desk: EvidenceDesk) -> None:
-    reports = [Report(evidence=desk.proof(no_gpu="no driver"), signer=OWN)]
+    reports = [Proof(evidence=desk.proof(no_gpu="no driver"), signer=OWN)]
     assert coverage_of(reports).gpu_status == "not run (no driver)"
-    reports.append(Report(evidence=desk.proof(kind="gpu"), signer=OWN))
+    reports.append(Proof(evidence=desk.proof(kind="gpu"), signer=OWN))
     assert coverage_of(reports).gpu_status == "passed"
 
 
@@ -458,7 +458,7 @@ def test_a_report_is_attached_once_and_signed_when_there_is_a_signer(desk: Evide
 
 def stated(desk: EvidenceDesk, *results: tuple[Evidence, str]) -> dict[str, Any]:
     """The predicate of evidence with its signers; empty without one."""
-    predicate = reports.test_result(coverage_of(Report(evidence=proof, signer=signer) for proof, signer in results))
+    predicate = reports.test_result(coverage_of(Proof(evidence=proof, signer=signer) for proof, signer in results))
     return dict(json.loads(predicate or "{}"))
 
 

@@ -17,7 +17,7 @@ from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
 from builder.engine.run import Run
 from builder.evidence import reports, signing
-from builder.evidence.results import Evidence, Report, coverage_of
+from builder.evidence.results import Evidence, Proof, coverage_of
 from builder.evidence.signing import Trust
 from builder.host import Host
 from builder.layers import oci
@@ -86,7 +86,7 @@ class ClaimsDesk:
             "image": self.store.image.manifest.digest, "cell": CELL, "plan": PLAN, "suite": {"a": "b"},
             "kind": "image", "passed": ("test_it",), "failed": (),
         }  # fmt: skip
-        coverage = coverage_of([Report(evidence=Evidence(**{**values, **changes}), signer="gpu")])
+        coverage = coverage_of([Proof(evidence=Evidence(**{**values, **changes}), signer="gpu")])
         self.statements = {**self.statements, reports.TEST_RESULT: json.loads(reports.test_result(coverage))}
 
     def attestations(self, tag: str = "2.9", named: str = "", arch: str = "amd64") -> Attestations:

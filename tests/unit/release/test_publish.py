@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from builder.common.console import View
-from builder.common.errors import RegistryError, UsageError
+from builder.common.errors import ImageTestError, RegistryError, UsageError
 from builder.common.reference import ImageRef
 from builder.evidence import results
-from builder.evidence.suite import GPU_TESTS
+from builder.evidence.suite import GPU_TESTS, Suite
 from builder.host import Host
 from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE
@@ -25,10 +24,11 @@ from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import Plan, PlannedImage
 from builder.release import publish
-from builder.release.publish import PublishableImage
+from builder.release.publish import Candidate
 from builder.release.tagging import TagChange
 from tests.fakes.engine import MemoryConsole
 from tests.fakes.registry import MemoryRegistry
+from tests.fakes.run import new_run
 from tests.fakes.suites import passing_evidence, write_tests
 
 Edit = Callable[[str, str], Project]
@@ -48,6 +48,7 @@ class PublishBench:
         self.store = Store(root)
         self.store.prepare()
         self.console = MemoryConsole()
+        self.context = new_run(project, store=self.store, console=self.console)
         self.plan: Plan = plan.make_locked_plan(project, project.select([EMBER, BOARD]))
         self.stored = {image.id: self._make(image) for image in self.plan.images}
         self.calls: list[str] = []
@@ -91,7 +92,7 @@ class PublishBench:
 
     def publish(self, *, roll_back: bool = False, allow_missing_arch: bool = False) -> list[TagChange]:
         """Publishes the images as a release does; `changes` are the tags that it set, also before an error."""
-        images, view = passed(self), View(self.console)
+        images, view = passed(self), self.context.view
         self.changes: list[TagChange] = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("builder.release.publish.Repository", self._registry)
@@ -100,7 +101,7 @@ class PublishBench:
         stamp = publish.free_stamp(groups, tags.stamps(self.day))
         for group in groups:
             for image in group.images:
-                publish.push_image(group.repository, self.store, view, image, [])
+                publish.push_image(self.context, group.repository, image, [])
             if group.is_index:
                 manifest = group.manifest
                 group.repository.put_manifest(manifest.digest, manifest.content, manifest.media_type)
@@ -134,10 +135,9 @@ def bench(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pub
 # ---- which images
 
 
-def passed(bench: PublishBench) -> list[PublishableImage]:
-    images, failures = publish.passed_images(bench.project, bench.store, bench.plan)
-    assert not failures
-    return images
+def passed(bench: PublishBench) -> list[Candidate]:
+    suite = Suite.of(bench.project.root)
+    return [publish.passed_image(bench.context, suite, planned) for planned in bench.plan.images]
 
 
 def test_the_references_of_images(bench: PublishBench) -> None:
@@ -165,13 +165,12 @@ def test_without_a_registry(edit: Edit) -> None:
     publish.require_registry(project, "other.example.test")
 
 
-def rejection(bench: PublishBench) -> str:
-    """Why EMBER did not pass; BOARD did."""
-    images, failures = publish.passed_images(bench.project, bench.store, bench.plan)
-    assert [image.cell for image in images] == [BOARD]
-    assert failures.keys() == {EMBER}
-    assert failures[EMBER].hint == f"builder images {EMBER}"
-    return str(failures[EMBER])
+def rejection(bench: PublishBench, cell: str = EMBER) -> str:
+    """Why an image did not pass."""
+    with pytest.raises(ImageTestError) as caught:
+        publish.passed_image(bench.context, Suite.of(bench.project.root), bench.image(cell))
+    assert caught.value.hint == f"builder images {cell}"
+    return str(caught.value)
 
 
 def test_an_image_that_is_not_built(bench: PublishBench) -> None:
@@ -204,10 +203,8 @@ def test_evidence_that_is_missing_or_cannot_be_read(bench: PublishBench) -> None
 
 def test_edited_tests(bench: PublishBench) -> None:
     (bench.project.root / "tests/images/test_new.py").write_text("")
-    images, failures = publish.passed_images(bench.project, bench.store, bench.plan)
-    assert not images
-    for error in failures.values():
-        assert str(error).endswith("test suite changed since it was tested: tests/images/test_new.py")
+    for cell in (EMBER, BOARD):
+        assert rejection(bench, cell) == f"{cell}: test suite changed since it was tested: tests/images/test_new.py"
     (bench.project.root / "tests/images/test_new.py").unlink()
     (bench.project.root / "tests/images/.test_new.py.swp").write_text("an editor's")
     assert len(passed(bench)) == 2

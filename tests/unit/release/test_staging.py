@@ -18,7 +18,7 @@ from builder.matrix.schema import Trusted
 from builder.registry import artifacts
 from builder.registry.client import Repository
 from builder.release import staging
-from builder.release.staging import INDEX, ReleaseRecord, StagedImage, StagedRelease, StagingArea
+from builder.release.staging import INDEX, StagedImage, StagedRelease, StagingArea
 from tests.fakes.registry import MemoryRegistry
 
 Edit = Callable[[str, str], Project]
@@ -116,7 +116,7 @@ def test_a_release_follows_a_stamp_of_a_later_day(tiny: Project, place: StagingA
     assert newer.stamp == "20261201.1"
     assert place.read() == newer
     # Deleted in staging, but published: its tags are taken.
-    place.record(ReleaseRecord(stamp="20261203.2", revision="abc", images=()))
+    place.record(StagedRelease(stamp="20261203.2", revision="abc", images=()))
     assert place.write(tiny, "20261122", "ghi", [IMAGE]).stamp == "20261203.3"
     assert place.write(tiny, "20261204", "ghi", [IMAGE]).stamp == "20261204"
 
@@ -146,11 +146,11 @@ def test_a_list_that_nobody_trusted_signed_is_signed_again(
     tag = registry.tags["release-20261122"]
     (tiny.root / ".builder/staged").rename(tiny.root / "elsewhere")
     with pytest.raises(VerifyError, match="no signer listed under"):
-        place.require_signed(tiny, first, "builder release")
+        place.require_signed(tiny, first)
     assert place.write(tiny, "20261122", "abc", [IMAGE], NamedSigner(key="ci", signed=signed)) == first
     assert registry.tags["release-20261122"] == tag
     (tiny.root / ".builder/staged").rename(tiny.root / "again")
-    place.require_signed(tiny, first, "builder release")
+    place.require_signed(tiny, first)
 
 
 def test_an_unsigned_list_is_refused_without_cosign(tiny: Project, place: StagingArea) -> None:
@@ -159,7 +159,7 @@ def test_an_unsigned_list_is_refused_without_cosign(tiny: Project, place: Stagin
     release = place.write(tiny, "20261122", "abc", [IMAGE])
     (tiny.root / ".builder/staged").rename(tiny.root / "elsewhere")
     with pytest.raises(VerifyError, match="no signer listed under"):
-        place.require_signed(tiny, release, "builder release")
+        place.require_signed(tiny, release)
 
 
 def test_a_list_has_its_signature_before_its_tag(tiny: Project, place: StagingArea, registry: MemoryRegistry) -> None:
@@ -246,7 +246,7 @@ def test_only_what_writes_requests_the_right_to_push(registry: MemoryRegistry) -
 
 def test_what_was_released(place: StagingArea, tmp_path: Path) -> None:
     assert place.released("20261122") is None
-    released = ReleaseRecord(stamp="20261122", revision="abc", images=(), allowed=("unsigned",))
+    released = StagedRelease(stamp="20261122", revision="abc", images=(), allowed=("unsigned",))
     place.record(released)
     assert place.released("20261122") == released
     assert place.released_stamps() == ["20261122"]

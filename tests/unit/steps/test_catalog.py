@@ -16,7 +16,7 @@ import yaml
 from builder.common.errors import UsageError
 from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
-from builder.evidence.results import Coverage, Evidence, Report, coverage_of
+from builder.evidence.results import Coverage, Evidence, Proof, coverage_of
 from builder.host import Host
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
 from builder.layers.store import Store
@@ -141,12 +141,12 @@ def test_the_packages_that_the_matrix_names(tiny: Project, store: Store) -> None
     assert {package.split()[0] for package in packages} >= {"board", "pip"}
 
 
-def evidence(**changes: Any) -> Report:
+def evidence(**changes: Any) -> Proof:
     values = {
         "image": "sha256:" + "a" * 64, "cell": BOARD, "plan": "p", "suite": {}, "kind": "image", "passed": ("a", "b"),
         "failed": (), "no_gpu": "no NVIDIA driver on this machine", "finished": "2026-11-20T10:00:00Z",
     }  # fmt: skip
-    return Report(evidence=Evidence(**{**values, **changes}), signer="keys/ci.pub")
+    return Proof(evidence=Evidence(**{**values, **changes}), signer="keys/ci.pub")
 
 
 ERROR = "registry.internal: connection refused"

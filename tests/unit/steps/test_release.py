@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from builder.common.console import View
+from builder.build.outcomes import Report
 from builder.common.errors import BuilderError, ImageTestError, RefusedError, RegistryError, StaleError, VerifyError
 from builder.common.files import digest_of_bytes, write_atomically
 from builder.common.reference import ImageRef
@@ -36,13 +36,14 @@ from builder.registry.client import Repository
 from builder.registry.failures import StoppedError
 from builder.registry.transfer import Sent
 from builder.release import expected, publish, scan, staging
-from builder.release.publish import Released
+from builder.release.release_checks import ReleaseOptions
 from builder.release.scan import ImageScan, ScanRecord
-from builder.release.staging import ReleasedImage, ReleaseRecord, StagedImage, StagedRelease, StagingArea
-from builder.steps.release import ReleaseOptions, release
+from builder.release.staging import StagedImage, StagedRelease, StagingArea
+from builder.steps.release import release
 from tests.fakes import registry as registry_fakes
 from tests.fakes.engine import MemoryConsole
 from tests.fakes.registry import MemoryRegistry
+from tests.fakes.run import new_run
 from tests.fakes.scanners import with_scanner
 from tests.fakes.suites import write_tests
 
@@ -158,7 +159,7 @@ class ReleaseDesk:
         *,
         is_own: bool = True,
         **options: Any,
-    ) -> Released:
+    ) -> Report:
         """Raises the error that ended it. With `is_own`, this checkout staged the release."""
         staged = staged or self.staged()
         if is_own:
@@ -168,10 +169,7 @@ class ReleaseDesk:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(publish, "Repository", new_registry)
             self.result = release(
-                self.project,
-                Host(),
-                self.store,
-                View(self.console),
+                new_run(self.project, store=self.store, console=self.console),
                 self.area,
                 staged,
                 planned or {CELL: self.planned},
@@ -181,7 +179,7 @@ class ReleaseDesk:
             raise self.result.error
         return self.result
 
-    def released(self) -> ReleaseRecord:
+    def released(self) -> StagedRelease:
         """What the release has recorded."""
         record = self.area.released(STAMP)
         assert record
@@ -203,8 +201,9 @@ def desk(tiny: Project, store: Store) -> ReleaseDesk:
 
 def test_a_covered_image_is_released_under_the_stamp_of_its_staging(desk: ReleaseDesk) -> None:
     digest = desk.image.manifest.digest
-    [pushed] = desk.release().in_registry
-    assert (pushed.image.cell, pushed.image.digest) == (CELL, digest)
+    [pushed] = desk.release().sent
+    assert (pushed.image.id, pushed.digest) == (CELL, digest)
+    assert pushed.sent
     assert pushed.sent == Sent(sent=0, mounted=pushed.sent.mounted, present=0)
     names = [ImageRef.parse(reference).tag for reference in desk.planned.references]
     assert desk.puts == [f"released-{STAMP}", digest, f"{names[0]}-{STAMP}", *names], "recorded before its first tag"
@@ -241,7 +240,9 @@ def test_without_a_file_of_gpu_tests(desk: ReleaseDesk) -> None:
     desk.report_without_gpu()
     with pytest.raises(ImageTestError) as caught:
         desk.release()
-    assert caught.value.hint.startswith("Write tests/gpu/test_quartz.py, then test again.   To release it untested: ")
+    assert caught.value.hint.startswith(
+        "Write tests/gpu/test_quartz.py, then test again.   To release it untested, add "
+    )
 
 
 def test_what_was_allowed_is_not_forgotten(desk: ReleaseDesk) -> None:
@@ -263,7 +264,7 @@ class Pair:
     staged: StagedRelease
     planned: dict[str, PlannedImage]
 
-    def release(self, **options: Any) -> Released:
+    def release(self, **options: Any) -> Report:
         return self.desk.release(self.staged, self.planned, **options)
 
     @property
@@ -327,8 +328,8 @@ def test_a_list_that_nobody_signed_is_refused(pair: Pair) -> None:
 
 def test_what_an_earlier_run_published_stays_in_the_record(pair: Pair) -> None:
     """Its tags are set; without the record, an older release could move them back."""
-    other = ReleasedImage(cell=BESIDE, digest=pair.other.digest, references=(), gpu="passed", signer="")
-    pair.desk.area.record(ReleaseRecord(stamp=STAMP, revision="abc", images=(other,)))
+    other = pair.other
+    pair.desk.area.record(StagedRelease(stamp=STAMP, revision="abc", images=(other,)))
     pair.desk.release()
     assert [image.cell for image in pair.desk.released().images] == [CELL, BESIDE]
 
@@ -454,11 +455,11 @@ def test_an_image_is_not_released_without_another_architecture_of_the_matrix(des
         f"On a machine of that architecture: builder images {TWIN} && builder stage --images-only {TWIN}"
     )
     assert hints[1] == f"Then list them together: builder stage {CELL} {TWIN}"
-    assert hints[2].startswith("To release it alone: builder release --allow-missing-arch (on machines")
-    [pushed] = desk.release(allowed=["missing-arch"]).in_registry
+    assert hints[2].startswith("To release it alone, add --allow-missing-arch: on machines")
+    desk.release(allowed=["missing-arch"])
     assert desk.released().allowed == ("missing-arch",)
     [image] = desk.released().images
-    assert image.tagged == publish.tagged_manifest([pushed.image]).digest != image.digest
+    assert list(oci.read_platforms(desk.contents[image.tagged])) == ["amd64"]
     assert set(desk.tags.values()) == {image.tagged}
 
 
@@ -483,9 +484,8 @@ def test_an_index_of_several_architectures_is_signed_before_its_tags_as_the_cell
     suite = Suite.of(desk.project.root)
     twins.report({"passed": tuple(suite.of_image(desk.planned.components, "tests/images"))})
     released = twins.release(signer=RecordingSigner(key="key"))
-    assert [pushed.image.cell for pushed in released.in_registry] == [CELL, TWIN]
+    assert [outcome.image.id for outcome in released.sent] == [CELL, TWIN]
     [index] = set(desk.tags.values())
-    assert index == publish.tagged_manifest(released.images).digest
     assert [(image.cell, image.tagged) for image in desk.released().images] == [(CELL, index), (TWIN, index)]
     assert desk.released().allowed == ()
     annotations = {"image": "quartz-cuda", "tag": TAG, "release": f"{TAG}-{STAMP}"}
@@ -543,17 +543,17 @@ def test_other_files_than_those_of_the_checkout(desk: ReleaseDesk) -> None:
 
 
 def test_a_newer_release_is_not_replaced(desk: ReleaseDesk) -> None:
-    other = ReleasedImage(cell=CELL, digest="sha256:" + "e" * 64, references=(), gpu="", signer="")
-    desk.area.record(ReleaseRecord(stamp="20261123", revision="def", images=(other,)))
+    other = StagedImage.of(desk.planned, "sha256:" + "e" * 64)
+    desk.area.record(StagedRelease(stamp="20261123", revision="def", images=(other,)))
     assert f"release 20261123 is newer and has other images of {CELL}" in desk.refused(RegistryError)
     desk.release(roll_back=True)
     assert desk.tags
 
 
 def test_a_newer_release_of_the_same_image(desk: ReleaseDesk) -> None:
-    same = ReleasedImage(cell=CELL, digest=desk.image.manifest.digest, references=(), gpu="", signer="")
-    desk.area.record(ReleaseRecord(stamp="20261123", revision="def", images=(same,)))
-    desk.area.record(ReleaseRecord(stamp="20261121", revision="def", images=()))
+    same = StagedImage.of(desk.planned, desk.image.manifest.digest)
+    desk.area.record(StagedRelease(stamp="20261123", revision="def", images=(same,)))
+    desk.area.record(StagedRelease(stamp="20261121", revision="def", images=()))
     desk.release()
     assert desk.tags
 
@@ -588,9 +588,7 @@ def test_without_signers_only_a_list_of_this_checkout_counts(desk: ReleaseDesk) 
     """Whoever can write to staging would choose what gets public tags."""
     with pytest.raises(VerifyError, match="images may be missing: this checkout did not stage it") as caught:
         desk.release(is_own=False)
-    assert caught.value.hint == (
-        "List them again: builder stage   To accept it unsigned: builder release --allow-unsigned"
-    )
+    assert caught.value.hint == ("List them again: builder stage   To accept it unsigned, add --allow-unsigned.")
     desk.release(is_own=False, allowed=["unsigned"])
     assert desk.released().allowed == ("unsigned",)
     desk.release()
@@ -657,8 +655,6 @@ def test_without_a_scanner_an_image_is_unscanned(desk: ReleaseDesk) -> None:
     desk.release()
     released = desk.released()
     assert released.images[0].scan == "unscanned"
-    old = {name: value for name, value in released.images[0].model_dump().items() if name not in ("scan", "tagged")}
-    assert ReleasedImage.model_validate_json(json.dumps(old)).scan == "unscanned", "a record of an earlier version"
 
 
 @pytest.mark.usefixtures("programs")
@@ -674,7 +670,7 @@ def test_several_images_are_checked_at_a_time_with_progress(desk: ReleaseDesk) -
     desk.project = with_scanner(desk.project, code, parallel=2)
     staged = desk.staged()
     twice = staged.model_copy(update={"images": staged.images * 2})
-    assert len(desk.release(twice, check_only=True).images) == 2
+    assert len(desk.release(twice, check_only=True).outcomes) == 2
     assert f"{CELL}: checking" in desk.console.text
     assert f"{CELL}: scanning" in desk.console.text
 

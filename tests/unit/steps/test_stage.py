@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from builder.build.layer_lookup import LayerLookup
-from builder.common.console import View
+from builder.build.outcomes import Report
 from builder.common.errors import ImageTestError
 from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
@@ -26,8 +26,8 @@ from builder.matrix.project import Project
 from builder.plan.plan import PlannedImage
 from builder.registry import artifacts
 from builder.release import staging
-from builder.release.staging import INDEX, StagingArea, plan_tag
-from builder.steps.stage import StagingResult, stage
+from builder.release.staging import INDEX, StagedImage, StagingArea, plan_tag
+from builder.steps.stage import stage
 from tests.fakes.registry import MemoryRegistry
 from tests.fakes.suites import passing_evidence
 from tests.unit.release.test_publish import BOARD, DAY, EMBER, REGISTRY, PublishBench
@@ -67,13 +67,16 @@ class Yard:
     def repository(self, cell: str) -> MemoryRegistry:
         return self.open(ImageRef.parse(self.bench.image(cell).references[0]))
 
-    def stage(self, **options: Any) -> StagingResult:
-        view, bench = View(self.bench.console), self.bench
+    def stage(self, **options: Any) -> Report:
         today = date(2026, 11, 22)
-        return stage(bench.project, bench.store, view, self.area, bench.plan, today=today, revision="abc", **options)
+        return stage(self.bench.context, self.area, self.bench.plan, today=today, revision="abc", **options)
 
     def reports(self, cell: str, digest: str) -> int:
         return len(artifacts.attached(self.repository(cell), digest, reports.TYPE))
+
+
+def images_of(report: Report) -> list[StagedImage]:
+    return [StagedImage.of(outcome.image, outcome.digest) for outcome in report.outcomes]
 
 
 @pytest.fixture
@@ -83,18 +86,18 @@ def yard(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard
 
 def test_images_are_staged_with_their_reports_and_the_tags_of_their_plans(yard: Yard) -> None:
     staged = yard.stage()
-    assert [image.cell for image in staged.here] == [EMBER, BOARD]
+    assert [outcome.image.id for outcome in staged.sent] == [EMBER, BOARD]
     assert (staged.stamp, yard.repositories[INDEX].list_tags()) == (DAY, [f"release-{DAY}"]), "no list of images"
     release = yard.area.read()
-    assert (release.stamp, release.revision, list(release.images)) == (DAY, "abc", staged.images)
+    assert (release.stamp, release.revision, list(release.images)) == (DAY, "abc", images_of(staged))
     assert set(yard.repositories) == {"ember-cuda", "quartz-cuda", INDEX}
-    for image in staged.images:
+    for image in release.images:
         assert image.digest == yard.bench.stored[image.cell].manifest.digest
         assert yard.repository(image.cell).tags[plan_tag(image.plan)] == image.digest
         assert yard.reports(image.cell, image.digest) == 1
         assert f"{image.cell}: staged" in yard.bench.console.text
     assert yard.bench.console.text.count(" sent, gpu: not run\n") == 2
-    assert staged.sent
+    assert staged.bytes
 
 
 EDITS: dict[str, tuple[dict[str, object], str]] = {
@@ -126,12 +129,12 @@ def test_an_image_that_another_machine_staged_is_listed_too(yard: Yard) -> None:
     yard.repository(EMBER).tags[plan_tag(yard.bench.image(EMBER).plan)] = digest
     staged = yard.stage(images_only=True)
     assert yard.reports(EMBER, digest) == 0, "this machine has not tested it"
-    assert [(image.cell, image.digest) for image in staged.elsewhere] == [(EMBER, digest)]
-    assert [image.cell for image in staged.here] == [BOARD]
+    assert [(outcome.image.id, outcome.digest) for outcome in staged.outcomes if not outcome.sent] == [(EMBER, digest)]
+    assert [outcome.image.id for outcome in staged.sent] == [BOARD]
     assert staged.stamp == ""
     [tag] = [tag for tag in yard.repositories[INDEX].list_tags() if not tag.startswith("sha256")]
     assert tag.startswith(f"images-{DAY}-")
-    assert set(yard.area.read_list(tag).images) == set(staged.images)
+    assert set(yard.area.read_list(tag).images) == set(images_of(staged))
 
 
 @pytest.mark.parametrize("failed", [(), ("tests/images/test_base.py::test_it",)], ids=["a pass", "a failure"])
@@ -145,7 +148,7 @@ def test_results_of_this_machine_are_attached_to_an_image_that_another_one_stage
     changes = {"image": digest, "passed": passed, "failed": failed}
     results.write_evidence(yard.bench.project.state, evidence.model_copy(update=changes))
     staged = yard.stage()
-    assert [image.digest for image in staged.elsewhere] == [digest]
+    assert [outcome.digest for outcome in staged.outcomes if not outcome.sent] == [digest]
     assert yard.reports(EMBER, digest) == 1
     assert f"{EMBER}: staged" in yard.bench.console.text
     yard.stage()
@@ -188,8 +191,8 @@ def staged_elsewhere(yard: Yard, *, with_tag: bool = True) -> str:
 def test_an_image_of_known_layers_is_staged_without_test_results(yard: Yard) -> None:
     """Only its layers are in the public repositories."""
     image = yard.bench.stored.pop(EMBER)
-    assert {staged.cell for staged in yard.stage(lookup=Known(image)).here} == {EMBER, BOARD}
+    assert [outcome.image.id for outcome in yard.stage(lookup=Known(image)).sent] == [EMBER, BOARD]
     assert yard.reports(EMBER, image.manifest.digest) == 0
-    assert " sent, not tested\n" in yard.bench.console.text
+    assert " sent, not tested here\n" in yard.bench.console.text
     assert "mount from public/known" in yard.repository(EMBER).calls
     assert "mount from public/known" not in yard.repository(BOARD).calls
