@@ -157,6 +157,7 @@ TF_RANGE = "tensorflow 2.20.0 requires nvidia-cuda-runtime-cu12<13.0,>=12.5.82 (
 # What uv does not report.
 FAULTS = {
     "pt-2.99-cu128-py311": "torch has no release 2.99 on the index; the newest is 2.15.0",
+    "tf-2.22.0rc5-cu128-py313": "tensorflow has no release 2.22.0rc5 on the index; the newest is 2.21.0",
     "tf-2.22-cu128-py313": "tensorflow 2.22 has only pre-releases or yanked releases: 2.22.0rc0",
     "jax-0.4.32-cu128-py311": "jax 0.4.32 has only pre-releases or yanked releases: 0.4.32 (yanked)",
     "pt-2.15-cu128-py313": "torch 2.15.0 requires cuda-toolkit==13.2.2 (CUDA 13.2), not CUDA 12.8",
@@ -276,17 +277,6 @@ def test_a_release_without_a_wheel_for_the_cell() -> None:
     ):
         assert explained(text).because == (f"{package} has no wheel on the index for {place}",)
     assert explained("pt-2.9-cu130-py39").because[1] == f"{RUNTIME_12}, not CUDA 13.0"
-
-
-def test_uv_resolves_for_a_python_that_the_matrix_does_not_have() -> None:
-    pythons: list[str] = []
-
-    def refuse(supposed: Matrix, cell: Cell) -> str:
-        pythons.append(supposed.python[cell.python].debian)
-        return "Because no"
-
-    assert explained("pt-2.9-cu128-py312", refuse).because == ("no",)
-    assert pythons == ["trixie"]
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.id)
@@ -477,16 +467,19 @@ def test_a_yanked_release_is_not_the_newest() -> None:
 
 
 def test_uv_resolves_the_matrix_with_the_cell() -> None:
+    """With its release, its CUDA and its Python, which the matrix does not have."""
     seen: dict[str, Matrix] = {}
 
     def refuse(supposed: Matrix, cell: Cell) -> str:
         seen[cell.id] = supposed
-        return "no"
+        return "Because no"
 
-    assert explained("pt-2.11-cu130-py313", refuse).because == ("no",)
+    for text in ("pt-2.11-cu130-py313", "pt-2.9-cu128-py312"):
+        assert explained(text, refuse).because == ("no",)
     supposed = seen["pt-2.11-cu130-py313"]
     assert supposed.cuda["13.0"].toolkit == "13.0.2"
     assert supposed.frameworks["pytorch"].versions["2.11"].release == "2.11.0"
+    assert seen["pt-2.9-cu128-py312"].python["3.12"].debian == "trixie"
     assert "13.0" not in CHECKED.cuda
 
 
@@ -535,11 +528,6 @@ def test_a_pre_release_works_if_it_is_named() -> None:
     assert listed.lines[1:] == ["it is in matrix.yaml"], listed.lines
 
 
-def test_a_pre_release_that_does_not_exist() -> None:
-    explanation = explained("tf-2.22.0rc5-cu128-py313")
-    assert explanation.because == ("tensorflow has no release 2.22.0rc5 on the index; the newest is 2.21.0",)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -550,26 +538,20 @@ def test_a_pre_release_that_does_not_exist() -> None:
         ("pt-2.9.1+cu128-cu128-py311", "invalid combination"),
         ("xx-2.9-cu128-py311", "unknown framework 'xx'"),
         ("pt-2.15-cu13-py311", "cu13 lacks the minor version of CUDA"),
+        ("pt-2.15-cu13-py311", "Use cu132 for 13.2."),
+        ("pt-2.15-cu14-py311", "Use cu140 for 14.0."),
         ("pt-2.9-cu128-py311-jupiter", "unknown variant 'jupiter'; did you mean 'jupyter'?"),
     ],
 )
 def test_an_invalid_combination(text: str, message: str) -> None:
     with pytest.raises(UsageError) as refused:
         explain.cell_of_combination(CHECKED, text)
-    assert message in str(refused.value)
-    assert refused.value.hint or "did you mean" in message
+    assert message in f"{refused.value}\n{refused.value.hint}"
 
 
 @pytest.mark.parametrize(("tag", "cuda"), [("cu118", "11.8"), ("cu1210", "12.10"), ("cu92", "9.2"), ("cpu", "cpu")])
 def test_cuda_tags(tag: str, cuda: str) -> None:
     assert explain.cell_of_combination(CHECKED, f"pt-2.9-{tag}-py310").cuda == cuda
-
-
-@pytest.mark.parametrize(("tag", "hint"), [("cu13", "Use cu132 for 13.2."), ("cu14", "Use cu140 for 14.0.")])
-def test_a_major_version_of_cuda_is_not_enough(tag: str, hint: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        explain.cell_of_combination(CHECKED, f"pt-2.15-{tag}-py311")
-    assert refused.value.hint == hint
 
 
 @pytest.fixture
@@ -598,10 +580,9 @@ def test_a_combination_that_works(run: Callable[..., Result]) -> None:
 
 
 def test_ends_of_support_are_shown_with_their_source(run: Callable[..., Result], tmp_path: Path) -> None:
-    """And with the reason to release the image anyway. A Python of uv's builds has an end of its own."""
+    """And with the reason to release the image anyway."""
     end = "support of Debian bookworm ends on 2028-06-30"
     source = '(Debian Wiki, "LTS"; Debian, "Debian Releases"; of its security team 2026-06-10, then LTS)'
-    assert run("pt-2.9-cu128-py311").stdout.splitlines()[2:] == [f"{end} {source}"]
     assert run("pt-2.9-cu128-py311", today=date(2028, 6, 30)).stdout.endswith(f"{end}, today {source}\n")
     reason = 'glibc: "2.36", after_support: "one course needs it"'
     (tmp_path / "matrix.yaml").write_text(MATRIX.replace('glibc: "2.36"', reason))
@@ -715,16 +696,7 @@ def test_labels_of_an_image_in_a_registry(monkeypatch: pytest.MonkeyPatch, conte
     assert [line for line in wire.lines if "/blobs/" in line] == [f"GET /v2/a/b/blobs/{digest_of_bytes(CONFIG)}"]
 
 
-def test_an_image_in_a_registry_is_judged_by_its_labels(
-    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    serve(monkeypatch, reply(MANIFEST))
-    result = run("--gpu", "H100", "--driver", "470.82", "registry.example.test/a/b:2.9")
-    assert isinstance(result.exception, RefusedError)
-    assert "  does not run  registry.example.test/a/b:2.9: driver 470.82 is too old" in result.output
-
-
-def test_a_name_with_a_registry_is_looked_up_there_even_if_it_is_a_tag_of_the_matrix(
+def test_a_name_with_a_registry_is_judged_by_its_labels_even_if_it_is_a_tag_of_the_matrix(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "matrix.yaml").write_text(MATRIX.replace('registry: ""', "registry: registry.example.test"))
@@ -732,6 +704,7 @@ def test_a_name_with_a_registry_is_looked_up_there_even_if_it_is_a_tag_of_the_ma
     wire = serve(monkeypatch, reply(manifest), old)
     name = "registry.example.test/org/pt-cuda:2.9"
     result = run("--gpu", "H100", "--driver", "570.82", name)
+    assert isinstance(result.exception, RefusedError)
     assert f"  does not run  {name}: driver 570.82 is too old: CUDA 13.2" in result.output
     assert "GET /v2/org/pt-cuda/manifests/2.9" in wire.lines
 
@@ -765,8 +738,11 @@ def test_an_invalid_image_is_reported(monkeypatch: pytest.MonkeyPatch, content: 
     serve(monkeypatch, reply(content))
     with pytest.raises(BuilderError):
         labels_of(connect(), "2.9")
+
+
+def test_an_absent_image_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     serve(monkeypatch, Reply(status=404))
-    with pytest.raises(VerifyError, match="has no 2"):
+    with pytest.raises(VerifyError):
         labels_of(connect(), "2.9")
 
 

@@ -6,7 +6,7 @@ import io
 import json
 import subprocess
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -89,9 +89,8 @@ def test_errors_of_docker_py_are_errors_of_the_engine_or_its_disk(
 def test_no_engine_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker, "from_env", raising(DockerException("no socket")))
     monkeypatch.setenv("DOCKER_HOST", "tcp://build.example.test:1")
-    with pytest.raises(EngineError, match=r"no Docker Engine answers at tcp://build.example.test:1") as caught:
+    with pytest.raises(NoEngineError):
         Engine.connect()
-    assert "builder engine" in caught.value.hint
 
 
 def test_a_socket_that_this_user_may_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,11 +104,9 @@ def test_a_socket_that_this_user_may_not_open(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(docker, "from_env", lambda **_: refuse())
     monkeypatch.delenv("DOCKER_HOST", raising=False)
-    with pytest.raises(EngineError, match=r"no permission to use Docker's socket /var/run/docker\.sock") as caught:
+    with pytest.raises(EngineError) as caught:
         Engine.connect()
     assert not isinstance(caught.value, NoEngineError), "it would be installed"
-    assert "usermod -aG docker" in caught.value.hint
-    assert "Rootless" in caught.value.hint
 
 
 def test_pull_names_the_digest() -> None:
@@ -123,14 +120,15 @@ def test_pull_names_the_digest() -> None:
     assert arguments == ["host.example.test/a", "sha256:" + "0" * 64]
 
 
-class Pull:
-    """Fakes the call and the response of `pull_local`."""
+class Answer:
+    """Fakes the calls for which docker-py has no method, and their answer: a stream of messages."""
 
     def __init__(self, *messages: dict[str, str]) -> None:
         self.messages = messages
-        self.asked: list[tuple[str, object, object]] = []
+        self.asked: list[tuple[str, object]] = []
+        self.sent = b""
         self.is_closed = False
-        self.timeout: float | None = None
+        self.timeouts: list[object] = []
 
     def engine(self) -> Engine:
         return engine(
@@ -141,86 +139,88 @@ class Pull:
             _get_raw_response_socket=lambda response: response,
         )
 
-    def _post(self, url: str, *, params: object, timeout: object, **_: object) -> Pull:
-        self.asked.append((url, params, timeout))
+    def _post(
+        self, url: str, *, params: object, data: Iterable[bytes] | None = None, timeout: object = None, **_: object
+    ) -> Answer:
+        self.asked.append((url, params))
+        self.sent = b"".join(data or ())
+        self.timeouts.append(timeout)
         return self
 
     def settimeout(self, seconds: float) -> None:
-        self.timeout = seconds
+        self.timeouts.append(seconds)
 
     def close(self) -> None:
         self.is_closed = True
 
 
-def test_a_local_pull_names_the_digest_and_has_a_short_time_limit_until_it_starts() -> None:
-    """The engine may take long over a large layer, but not to reach this machine."""
-    pull = Pull({"status": "a"}, {"status": "b"})
-    fed: list[Mapping[str, Any]] = []
-    pull.engine().pull_local(f"127.0.0.1:80/a/image@sha256:{'0' * 64}", fed.append)
-    parameters = {"fromImage": "127.0.0.1:80/a/image", "tag": "sha256:" + "0" * 64}
-    assert pull.asked == [("/images/create", parameters, 30)]
-    assert pull.timeout == 3600
-    assert fed == [{"status": "a"}, {"status": "b"}]
+LOCAL = f"127.0.0.1:80/a/image@sha256:{'0' * 64}"
+
+
+def pull_local(engine: Engine, _: Path) -> None:
+    engine.pull_local(LOCAL, lambda _: None)
+
+
+def import_tar(engine: Engine, file: Path) -> None:
+    engine.import_tar(file, ImageRef.parse("a:t"))
+
+
+def load(engine: Engine, _: Path) -> None:
+    engine.load([b""])
 
 
 @pytest.mark.parametrize(
     ("message", "kind"), [("connection refused", EngineError), ("write: no space left on device", DiskError)]
 )
-def test_an_error_in_the_stream_of_a_local_pull(message: str, kind: type[Exception]) -> None:
-    pull = Pull({"status": "x"}, {"error": message})
-    with pytest.raises(kind, match="pulling an image from the store"):
-        pull.engine().pull_local(f"127.0.0.1:80/a/image@sha256:{'0' * 64}", lambda _: None)
-    assert pull.is_closed
-
-
-def test_a_local_pull_is_cancelled() -> None:
-    """The engine stops when the connection is closed."""
-    pull = Pull({"status": "x"})
-    with pytest.raises(KeyboardInterrupt):
-        pull.engine().pull_local(f"127.0.0.1:80/a/image@sha256:{'0' * 64}", raising(KeyboardInterrupt()))
-    assert pull.is_closed
-
-
-def importing(*messages: dict[str, str], asked: list[object] | None = None) -> Engine:
-    """An engine that answers an import with these messages; `asked` gets the parameters."""
-
-    def post(_: str, *, params: object, **__: object) -> None:
-        (asked if asked is not None else []).append(params)
-
-    return engine(
-        _url=str, _post=post, _raise_for_status=lambda _: None, _stream_helper=lambda *_, **__: iter(messages)
-    )
-
-
-@pytest.mark.parametrize(
-    ("messages", "kind"),
-    [
-        ([{"error": "bad tar"}], EngineError),
-        ([{"status": "x"}, {"error": "no space left on device"}], DiskError),
-    ],
-)
-def test_an_error_in_the_response_to_an_import(
-    tmp_path: Path, messages: list[dict[str, str]], kind: type[Exception]
+@pytest.mark.parametrize("call", [pull_local, import_tar, load])
+def test_an_error_in_the_stream_of_an_answer(
+    tmp_path: Path, call: Callable[[Engine, Path], None], message: str, kind: type[Exception]
 ) -> None:
-    (tmp_path / "t").write_bytes(b"")
-    with pytest.raises(kind, match="importing a:t"):
-        importing(*messages).import_tar(tmp_path / "t", ImageRef.parse("a:t"))
+    """After status 200."""
+    file = tmp_path / "t"
+    file.touch()
+    with pytest.raises((EngineError, DiskError)) as caught:
+        call(Answer({"status": "x"}, {"error": message}).engine(), file)
+    assert type(caught.value) is kind
 
 
-def test_import_returns_the_id(tmp_path: Path) -> None:
+def test_a_local_pull_names_the_digest_and_has_a_short_time_limit_until_it_starts() -> None:
+    """The engine may take long over a large layer, but not to reach this machine."""
+    pull = Answer({"status": "a"}, {"status": "b"})
+    fed: list[Mapping[str, Any]] = []
+    pull.engine().pull_local(LOCAL, fed.append)
+    assert pull.asked == [("/images/create", {"fromImage": "127.0.0.1:80/a/image", "tag": "sha256:" + "0" * 64})]
+    assert pull.timeouts == [30, 3600]
+    assert fed == [{"status": "a"}, {"status": "b"}]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), EngineError("x")], ids=["Ctrl-C", "error"])
+def test_a_local_pull_is_cancelled(error: BaseException) -> None:
+    """The engine stops when the connection is closed."""
+    pull = Answer({"status": "x"})
+    with pytest.raises(type(error)):
+        pull.engine().pull_local(LOCAL, raising(error))
+    assert pull.is_closed
+
+
+@pytest.mark.parametrize(("arch", "platform"), [((), {}), (("arm64",), {"platform": "linux/arm64"})])
+def test_import_returns_the_id(tmp_path: Path, arch: tuple[str, ...], platform: dict[str, str]) -> None:
     (tmp_path / "t").write_bytes(b"")
-    asked: list[object] = []
-    fake = importing({"status": "..."}, {"status": "sha256:1"}, asked=asked)
-    assert fake.import_tar(tmp_path / "t", ImageRef.parse("a:t")) == "sha256:1"
-    fake = importing({"status": "sha256:2"}, asked=asked)
-    assert fake.import_tar(tmp_path / "t", ImageRef.parse("a:t"), "arm64") == "sha256:2"
-    parameters = {"fromSrc": "-", "repo": "a", "tag": "t"}
-    assert asked == [parameters, {**parameters, "platform": "linux/arm64"}]
+    answer = Answer({"status": "..."}, {"status": "sha256:1"})
+    assert answer.engine().import_tar(tmp_path / "t", ImageRef.parse("a:t"), *arch) == "sha256:1"
+    [(_, parameters)] = answer.asked
+    assert parameters == {"fromSrc": "-", "repo": "a", "tag": "t", **platform}
+
+
+def test_load_sends_the_archive() -> None:
+    answer = Answer({"stream": "Loaded image ID: sha256:1"})
+    answer.engine().load(iter([b"ar", b"chive"]))
+    assert (answer.asked, answer.sent) == ([("/images/load", {"quiet": True})], b"archive")
 
 
 def test_an_absent_image_is_none() -> None:
     assert engine(inspect_image=raising(ImageNotFound("x"))).image("a") is None
-    with pytest.raises(EngineError, match="looking for image a"):
+    with pytest.raises(EngineError):
         engine(inspect_image=raising(requests.ConnectionError("x"))).image("a")
 
 
@@ -256,10 +256,7 @@ def test_images_newest_first_without_removed_ones() -> None:
 @pytest.mark.parametrize(("status", "removed"), [(409, False), (404, True)])
 def test_removing_what_is_in_use_or_gone(status: int, removed: bool) -> None:
     assert engine(remove_image=raising(api_error(status, "x"))).remove_image("a") is removed
-
-
-def test_removing_fails_otherwise() -> None:
-    with pytest.raises(EngineError, match="removing a: broken"):
+    with pytest.raises(EngineError):
         engine(remove_image=raising(api_error(500, "broken"))).remove_image("a")
 
 
@@ -287,37 +284,6 @@ def test_sweep_skips_what_is_removed_or_in_use() -> None:
     assert fake.sweep("/checkout") == 2
     assert removed == ["there", "there", "free"], "a container, a volume and an image"
     assert filters == [{"label": "io.github.gpu-images.run=/checkout"}]
-
-
-class Answer:
-    """Fakes the calls for which docker-py has no method."""
-
-    def __init__(self, *messages: dict[str, str]) -> None:
-        self.messages = messages
-        self.posted: list[tuple[str, bytes, dict[str, object]]] = []
-
-    def engine(self) -> Engine:
-        return engine(
-            _url=str, _post=self._post, _raise_for_status=lambda _: None, _stream_helper=lambda *_, **__: self.messages
-        )
-
-    def _post(self, url: str, *, data: Iterable[bytes], params: dict[str, object], **_: object) -> None:
-        self.posted.append((url, b"".join(data), params))
-
-
-def test_load_sends_the_archive() -> None:
-    answer = Answer({"stream": "Loaded image ID: sha256:1"})
-    answer.engine().load(iter([b"ar", b"chive"]))
-    assert answer.posted == [("/images/load", b"archive", {"quiet": True})]
-
-
-@pytest.mark.parametrize(
-    ("message", "kind"), [("layer does not exist", EngineError), ("write: no space left on device", DiskError)]
-)
-def test_an_error_in_the_response_to_a_load(message: str, kind: type[Exception]) -> None:
-    """After status 200."""
-    with pytest.raises(kind, match=r"^loading: "):
-        Answer({"status": "x"}, {"error": message}).engine().load([b""])
 
 
 class FakeContainer:
@@ -640,10 +606,9 @@ def test_a_container_gets_only_its_gpus(option: Any, names: Any, expected: dict[
     assert {key: request[key] for key in expected} == expected
 
 
-@pytest.mark.parametrize(("names", "visible"), [(("all",), "all"), (("GPU-1", "GPU-3"), "GPU-1,GPU-3")])
-def test_a_container_of_the_older_runtime_gets_only_its_gpus(names: Any, visible: str) -> None:
-    options = replace(INFO, gpu_option="--runtime").gpu_options(names)
-    assert options == {"runtime": "nvidia", "environment": {"NVIDIA_VISIBLE_DEVICES": visible}}
+def test_a_container_of_the_older_runtime_gets_only_its_gpus() -> None:
+    options = replace(INFO, gpu_option="--runtime").gpu_options(("GPU-1", "GPU-3"))
+    assert options == {"runtime": "nvidia", "environment": {"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-3"}}
 
 
 def test_an_engine_that_stopped_is_noticed() -> None:
@@ -653,5 +618,5 @@ def test_an_engine_that_stopped_is_noticed() -> None:
         raise requests.ConnectionError("connection refused")
 
     client: Any = SimpleNamespace(ping=ping)
-    with pytest.raises(EngineError, match="reaching Docker Engine"):
+    with pytest.raises(EngineError):
         Engine(client).check()

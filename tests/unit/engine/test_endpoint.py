@@ -148,21 +148,19 @@ def test_head_has_the_headers_only(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("requested", "part"),
-    [("bytes=0-", slice(0, None)), ("bytes=100500-", slice(100_500, None)), ("bytes=7-9", slice(7, 10)),
-     ("bytes=3000990-9999999", slice(3_000_990, None))],
-)  # fmt: skip
-def test_a_download_is_resumed(served: Served, requested: str, part: slice) -> None:
+    ("requested", "status", "part", "answered"),
+    [
+        ("bytes=0-", 206, slice(0, None), f"0-{len(PLAIN) - 1}"),
+        ("bytes=100500-", 206, slice(100_500, None), f"100500-{len(PLAIN) - 1}"),
+        ("bytes=7-9", 206, slice(7, 10), "7-9"),
+        ("bytes=3000990-9999999", 206, slice(3_000_990, None), f"3000990-{len(PLAIN) - 1}"),
+        (f"bytes={len(PLAIN)}-", 416, slice(0), "*"),
+    ],
+)
+def test_a_download_is_resumed(served: Served, requested: str, status: int, part: slice, answered: str) -> None:
     response, body = served.ask("blobs", PLAIN_DIGEST, Range=requested)
-    assert (response.status, body) == (206, PLAIN[part])
-    start, end, _ = part.indices(len(PLAIN))
-    assert response.headers["Content-Range"] == f"bytes {start}-{end - 1}/{len(PLAIN)}"
-
-
-def test_a_range_beyond_the_end(served: Served) -> None:
-    response, body = served.ask("blobs", PLAIN_DIGEST, Range=f"bytes={len(PLAIN)}-")
-    assert (response.status, body) == (416, b"")
-    assert response.headers["Content-Range"] == f"bytes */{len(PLAIN)}"
+    assert (response.status, body) == (status, PLAIN[part])
+    assert response.headers["Content-Range"] == f"bytes {answered}/{len(PLAIN)}"
 
 
 @pytest.mark.parametrize("damage", ["truncated", "changed", "missing"])

@@ -222,26 +222,19 @@ def failing(error: Exception) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("damage", [b"", b"x", None])
+@pytest.mark.parametrize("is_sized", [True, False], ids=["", "unknown size"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_damaged_layer_is_removed(store: Store, kind: str, damage: bytes | None) -> None:
+def test_a_damaged_layer_is_removed(store: Store, kind: str, is_sized: bool, damage: bytes | None) -> None:
     """The next run rebuilds it."""
     image = put_image(store, b"a", b"b" * 500)
-    layer = image.layers[1]
+    layer = image.layers[1] if is_sized else replace(image.layers[1], unpacked=0)
     if damage is None:
         store.path(layer.digest).write_bytes(gzip.compress(b"c" * 500, mtime=0))
     else:
         store.path(layer.digest).write_bytes(damage + store.path(layer.digest).read_bytes()[:-9])
-    with pytest.raises(DamagedError, match="did not match its digest and was removed"):
-        load_image(engine_of(kind), store, image)
+    with pytest.raises(DamagedError):
+        load_image(engine_of(kind), store, replace(image, layers=(image.layers[0], layer)))
     assert not store.path(layer.digest).exists()
-
-
-def test_a_damaged_layer_of_unknown_size_is_removed(store: Store) -> None:
-    image = put_image(store, b"a")
-    image = replace(image, layers=(replace(image.layers[0], unpacked=0),))
-    store.path(image.layers[0].digest).write_bytes(b"x")
-    with pytest.raises(DamagedError, match="did not match its digest and was removed"):
-        load_image(engine_of("overlay2"), store, image)
 
 
 @pytest.mark.parametrize("change", [{"diff_id": digest_of_bytes(b"other")}, {"unpacked": 7}], ids=str)
@@ -287,29 +280,24 @@ def test_the_engine_does_not_retry_a_damaged_layer(store: Store, monkeypatch: py
 def test_a_missing_layer_is_an_error(store: Store) -> None:
     image = put_image(store, b"b" * 500)
     store.path(image.layers[0].digest).unlink()
-    with pytest.raises(DamagedError, match="is missing from the store"):
+    with pytest.raises(DamagedError):
         load_image(engine_of("overlay2"), store, image)
 
 
-def test_a_pull_that_fails_is_not_hidden_by_an_archive(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [EngineError("failed to register layer"), DiskError("full")], ids=["layer", "disk"])
+def test_a_pull_that_fails_is_not_hidden_by_an_archive(
+    store: Store, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     engine = engine_of("overlay2")
     engine.blobs.clear()
     pull = engine.pull_local
 
     def fail(reference: str, feed: Callable[[Mapping[str, Any]], None]) -> None:
         pull(reference, feed)
-        raise EngineError("failed to register layer")
+        raise error
 
     monkeypatch.setattr(engine, "pull_local", fail)
-    with pytest.raises(EngineError, match="failed to register layer"):
-        load_image(engine, store, put_image(store, b"a"))
-    assert engine.loaded == []
-
-
-def test_a_full_disk_is_no_reason_for_an_archive(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_of("overlay2")
-    monkeypatch.setattr(engine, "pull_local", failing(DiskError("full")))
-    with pytest.raises(DiskError):
+    with pytest.raises(type(error)):
         load_image(engine, store, put_image(store, b"a", b"b"))
     assert engine.loaded == []
 
@@ -318,7 +306,7 @@ def test_an_engine_that_stopped_is_reported_as_such(store: Store, monkeypatch: p
     engine = engine_of("overlay2", is_remote=True)
     monkeypatch.setattr(engine, "check", failing(NoEngineError("it stopped")))
     monkeypatch.setattr(engine, "load", failing(EngineError("broken pipe")))
-    with pytest.raises(NoEngineError, match="it stopped"):
+    with pytest.raises(NoEngineError):
         load_image(engine, store, put_image(store, b"a"))
 
 
@@ -362,7 +350,7 @@ def test_a_damaged_layer_in_an_archive_is_removed(store: Store, monkeypatch: pyt
     image = put_image(store, b"a", b"b")
     store.path(image.layers[1].digest).write_bytes(b"B")
     monkeypatch.setattr(engine, "load", failing(EngineError("unexpected EOF")))
-    with pytest.raises(DamagedError, match="did not match its digest and was removed"):
+    with pytest.raises(DamagedError):
         load_image(engine, store, image)
     assert not store.path(image.layers[1].digest).exists()
 
@@ -372,7 +360,7 @@ def test_an_engine_that_loads_an_image_under_another_id(store: Store, monkeypatc
     engine = engine_of("overlay2", is_remote=True)
     image = put_image(store, b"a")
     monkeypatch.setattr(engine, "load", b"".join)
-    with pytest.raises(EngineError, match=f"loaded an image, but not as {image.config.digest}"):
+    with pytest.raises(EngineError):
         load_image(engine, store, image)
 
 

@@ -123,40 +123,37 @@ def suites(programs: Programs) -> list[str]:
     return [line.split()[3] for line in programs.files[settings["Dir::Etc::SourceList"]].splitlines()]
 
 
-def test_the_releases_own_engine_is_installed_if_new_enough(
-    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("candidate", "used", "text"),
+    [
+        ("26.1.6", [], "docker.io 26.1.6 from Debian bookworm"),
+        (
+            "20.10.24+dfsg1-1",
+            ["trixie"],
+            "docker.io 26.1.5+dfsg1-9 from Debian trixie, because Debian bookworm has 20.10.24+dfsg1-1",
+        ),
+    ],
+    ids=["the release's own", "a newer one"],
+)
+def test_an_engine_is_installed_without_the_machines_other_sources(
+    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, candidate: str, used: list[str], text: str
 ) -> None:
     """A third-party source that was broken, or slow, stopped the installation."""
-    programs, console = apt(machine, monkeypatch, candidate="26.1.6"), MemoryConsole()
+    programs, console = apt(machine, monkeypatch, candidate=candidate), MemoryConsole()
     engine_setup.ensure(View(console))
     assert programs.calls[-1][-4:] == list(engine_setup.PACKAGES)
-    assert suites(programs) == ["bookworm", "bookworm-security"]
-    assert console.text.splitlines() == ["engine: installing docker.io 26.1.6 from Debian bookworm (about a minute)"]
-
-
-def test_a_newer_engine_is_installed_without_changing_the_machines_sources(
-    machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The message said that Debian 13's engine was from the machine's release, Debian 12."""
-    programs, console = apt(machine, monkeypatch, candidate="20.10.24+dfsg1-1"), MemoryConsole()
-    engine_setup.ensure(View(console))
-    assert suites(programs) == ["bookworm", "bookworm-security", "trixie"]
-    assert console.text.splitlines() == [
-        "engine: installing docker.io 26.1.5+dfsg1-9 from Debian trixie, because Debian bookworm has 20.10.24+dfsg1-1 "
-        "(about a minute)"
-    ]
+    assert suites(programs) == ["bookworm", "bookworm-security", *used]
+    assert console.text.splitlines() == [f"engine: installing {text} (about a minute)"]
 
 
 def test_another_distributions_engine_is_installed_from_its_sources(
     machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("builder.host.os_release", lambda: {"ID": "ubuntu", "VERSION_CODENAME": "noble"})
-    programs, console = apt(machine, monkeypatch, candidate="27.5.1"), MemoryConsole()
-    engine_setup.ensure(View(console))
+    programs = apt(machine, monkeypatch, candidate="27.5.1")
+    engine_setup.ensure(View(MemoryConsole()))
+    assert programs.calls[-1][-4:] == list(engine_setup.PACKAGES)
     assert not any("Dir::" in word for word in programs.calls[-1])
-    assert console.text.splitlines() == [
-        "engine: installing docker.io 27.5.1 from this machine's package sources (about a minute)"
-    ]
 
 
 def test_an_old_engine_without_an_archive_for_a_newer_one(
@@ -164,9 +161,9 @@ def test_an_old_engine_without_an_archive_for_a_newer_one(
 ) -> None:
     machine["host"] = Host()
     apt(machine, monkeypatch, candidate="20.10.24+dfsg1-1")
-    with pytest.raises(EngineError, match=r"docker\.io is 20\.10\.24\+dfsg1-1, but 23 or newer is required") as caught:
+    with pytest.raises(EngineError):
         engine_setup.ensure(View(MemoryConsole()))
-    assert "Install Docker Engine 23" in caught.value.hint
+    assert machine["calls"] == []
 
 
 def test_a_failure_of_apt_is_reported_without_host_names(

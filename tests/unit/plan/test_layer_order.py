@@ -171,12 +171,6 @@ def test_another_format_of_layers_gives_other_layers(monkeypatch: pytest.MonkeyP
     assert moved == ["cuda", "ember", "ember bytecode"]
 
 
-def test_bytecode_refers_to_its_wheel_layers() -> None:
-    large, small, bytecode, *_ = stack(parts(EMBER, KIT))
-    assert bytecode.compiled == (large.inputs, small.inputs)
-    assert (bytecode.kind, bytecode.wheels) == ("bytecode", ())
-
-
 @pytest.mark.parametrize(
     "change",
     [{"compiler": "sha256:other"}, {"python": "3.13"}, {"wheels": (EMBER,)}, {"wheels": (EMBER, wheel("ember", "x"))}],
@@ -186,6 +180,7 @@ def test_bytecode_is_compiled_again_when_an_input_changes(change: dict[str, obje
     after: Parts = replace(before, **change)  # type: ignore[arg-type]
     [old], [new] = ([layer for layer in stack(image) if layer.compiled] for image in (before, after))
     assert old.inputs != new.inputs
+    assert old.compiled == tuple(layer.inputs for layer in stack(before) if layer.kind == "wheels")
 
 
 def test_bytes_of_a_layer_are_those_of_its_wheels_or_debian_packages() -> None:
@@ -197,9 +192,7 @@ def test_an_image_of_too_many_layers_is_refused() -> None:
     """Two of the layers are the operating system and the files."""
     large = [library(f"nvidia-w{number}", LARGE) for number in range(MOST - 1)]
     assert len(stack(parts(*large[1:]))) == MOST == 125
-    with pytest.raises(
-        MatrixError, match=r"^em-1\.9-cu129-py311-lab would have 126 layers; the limit of Docker is 125$"
-    ):
+    with pytest.raises(MatrixError, match="126 layers"):
         stack(parts(*large))
 
 

@@ -7,19 +7,17 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 
-from builder.common.errors import LockError, StaleError
+from builder.common.errors import BuilderError, LockError, StaleError
 from builder.debian.os_lock import OS_LOCKS
 from builder.lock.lockfile import GROUP_LOCKS, Lock
 from builder.lock.python_lock import PYTHON_LOCKS
 from builder.matrix import facts
-from builder.matrix.cells import Cell
 from builder.matrix.project import Project
-from builder.plan import layer_order, plan, render
+from builder.plan import plan, render
 from builder.plan.plan import Plan, PlannedImage
 from tests.fakes import locks
 from tests.unit.matrix.test_cells import big
@@ -73,17 +71,9 @@ def test_an_image_for_arm64_shares_what_does_not_depend_on_the_processor(edit: E
 
 def test_two_plans_of_the_same_inputs_are_equal(tiny: Project) -> None:
     again = Project(tiny.root)
-    assert plan.make_plan(tiny, tiny.cells).as_data() == plan.make_plan(again, again.cells).as_data()
-
-
-def test_the_plan_does_not_depend_on_the_machine(tiny: Project) -> None:
-    assert str(tiny.root) not in json.dumps(plan.make_plan(tiny, tiny.cells).as_data())
-
-
-def test_components_with_files_of_their_own(tiny: Project) -> None:
-    image = planned(tiny)
-    with_files = [name for name in image.components if (tiny.root / "templates" / name / "files").is_dir()]
-    assert list(image.file_components) == with_files == ["base", "jupyter"]
+    data = plan.make_plan(tiny, tiny.cells).as_data()
+    assert data == plan.make_plan(again, again.cells).as_data()
+    assert str(tiny.root) not in json.dumps(data)
 
 
 def test_an_image_does_not_depend_on_the_other_cells_selected(tiny: Project) -> None:
@@ -161,22 +151,34 @@ def test_cells_without_a_lock(tiny: Project) -> None:
     unlocked = plan.make_plan(tiny, tiny.select(["em-1.9-*"]))
     assert not unlocked.images
     assert unlocked.unlocked == tuple(cell.id for cell in tiny.select(["em-1.9-*"]))
-    with pytest.raises(LockError, match=r"^not locked: em-1.9-cu129-py39, ") as caught:
-        plan.make_locked_plan(tiny, tiny.select(["*"]))
-    assert str(caught.value).endswith(" ...")
-    assert caught.value.hint == "Resolve first: builder lock", "of all cells"
-    with pytest.raises(LockError) as few:
-        plan.make_locked_plan(tiny, tiny.select(["em-1.9-cu129-py39{,-board}"]))
-    assert few.value.hint == "Resolve first: builder lock em-1.9-cu129-py39 em-1.9-cu129-py39-board"
 
 
-def test_a_stale_lock(edit: Edit) -> None:
-    project = edit("packages: [notebook]", "packages: [notebook>=2]")
-    with pytest.raises(
-        StaleError, match=rf"^locks/{GROUP}.json does not match matrix.yaml: jupyter: matrix.yaml requires"
-    ) as caught:
-        planned(project)
-    assert caught.value.hint == f"Resolve it again: builder lock '{GROUP}*'"
+@pytest.mark.parametrize(
+    ("edited", "cells", "kind", "message", "hint"),
+    [
+        ("", "*", LockError, "not locked: em-1.9-cu129-py39, ", "Resolve first: builder lock"),
+        (
+            "",
+            "em-1.9-cu129-py39{,-board}",
+            LockError,
+            "not locked: em-1.9-cu129-py39, em-1.9-cu129-py39-board",
+            "Resolve first: builder lock em-1.9-cu129-py39 em-1.9-cu129-py39-board",
+        ),
+        (
+            "packages: [notebook>=2]",
+            CELL,
+            StaleError,
+            f"locks/{GROUP}.json does not match matrix.yaml: jupyter: matrix.yaml requires",
+            f"Resolve it again: builder lock '{GROUP}*'",
+        ),
+    ],
+)
+def test_messages(edit: Edit, edited: str, cells: str, kind: type[BuilderError], message: str, hint: str) -> None:
+    project = edit("packages: [notebook]", edited or "packages: [notebook]")
+    with pytest.raises(kind) as caught:
+        plan.make_locked_plan(project, project.select([cells]))
+    assert str(caught.value).startswith(message)
+    assert caught.value.hint == hint
 
 
 def test_a_stale_lock_of_a_cell_whose_debian_packages_are_not_locked(edit: Edit) -> None:
@@ -268,7 +270,7 @@ def test_a_python_of_other_debian_packages(edit: Edit) -> None:
     """Those of the Python and of all components, without duplicates."""
     before = planned(locks.write_os_locks(edit("apt: [python3]", "apt: [python3, git]")))
     project = edit('"3.11": {debian: newbird}', '"3.11": {debian: newbird, apt: [python3, tini, python3-extra]}')
-    with pytest.raises(LockError, match=f"^not locked: {CELL}$"):
+    with pytest.raises(LockError):
         planned(project)
     after = planned(locks.write_os_locks(project))
     assert after.os_request.packages == ("ca-certificates", "git", "python3", "python3-extra", "tini")
@@ -321,7 +323,7 @@ def test_the_dockerfile_of_a_python_of_uv_checks_its_hash(edit: Edit) -> None:
 def test_a_python_of_uv_that_is_not_locked(edit: Edit) -> None:
     project = locks.write_os_locks(edit('"3.11": {debian: newbird}', BY_UV))
     (project.root / "locks/python-3.11.15.json").unlink()
-    with pytest.raises(LockError, match=f"^not locked: {CELL}$"):
+    with pytest.raises(LockError):
         planned(project)
 
 
@@ -359,20 +361,6 @@ def test_an_image_for_the_cpu_has_the_same_layers_without_cuda(on_cpu: Project) 
 def dockerfile(project: Project) -> str:
     locked = plan.make_locked_plan(project, project.select([CELL]))
     return render.render(project, locked)[f"images/{GROUP}/jupyter.Dockerfile"]
-
-
-def test_what_images_of_a_group_share_is_computed_once(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was computed again for each of ten thousand cells."""
-    groups: list[str] = []
-    original = layer_order.lowest_layers
-
-    def lowest_layers(cell: Cell, *arguments: Any) -> tuple[layer_order.PlannedLayer, ...]:
-        groups.append(cell.python)
-        return original(cell, *arguments)
-
-    monkeypatch.setattr(layer_order, "lowest_layers", lowest_layers)
-    images = plan.make_plan(tiny, tiny.cells).images
-    assert len(groups) == len({image.cell.group for image in images}) < len(images)
 
 
 def test_ten_thousand_cells(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,23 +27,14 @@ def of(project: Project, cell_id: str = CELL) -> Settings:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (
-            "EMBER_HOME: /workspace",
-            "PATH: /workspace",
-            r"^matrix.yaml:44:54: components.ember.env.PATH: every image sets PATH$",
-        ),
-        (
-            '"12.10": {',
-            '"12.10": {env: {HOME: /root}, ',
-            r"^matrix.yaml:19:19: cuda.12.10.env.HOME: every image sets HOME$",
-        ),
+        ("EMBER_HOME: /workspace", "PATH: /workspace", "components.ember.env.PATH: every image sets PATH"),
+        ('"12.10": {', '"12.10": {env: {HOME: /root}, ', "cuda.12.10.env.HOME: every image sets HOME"),
     ],
 )
 def test_variables_that_every_image_sets(edit: Edit, old: str, new: str, message: str) -> None:
     """Programs of the image would not be found, or root would use the user's home folder."""
-    with pytest.raises(MatrixError, match=message) as caught:
+    with pytest.raises(MatrixError, match=message):
         of(edit(old, new))
-    assert caught.value.hint == "Use another variable."
 
 
 def test_a_plain_image(tiny: Project) -> None:
@@ -102,13 +93,6 @@ def test_labels_link_a_package_to_its_repository(edit: Edit) -> None:
 def test_licenses_begin_with_that_of_the_framework(edit: Edit, framework: str, expected: str) -> None:
     labels = of(edit("short: qz\n", f"short: qz\n    license: {framework}\n"), PLAIN).labels
     assert labels["org.opencontainers.image.licenses"] == expected
-
-
-def test_labels_that_are_known_only_after_the_build() -> None:
-    assert settings.built_labels("sha256:p", "2026-11-20T00:00:00Z") == {
-        "org.opencontainers.image.created": "2026-11-20T00:00:00Z",
-        "io.github.gpu-images.plan": "sha256:p",
-    }
 
 
 def test_on_the_cpu_nothing_is_configured_for_gpus(on_cpu: Project) -> None:

@@ -45,12 +45,6 @@ def test_an_image_without_its_smaller_sibling_passes_all_of_them(pair: Pair) -> 
     assert {image.id: set(image.thorough) for image in both}[LARGE] == BESIDE_THE_SMALL_ONE
 
 
-def test_the_thorough_components_do_not_change_what_is_built(pair: Pair) -> None:
-    """Locality: what is selected together does not change an image."""
-    both = plan.make_locked_plan(pair.project, pair.project.select([SMALL, LARGE])).images
-    assert {image.id: image.plan for image in both} == {SMALL: pair.small.plan, LARGE: pair.large.plan}
-
-
 @pytest.mark.parametrize("kind", ["os", "files"])
 def test_layers_of_the_operating_system_and_of_files_may_differ(pair: Pair, kind: str) -> None:
     """A variant has more Debian packages and more files; these are compared one by one."""

@@ -305,25 +305,34 @@ a:1:1 [0] misc/shmutils.cc:87 NCCL WARN Error: failed to extend /dev/shm/nccl-Fq
 """
 
 
-def test_nccl_over_nvlink() -> None:
-    assert nccl.parse(NVLINK) == nccl.NcclLog("2.27.5", "eth0", "10.0.0.5", ("P2P over NVLink",), (), ())
-
-
-def test_nccl_over_infiniband_with_direct_access() -> None:
-    log = nccl.parse(INFINIBAND)
-    assert (log.interface, log.address) == ("bond0", "10.0.0.5")
-    assert log.transports == ("P2P", "NET/IB with GPUDirect RDMA")
-    assert log.cards == ("mlx5_0 (IB)", "mlx5_1 (RoCE)")
-
-
-def test_nccl_over_shared_memory_and_sockets_and_its_warnings() -> None:
-    log = nccl.parse(TROUBLE)
-    assert log.transports == ("SHM", "NET/Socket")
-    assert log.warnings == ("Error: failed to extend /dev/shm/nccl-Fq3 to 33030532 bytes",)
-
-
-def test_unknown_lines_are_ignored() -> None:
-    assert nccl.parse("") == nccl.parse("Channel of another kind via NET\nBootstrap\n") == nccl.NcclLog()
+@pytest.mark.parametrize(
+    ("log", "parsed"),
+    [
+        (NVLINK, nccl.NcclLog("2.27.5", "eth0", "10.0.0.5", ("P2P over NVLink",), (), ())),
+        (
+            INFINIBAND,
+            nccl.NcclLog(
+                "",
+                "bond0",
+                "10.0.0.5",
+                ("P2P", "NET/IB with GPUDirect RDMA"),
+                ("mlx5_0 (IB)", "mlx5_1 (RoCE)"),
+                (),
+            ),
+        ),
+        (
+            TROUBLE,
+            nccl.NcclLog(
+                transports=("SHM", "NET/Socket"),
+                warnings=("Error: failed to extend /dev/shm/nccl-Fq3 to 33030532 bytes",),
+            ),
+        ),
+        ("Channel of another kind via NET\nBootstrap\n", nccl.NcclLog()),
+    ],
+    ids=["NVLink", "InfiniBand with direct access", "shared memory, sockets and warnings", "unknown lines"],
+)
+def test_the_log_of_nccl(log: str, parsed: nccl.NcclLog) -> None:
+    assert nccl.parse(log) == parsed
 
 
 # ---- the verdict
@@ -342,12 +351,6 @@ def test_success() -> None:
     assert report["checks"] == [{"dtype": "float32", "elements": 1000, "wrong_ranks": []}]
 
 
-def test_a_single_rank_is_noted() -> None:
-    report = report_of(result(0), hellos=[hello(0)])
-    assert report["ok"]
-    assert causes(report["notes"]) == ["only one rank: no data was sent"]
-
-
 def test_connections_are_not_the_transport_of_nccl() -> None:
     both = [hello(index, gpus=1) for index in range(2)]
     report = judge.report(both, plan.make(both, "auto"), "nccl", [result(0), result(1)], [], timeout=60)
@@ -361,42 +364,39 @@ def test_the_slowest_rank_determines_the_bandwidth() -> None:
     ]
 
 
-def test_a_wrong_sum_names_ranks_and_type() -> None:
-    check = {"dtype": "float32", "elements": 1000, "wrong": 3, "sample": "element 7 is 2, not 3"}
-    report = report_of(result(0), result(1, checks=[check]))
-    assert not report["ok"]
-    assert report["checks"][0]["wrong_ranks"] == [1]
-    assert causes(report["problems"]) == ["rank 1 got a wrong sum of 1000 float32 values: element 7 is 2, not 3"]
-    assert "WRONG: 1000 wrong on ranks [1]" in show.text(report)
+WRONG = {"dtype": "float32", "elements": 1000, "wrong": 3, "sample": "element 7 is 2, not 3"}
+BROKEN = {"state": "failed", "stage": "connecting", "error": "RuntimeError: x", "log": "Duplicate GPU detected"}
+STUCK = {"state": "stuck", "stage": "connecting"}
 
 
-def test_a_rank_without_a_result_is_a_failure() -> None:
-    report = report_of(result(0))
+@pytest.mark.parametrize(
+    ("results", "what"),
+    [
+        (
+            [result(0), result(1, checks=[WRONG])],
+            ["rank 1 got a wrong sum of 1000 float32 values: element 7 is 2, not 3"],
+        ),
+        ([result(0)], ["rank 1 did not finish"]),
+        (
+            [result(0, **BROKEN), result(1, **BROKEN)],
+            ["ranks 0, 1: two ranks use the same GPU, which NCCL refuses"],
+        ),
+        (
+            [result(0, state="failed", stage="connecting", error="ValueError: odd"), result(1, state="stuck")],
+            ["rank 0: ValueError: odd (while connecting)"],
+        ),
+        ([result(0, **STUCK), result(1, **STUCK)], ["ranks 0, 1 made no progress for 60 s while connecting"]),
+    ],
+    ids=["a wrong sum", "no result", "a known cause, once", "those that wait are not named", "hanging"],
+)
+def test_the_causes_of_a_failure(results: list[dict[str, Any]], what: list[str]) -> None:
+    report = report_of(*results)
     assert not report["ok"]
-    assert causes(report["problems"]) == ["rank 1 did not finish"]
-    assert report["bandwidth"] == []
+    assert causes(report["problems"]) == what
 
 
 def test_ranks_without_checks_are_a_failure() -> None:
     assert not report_of(result(0, checks=[]), result(1, checks=[]))["ok"]
-
-
-def test_a_known_cause_is_reported_once_for_all_ranks() -> None:
-    broken = {"state": "failed", "stage": "connecting", "error": "RuntimeError: x", "log": "Duplicate GPU detected"}
-    report = report_of(result(0, **broken), result(1, **broken))
-    assert causes(report["problems"]) == ["ranks 0, 1: two ranks use the same GPU, which NCCL refuses"]
-
-
-def test_only_the_failed_rank_is_reported_not_those_that_wait_for_it() -> None:
-    failed = result(0, state="failed", stage="connecting", error="ValueError: odd")
-    report = report_of(failed, result(1, state="stuck", stage="adding up"))
-    assert causes(report["problems"]) == ["rank 0: ValueError: odd (while connecting)"]
-
-
-def test_ranks_that_hang_are_named_with_their_stage() -> None:
-    report = report_of(result(0, state="stuck", stage="connecting"), result(1, state="stuck", stage="connecting"))
-    assert causes(report["problems"]) == ["ranks 0, 1 made no progress for 60 s while connecting"]
-    assert any("GLOO_SOCKET_IFNAME" in fix for fix in report["problems"][0]["fix"])
 
 
 def test_data_on_an_unexpected_interface_is_noted() -> None:
@@ -583,10 +583,12 @@ def test_text_of_a_report() -> None:
     assert text.endswith("ok: 2 ranks got every sum right")
 
 
-def test_text_of_one_rank_has_no_rates() -> None:
+def test_a_single_rank_is_noted_and_has_no_rates() -> None:
     """It printed 11039 GB/s, of data that went nowhere."""
-    text = show.text(report_of(result(0), hellos=[hello(0)]))
-    assert "1 MiB          1.000 ms  -     -\n" in text
+    report = report_of(result(0), hellos=[hello(0)])
+    assert report["ok"]
+    assert causes(report["notes"]) == ["only one rank: no data was sent"]
+    assert "1 MiB          1.000 ms  -     -\n" in show.text(report)
 
 
 def test_text_of_a_failure_has_logs_and_ends_with_the_verdict() -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
 from click.testing import CliRunner, Result
 from packaging.version import Version
 
@@ -22,7 +21,7 @@ from builder.index.session import IndexSession
 from builder.index.settings import IndexSettings
 from builder.matrix import facts
 from builder.matrix.facts import Build
-from tests.fakes.wire import Reply, Sent, Wire, broken, part
+from tests.fakes.wire import Reply, Sent, Wire, part
 from tests.unit.compat.test_explain import MATRIX
 from tools.facts import check_facts, compare, exact_release, fat_binaries, read_build
 
@@ -126,12 +125,6 @@ def test_fat_binaries() -> None:
     assert list(fat_binaries(b"nothing")) == []
 
 
-@pytest.mark.parametrize("cut", [20, 60, 100])
-def test_a_truncated_fat_binary(cut: int) -> None:
-    with pytest.raises(struct.error):
-        list(fat_binaries(LIBRARY[:cut]))
-
-
 def test_an_endless_fat_binary() -> None:
     endless = struct.pack("<8sQ", bytes.fromhex("50ed55ba01001000"), 64) + bytes(64)
     with pytest.raises(ValueError, match="without a header"):
@@ -165,31 +158,6 @@ def test_a_wheel_without_the_information(monkeypatch: pytest.MonkeyPatch, files:
         read()
 
 
-def test_an_unsupported_package() -> None:
-    with pytest.raises(UsageError, match="cannot read from numpy what it was compiled for"):
-        read("numpy", "2.0")
-
-
-@pytest.mark.parametrize(
-    ("page", "message"),
-    [
-        (Reply(status=404), "^torch: not found on the index"),
-        (
-            Reply(body=b"hello", headers={"Content-Type": "text/plain"}),
-            r"^torch 2\.9\.1: the index sent an invalid",
-        ),
-        (broken(), "the connection was lost"),
-        (requests.exceptions.SSLError(HOST), "the TLS connection to the index failed"),
-    ],
-    ids=["no package", "another content type", "broken", "certificate"],
-)
-def test_errors_of_the_index(monkeypatch: pytest.MonkeyPatch, page: Reply | Exception, message: str) -> None:
-    Wire.install(monkeypatch, lambda _: page)
-    with pytest.raises(FetchError, match=message) as caught:
-        read()
-    assert HOST not in str(caught.value)
-
-
 def test_an_index_without_range_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     Index(monkeypatch, {f"torch-2.9.1-{TAG}.whl": TORCH}).ranges = False
     with pytest.raises(FetchError, match=r"torch 2\.9\.1: the index does not support HTTP range requests"):
@@ -203,34 +171,38 @@ BUILD = Build(cuda="12.8", cudnn="9", architectures=["sm_80", "compute_90"], sou
 RELEASE = Version("2.9.1")
 
 
+ENTRY = "architectures: [sm_80, compute_90]"
+
+
 @pytest.mark.parametrize(
-    ("changes", "differences"),
+    ("known", "arm64", "text"),
     [
-        ({"cuda": "12.6"}, "CUDA 12.8, not 12.6"),
-        ({"cudnn": "", "architectures": ["sm_80"]},
-         "cuDNN 9, not none; architectures sm_80 compute_90, not sm_80"),
+        ({}, [], ""),
+        ({"cuda": "12.6"}, [], "correct builder/matrix/facts.yaml: the wheel has CUDA 12.8, not 12.6"),
+        (
+            {"cudnn": "", "architectures": ["sm_80"]},
+            [],
+            "correct builder/matrix/facts.yaml: the wheel has cuDNN 9, not none; "
+            "architectures sm_80 compute_90, not sm_80",
+        ),
+        ({}, ["sm_90"], "correct builder/matrix/facts.yaml: the wheel has arm64 sm_90, not none"),
+        (
+            None,
+            [],
+            "missing in builder/matrix/facts.yaml; add to builds.torch:\n"
+            f'    2.9.1: {{cuda: "12.8", cudnn: "9", {ENTRY}, source: a file}}',
+        ),
+        (
+            None,
+            ["sm_90"],
+            "missing in builder/matrix/facts.yaml; add to builds.torch:\n"
+            f'    2.9.1: {{cuda: "12.8", cudnn: "9", {ENTRY}, arm64: [sm_90], source: a file}}',
+        ),
     ],
-)  # fmt: skip
-def test_an_entry_that_differs_from_the_wheel(changes: Mapping[str, Any], differences: str) -> None:
-    difference = compare(BUILD.model_copy(update=changes), BUILD, "torch", RELEASE)
-    assert difference == f"correct builder/matrix/facts.yaml: the wheel has {differences}"
-
-
-def test_an_entry_without_the_architectures_for_arm64() -> None:
-    build = BUILD.model_copy(update={"arm64": ["sm_90"]})
-    assert compare(BUILD, build, "torch", RELEASE).endswith("the wheel has arm64 sm_90, not none")
-    assert "architectures: [sm_80, compute_90], arm64: [sm_90], source" in compare(None, build, "torch", RELEASE)
-
-
-def test_an_entry_that_matches_the_wheel() -> None:
-    assert compare(BUILD, BUILD, "torch", RELEASE) == ""
-
-
-def test_a_missing_entry_is_shown_as_text_for_the_file() -> None:
-    assert compare(None, BUILD, "torch", RELEASE) == (
-        "missing in builder/matrix/facts.yaml; add to builds.torch:\n"
-        '    2.9.1: {cuda: "12.8", cudnn: "9", architectures: [sm_80, compute_90], source: a file}'
-    )
+)
+def test_an_entry_is_compared_with_the_wheel(known: Mapping[str, Any] | None, arm64: list[str], text: str) -> None:
+    entry = None if known is None else BUILD.model_copy(update=known)
+    assert compare(entry, BUILD.model_copy(update={"arm64": arm64}), "torch", RELEASE) == text
 
 
 # ---- the program
