@@ -125,6 +125,22 @@ def test_several_gpus_one_busy(machine: StubbedMachine) -> None:
     assert (why, leased) == ("", [2, 1])
 
 
+@pytest.mark.parametrize(
+    ("state", "driver", "why"),
+    [
+        (nvml.DRIVER_NOT_LOADED, "", "no NVIDIA driver on this machine"),
+        (nvml.state(DRIVER), DRIVER, f"driver {DRIVER} has no GPU"),
+    ],
+)
+def test_a_machine_without_a_gpu(machine: StubbedMachine, state: str, driver: str, why: str) -> None:
+    assert machine.read(state) == [driver, [], why, []]
+
+
+def test_a_driver_that_does_not_know_compute_capabilities(machine: StubbedMachine) -> None:
+    _, gpus, why, leased = machine.read(nvml.state(DRIVER, Card("NVIDIA H100", "-", 81559, 600)))
+    assert ([gpu["capability"] for gpu in gpus], why, leased) == ([""], "", [0])
+
+
 def test_a_gpu_of_unknown_memory(machine: StubbedMachine) -> None:
     _, gpus, why, leased = machine.read(nvml.state(DRIVER, Card("NVIDIA GB10", "12.1", None)))
     assert (gpus[0]["memory"], gpus[0]["free"], why, leased) == (0, 0, "", [0])

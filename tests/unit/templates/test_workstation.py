@@ -186,17 +186,6 @@ def test_cuda_visible_devices_is_respected(devices: str | None, expected: tuple[
     assert gpus.visible((A, B), environ) == expected
 
 
-def test_a_line_for_each_gpu() -> None:
-    lines, warnings = gpus.describe(Driver("570.86.10", "12.8", (A, B)), CUDA)
-    assert lines == [
-        "GPU 0: NVIDIA A, 80 GiB, driver 570.86.10, CUDA up to 12.8",
-        "GPU 1: NVIDIA B, driver 570.86.10, CUDA up to 12.8",
-    ]
-    assert warnings == []
-    lines, _ = gpus.describe(Driver("570.86.10", "12.8", (A, B)), {**CUDA, "CUDA_VISIBLE_DEVICES": "1"})
-    assert lines == ["GPU 0: NVIDIA B, driver 570.86.10, CUDA up to 12.8", "CUDA_VISIBLE_DEVICES hides 1 more"]
-
-
 @pytest.mark.parametrize(
     ("driver", "environ", "message"),
     [
@@ -223,6 +212,11 @@ def test_a_missing_gpu_is_one_warning_or_a_refusal(driver: Driver, environ: dict
 
 def test_drivers_are_compared_as_versions() -> None:
     assert gpus.describe(Driver("1000.1", "99.0", (A,)), CUDA)[1] == []
+
+
+def test_gpus_that_are_hidden_are_counted() -> None:
+    lines, _ = gpus.describe(Driver("570.86.10", "12.8", (A, B)), {**CUDA, "CUDA_VISIBLE_DEVICES": "1"})
+    assert lines == ["GPU 0: NVIDIA B, driver 570.86.10, CUDA up to 12.8", "CUDA_VISIBLE_DEVICES hides 1 more"]
 
 
 def test_a_cpu_image_has_no_warning() -> None:
@@ -295,15 +289,6 @@ def test_a_container_that_waits_says_so_once_a_minute() -> None:
 
 
 # ---- the rest
-
-
-def test_only_folders_with_a_program_are_services(tmp_path: Path) -> None:
-    for name in ("b", "a", "none"):
-        (tmp_path / name).mkdir()
-    for name in ("a", "b"):
-        (tmp_path / name / "run").touch()
-    assert [path.name for path in services.present(tmp_path)] == ["a", "b"]
-    assert services.present(tmp_path / "absent") == []
 
 
 def test_the_sitecustomize_has_the_units_of_the_launcher() -> None:
