@@ -52,7 +52,7 @@ def make_layers(run: Run, fetcher: Fetcher, parent: Parent, wheels: Sequence[Loc
         try:
             for each in missing:
                 paths = [downloads[wheel.sha256].result() for wheel in each.wheels]
-                stored[each.inputs] = stored_layers.store_wheels(run.store, each, paths, warn=run.view.say_once)
+                stored[each.inputs] = stored_layers.store_wheels(run.store, each, paths)
         except BaseException:
             fetcher.stop()
             raise

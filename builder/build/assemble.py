@@ -142,8 +142,7 @@ class Assembler:
             self._uses = Counter(wheel.sha256 for layer in missing for wheel in layer.wheels)
             wheels = {wheel.sha256: wheel for layer in missing for wheel in layer.wheels}.values()
             meter = Meter(run.view, "wheels", "fetched", sum(wheel.size for wheel in wheels))
-            downloads, warn = self._store.downloads, run.view.say_once
-            fetcher = self._fetcher = Fetcher(run.host.index, downloads, progress=meter.add, warn=warn)
+            fetcher = self._fetcher = Fetcher(run.host.index, self._store.downloads, progress=meter.add)
             for wheel in sorted(wheels, key=lambda wheel: -wheel.size):
                 self._wheels[wheel.sha256] = self._fetching.submit(fetcher.fetch, wheel)
             for layer in sorted(missing, key=lambda layer: -min(wheel.size for wheel in layer.wheels)):
@@ -260,8 +259,8 @@ class Assembler:
             while built is None:
                 try:
                     paths = [fetcher.path(wheel) for wheel in layer.wheels]
-                    known, warn = self._lookup.known.get(layer.inputs), self._run.view.say_once
-                    built = stored_layers.store_wheels(self._store, layer, paths, known, warn)
+                    known = self._lookup.known.get(layer.inputs)
+                    built = stored_layers.store_wheels(self._store, layer, paths, known)
                 except FileNotFoundError:
                     # Another builder that shares the store may make the layer first, and then removes the wheels.
                     attempts -= 1

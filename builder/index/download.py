@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import threading
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -21,7 +22,7 @@ import requests
 import urllib3
 from packaging.utils import canonicalize_name
 
-from builder.common.errors import FetchError, store_error
+from builder.common.errors import BuilderWarning, FetchError, store_error
 from builder.common.http import PIECE, TRANSIENT, Download, failure_of, read_pieces
 from builder.common.tasks import Retries, RetryPolicy
 from builder.index.releases import Index
@@ -238,7 +239,7 @@ class FileFetcher(ABC, Generic[_File]):
 class Fetcher(FileFetcher[LockedWheel]):
     """Downloads wheels that an index lists, or copies those of a folder, into one folder.
 
-    `warn` is called with a line about a yanked wheel at each attempt to download it. `catalogue` may have read the
+    Warns of a yanked wheel. `catalogue` may have read the
     pages of the default index.
     """
 
@@ -248,14 +249,12 @@ class Fetcher(FileFetcher[LockedWheel]):
         folder: Path,
         *,
         progress: Callable[[int], None] = lambda _: None,
-        warn: Callable[[str], None] = lambda _: None,
         catalogue: Index | None = None,
         policy: RetryPolicy = DEFAULT_POLICY,
     ) -> None:
         super().__init__(folder, folder, None, progress=progress, policy=policy)
         self._catalogue = catalogue
         self._settings = settings
-        self._warn = warn
         self._sessions: dict[str, IndexSession] = {}
         self._pages: dict[tuple[str, str], Mapping[str, DistributionPackage]] = {}
         self._page_locks: dict[tuple[str, str], threading.Lock] = {}
@@ -322,7 +321,8 @@ class Fetcher(FileFetcher[LockedWheel]):
             )
         if file.is_yanked:  # installers take a yanked file if the version is pinned, as it is here
             reason = "".join(filter(str.isprintable, file.yanked_reason or ""))[:LONGEST_REASON]
-            self._warn(f"{locked.file} is yanked on {label}{f': {reason}' if reason else ', without a reason'}")
+            message = f"{locked.file} is yanked on {label}{f': {reason}' if reason else ', without a reason'}"
+            warnings.warn(message, BuilderWarning, stacklevel=2)
         return file.url
 
 

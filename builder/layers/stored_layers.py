@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 
@@ -53,20 +53,14 @@ def store_layer(store: Store, planned: PlannedLayer, entries: Iterable[Entry], k
     return layer
 
 
-def store_wheels(
-    store: Store,
-    planned: PlannedLayer,
-    paths: Sequence[Path],
-    known: Layer | None = None,
-    warn: Callable[[str], object] = lambda _: None,
-) -> Layer:
+def store_wheels(store: Store, planned: PlannedLayer, paths: Sequence[Path], known: Layer | None = None) -> Layer:
     """Stores a layer of wheels; `paths` are in the order of the layer's wheels.
 
-    Calls `warn` for wheels with different files for one path. Raises BuildError if these are not allowed, or if it is
-    not the `known` layer; FetchError, DiskError, FileNotFoundError.
+    Warns of wheels with different files for one path. Raises BuildError if these are not allowed, or if it is not the
+    `known` layer; FetchError, DiskError, FileNotFoundError.
     """
     wheels = [(file.file, path) for file, path in zip(planned.wheels, paths, strict=True)]
-    entries = wheel_entries(wheels, planned.python, planned.prefetch, warn if planned.may_overlap else None)
+    entries = wheel_entries(wheels, planned.python, planned.prefetch, may_overlap=planned.may_overlap)
     try:
         return store_layer(store, planned, entries, known)
     except OverlapError as error:
@@ -79,16 +73,17 @@ def wheel_entries(
     wheels: Iterable[tuple[str, Path]],
     python: str,
     prefetch: Collection[str] = (),
-    warn: Callable[[str], object] | None = None,
+    *,
+    may_overlap: bool = False,
 ) -> Iterator[Entry]:
     """The entries of a layer of wheels (file name, path), in this order; `python` is empty for CUDA wheels.
 
-    `prefetch` are the paths that come first, see `estargz.prefetch_order`; `warn` is as for `wheel.layer_entries`.
-    Raises WheelError, SpliceError, FileNotFoundError.
+    `prefetch` are the paths that come first, see `estargz.prefetch_order`. For `may_overlap`, see
+    `wheel.layer_entries`. Raises WheelError, SpliceError, FileNotFoundError.
     """
     with ExitStack() as stack:
         files = [(name, stack.enter_context(path.open("rb", buffering=CHUNK))) for name, path in wheels]
-        entries = wheel.layer_entries(files, wheel.environment(python), warn)
+        entries = wheel.layer_entries(files, wheel.environment(python), may_overlap=may_overlap)
         yield from splice.prefetched_first(entries, prefetch)
 
 

@@ -14,8 +14,9 @@ import importlib.metadata
 import io
 import os
 import struct
+import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import BinaryIO
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from builder.common.errors import BuilderWarning
 from builder.common.text import listed
 from builder.layers import splice
 from builder.layers.splice import Entry, SpliceError, Zipped
@@ -77,12 +79,12 @@ def environment(python: str) -> InstallScheme:
 
 
 def layer_entries(
-    wheels: Iterable[tuple[str, BinaryIO]], venv: InstallScheme, warn: Callable[[str], object] | None = None
+    wheels: Iterable[tuple[str, BinaryIO]], venv: InstallScheme, *, may_overlap: bool = False
 ) -> list[Entry]:
     """Entries of a layer of several wheels (file name, file), each folder before its contents.
 
     Wheels of one namespace may share a file. Of different files for one path, the later wheel's is taken, as it would
-    be after installing the wheels in this order, and `warn` is called; without `warn`, raises OverlapError. Raises
+    be after installing the wheels in this order, with a warning; raises OverlapError unless they `may_overlap`. Raises
     WheelError for an invalid wheel.
     """
     entries: dict[str, Entry] = {}
@@ -109,9 +111,9 @@ def layer_entries(
             entries[path], owners[path] = entry, name
     for (first, second), paths in overlaps.items():
         message = f"{first} and {second} have different files for {listed(paths, 3)}"
-        if warn is None:
+        if not may_overlap:
             raise OverlapError(message)
-        warn(f"{message}; the later wheel's are used")
+        warnings.warn(f"{message}; the later wheel's are used", BuilderWarning, stacklevel=2)
     return list(entries.values())
 
 

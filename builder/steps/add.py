@@ -130,9 +130,7 @@ def add(run: Run, additions: Sequence[Addition], options: AddOptions) -> list[Ad
     # apt takes 0.5 s, and no archive of Debian is used here.
     run = replace(run, host=replace(run.host, archives=Apt()))
     program, progress = Uv(run.host), Meter(run.view, "wheels", "fetched", 0).add
-    fetcher = Fetcher(
-        run.host.index, run.store.downloads, progress=progress, warn=run.view.say_once, catalogue=program.catalogue
-    )
+    fetcher = Fetcher(run.host.index, run.store.downloads, progress=progress, catalogue=program.catalogue)
     made: list[Added] = []
     for addition in additions:
         # Whoever can push the tag of an earlier image wrote its request: its signer counts as that of the parent does.

@@ -8,6 +8,7 @@ import json
 import re
 import ssl
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -77,14 +78,13 @@ class Setting:
         self.file: Answer = file
         self.progress: list[int] = []
         self.waited: list[float] = []
-        self.said: list[str] = []
         self.wire = Wire.install(monkeypatch, lambda sent: (self.page if "/simple/" in sent.url else self.file)(sent))
         self.whl, self.part = folder / f"{SHA256}.whl", folder / f"{SHA256}.part"
 
     def fetcher(self, policy: RetryPolicy = DEFAULT_POLICY, **settings: str) -> Fetcher:
         options: dict[str, Any] = {"url": INDEX} | settings
         index = IndexSettings(**options)
-        fetcher = Fetcher(index, self.folder, progress=self.progress.append, warn=self.said.append, policy=policy)
+        fetcher = Fetcher(index, self.folder, progress=self.progress.append, policy=policy)
         fetcher._stopped = Stop(self.waited)
         return fetcher
 
@@ -466,8 +466,10 @@ def test_another_hash_is_listed(setting: Setting) -> None:
 def test_a_yanked_wheel_is_downloaded_with_a_warning(setting: Setting, attributes: str, warning: str | None) -> None:
     """It was locked before it was yanked, and installed silently. The reason is text of the index: it is cleaned."""
     setting.page = lambda _: html(attributes=attributes)
-    setting.fetches()
-    assert setting.said == ([warning] if warning else [])
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        setting.fetches()
+    assert [str(each.message) for each in warned] == ([warning] if warning else [])
 
 
 def test_a_lock_with_another_size_than_the_downloaded_wheel(setting: Setting) -> None:

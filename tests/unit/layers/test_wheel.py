@@ -10,12 +10,13 @@ import random
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import pytest
 
+from builder.common.errors import BuilderWarning
 from builder.layers import splice, wheel, wheel_zip
 from builder.layers.splice import Entry, SpliceError, Zipped
 from builder.layers.wheel import InstallScheme
@@ -114,8 +115,8 @@ def record(packed: Wheel, place: InstallScheme = PLACE) -> dict[str, list[str]]:
     return {path: rest for path, *rest in csv.reader(io.StringIO(text))}
 
 
-def layer(*packed: Wheel, warn: Callable[[str], object] | None = None) -> list[Entry]:
-    return wheel.layer_entries([item.open() for item in packed], PLACE, warn)
+def layer(*packed: Wheel, may_overlap: bool = False) -> list[Entry]:
+    return wheel.layer_entries([item.open() for item in packed], PLACE, may_overlap=may_overlap)
 
 
 def other(files: Mapping[str, bytes], **more: Any) -> Wheel:
@@ -431,8 +432,8 @@ def test_two_wheels_may_have_the_same_script() -> None:
 def test_the_last_of_several_wheels_has_the_file() -> None:
     """As after an installation, each RECORD has the row of its own wheel: to uninstall either removes the file."""
     third = pack({"x": b"3"}, name="third-3.0-py3-none-any.whl", info="third-3.0.dist-info")
-    warned: list[str] = []
-    result = layer(pack({"x": b"1", "t": b""}), other({"x": b"2", "t": b""}), third, warn=warned.append)
+    with pytest.warns(BuilderWarning) as warned:
+        result = layer(pack({"x": b"1", "t": b""}), other({"x": b"2", "t": b""}), third, may_overlap=True)
     paths = [entry.path for entry in result]
     assert len(set(paths)) == len(paths)
     contents = {entry.path: read(entry) for entry in result if entry.content is not None}
