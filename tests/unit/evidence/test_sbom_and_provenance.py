@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from packageurl import PackageURL
 
-from builder.debian.os_lock import DebianPackage, OsLock
+from builder.debian.os_lock import DebianPackage
 from builder.evidence import sbom_and_provenance
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, Descriptor
 from builder.layers.oci import Image, Manifest
@@ -35,16 +35,11 @@ def planned(tiny: Project) -> PlannedImage:
     return image
 
 
-@pytest.fixture
-def system(planned: PlannedImage) -> OsLock:
-    return planned.os_lock
-
-
 def with_packages(planned: PlannedImage, *packages: DebianPackage) -> PlannedImage:
     return replace(planned, os_lock=replace(planned.os_lock, packages=packages))
 
 
-def test_the_sbom_has_every_wheel_and_every_debian_package(planned: PlannedImage, system: OsLock) -> None:
+def test_the_sbom_has_every_wheel_and_every_debian_package(planned: PlannedImage) -> None:
     data = json.loads(sbom_and_provenance.sbom(planned, NAME, IMAGE))
     assert (data["bomFormat"], data["specVersion"]) == ("CycloneDX", "1.6")
     subject = data["metadata"]["component"]
@@ -55,7 +50,7 @@ def test_the_sbom_has_every_wheel_and_every_debian_package(planned: PlannedImage
     wheels = {f"pkg:pypi/{wheel.name}@{wheel.version}": wheel.sha256 for wheel in planned.wheels}
     packages = {
         f"pkg:deb/debian/{each.name}@{each.version}?arch={each.architecture}&distro=debian-newbird": each.sha256
-        for each in system.packages
+        for each in planned.os_lock.packages
     }
     assert hashes == wheels | packages
     assert wheels
@@ -74,10 +69,10 @@ def test_uvs_build_of_python_has_its_hash_in_sbom_and_provenance(planned: Planne
     assert dependency in statement["buildDefinition"]["resolvedDependencies"]
 
 
-def test_the_sbom_names_source_packages_as_scanners_read_them(planned: PlannedImage, system: OsLock) -> None:
-    """Debian's advisories are by source package. grype reads the purl, trivy the properties."""
+def test_the_sbom_names_source_packages_as_scanners_read_them(planned: PlannedImage) -> None:
+    """Debian's advisories are by release and source package. grype reads the purl, trivy the properties."""
     first, second, third = (
-        replace(system.packages[0], name=name, version=version, source=source)
+        replace(planned.os_lock.packages[0], name=name, version=version, source=source)
         for name, version, source in (
             ("base-files", "12.4+deb12u15", ""),
             ("libssl3", "3.0.17-1~deb12u2", "openssl"),
@@ -85,6 +80,8 @@ def test_the_sbom_names_source_packages_as_scanners_read_them(planned: PlannedIm
         )
     )
     data = json.loads(sbom_and_provenance.sbom(with_packages(planned, first, second, third), NAME, IMAGE))
+    [debian] = [each for each in data["components"] if each["type"] == "operating-system"]
+    assert (debian["name"], debian["version"]) == ("debian", "12"), "without it, scanners ignore Debian packages"
     components = {each["name"]: each for each in data["components"] if each.get("purl", "").startswith("pkg:deb/")}
     qualifiers = {name: dict(PackageURL.from_string(each["purl"]).qualifiers) for name, each in components.items()}
     common = {"arch": "amd64", "distro": "debian-12"}
@@ -105,22 +102,14 @@ def test_the_sbom_names_source_packages_as_scanners_read_them(planned: PlannedIm
     }
 
 
-def test_the_sbom_names_the_release_of_debian(planned: PlannedImage, system: OsLock) -> None:
-    """Scanners ignore Debian packages without it."""
-    base = replace(system.packages[0], name="base-files", version="12.4+deb12u15")
-    data = json.loads(sbom_and_provenance.sbom(with_packages(planned, *system.packages, base), NAME, IMAGE))
-    [debian] = [each for each in data["components"] if each["type"] == "operating-system"]
-    assert (debian["name"], debian["version"]) == ("debian", "12")
-
-
-def test_the_statements_of_an_image_are_the_same_everywhere(planned: PlannedImage, system: OsLock) -> None:
+def test_the_statements_of_an_image_are_the_same_everywhere(planned: PlannedImage) -> None:
     assert sbom_and_provenance.sbom(planned, NAME, IMAGE) == sbom_and_provenance.sbom(planned, NAME, IMAGE)
     other = replace(IMAGE, manifest=replace(MANIFEST, digest="sha256:" + "c" * 64))
     assert sbom_and_provenance.sbom(planned, NAME, other) != sbom_and_provenance.sbom(planned, NAME, IMAGE)
 
 
 @pytest.mark.parametrize(("revision", "commit"), [("f" * 40, "f" * 40), ("f" * 40 + "+changes", ""), ("", "")], ids=str)
-def test_the_provenance(planned: PlannedImage, system: OsLock, revision: str, commit: str) -> None:
+def test_the_provenance(planned: PlannedImage, revision: str, commit: str) -> None:
     address = "https://example.test/org/images"
     predicate: dict[str, Any] = json.loads(sbom_and_provenance.provenance(planned, source=address, revision=revision))
     definition = predicate["buildDefinition"]
@@ -128,10 +117,10 @@ def test_the_provenance(planned: PlannedImage, system: OsLock, revision: str, co
     assert definition["internalParameters"]["plan"] == planned.plan
     uris = {each["uri"]: each["digest"] for each in definition["resolvedDependencies"]}
     assert uris.get(f"git+{address}", {}).get("gitCommit", "") == commit
-    assert len(uris) == len(planned.wheels) + len(system.packages) + bool(commit)
+    assert len(uris) == len(planned.wheels) + len(planned.os_lock.packages) + bool(commit)
 
 
-def test_statements_agree_if_only_the_commit_differs(planned: PlannedImage, system: OsLock) -> None:
+def test_statements_agree_if_only_the_commit_differs(planned: PlannedImage) -> None:
     def provenance(revision: str, planned: PlannedImage = planned) -> Any:
         source = "https://example.test/org/images"
         return json.loads(sbom_and_provenance.provenance(planned, source=source, revision=revision))
