@@ -35,8 +35,8 @@ WHEEL = Wheel(component="tiny", name="Tiny_Wheel", version="1.0", file=FILE, siz
 UNKNOWN = Wheel(component="tiny", name="Tiny_Wheel", version="1.0", file=FILE, size=0, sha256=SHA256)
 
 
-def html(url: str = f"../../files/{FILE}", sha256: str = SHA256, attributes: str = "") -> Reply:
-    link = f'<a href="{url}{"#sha256=" + sha256 if sha256 else ""}"{attributes}>{FILE}</a>'
+def html(url: str = f"../../files/{FILE}", sha256: str = SHA256, attributes: str = "", file: str = FILE) -> Reply:
+    link = f'<a href="{url}{"#sha256=" + sha256 if sha256 else ""}"{attributes}>{file}</a>'
     return Reply(
         body=f"<!DOCTYPE html><html><body>{link}</body></html>".encode(), headers={"Content-Type": "text/html"}
     )
@@ -94,11 +94,7 @@ class Setting:
         assert list(self.folder.iterdir()) == [self.whl]
         assert sum(self.progress) == len(CONTENT)
 
-    def fails(self, policy: RetryPolicy = DEFAULT_POLICY, **settings: str) -> str:
-        """The message."""
-        return str(self.failure(policy, **settings))
-
-    def failure(self, policy: RetryPolicy = DEFAULT_POLICY, **settings: str) -> FetchError:
+    def fails(self, policy: RetryPolicy = DEFAULT_POLICY, **settings: str) -> FetchError:
         with pytest.raises(FetchError) as caught:
             self.fetcher(policy, **settings).fetch(WHEEL)
         message = str(caught.value)
@@ -148,14 +144,13 @@ def test_a_wheel_of_a_named_index_is_requested_from_that_index_alone(
     assert not any("Authorization" in sent.headers for sent in setting.wire.seen)
 
 
-@pytest.mark.parametrize("status", [401, 403])
 def test_an_index_that_demands_a_login_is_named(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    setting.page = lambda _: Reply(status=status)
+    setting.page = lambda _: Reply(status=401)
     settings = IndexSettings(url=INDEX).with_index("my-team", "https://private.example.test/simple")
-    with pytest.raises(FetchError, match=rf"^{re.escape(FILE)}: the index my-team returned {status}") as caught:
+    with pytest.raises(FetchError, match=rf"^{re.escape(FILE)}: the index my-team returned 401") as caught:
         Fetcher(settings, setting.folder).fetch(replace(WHEEL, index="my-team"))
     assert "set UV_INDEX_MY_TEAM_USERNAME and UV_INDEX_MY_TEAM_PASSWORD" in caught.value.hint
     assert "machine private.example.test" in caught.value.hint
@@ -180,12 +175,6 @@ def test_the_requests_of_a_download(setting: Setting) -> None:
         assert sent.options["verify"] is True
 
 
-def test_only_the_missing_part_is_requested(setting: Setting) -> None:
-    setting.part.write_bytes(CONTENT[:1000])
-    setting.fetches()
-    assert setting.wire.seen[1].headers["Range"] == "bytes=1000-"
-
-
 def test_nothing_is_decompressed(setting: Setting) -> None:
     """Some servers take the format of an sdist for the encoding of the response."""
     setting.file = lambda _: Reply(body=CONTENT, headers={"Content-Encoding": "gzip"})
@@ -204,7 +193,7 @@ def test_a_page_without_hashes(setting: Setting) -> None:
     setting.fetches()
     setting.forget()
     setting.file = lambda _: Reply(body=bytes(len(CONTENT)))
-    assert "SHA-256 mismatch" in setting.fails()
+    setting.fails()
 
 
 @pytest.mark.parametrize("part", [b"", CONTENT[:1000], CONTENT, b"wrong" * 9])
@@ -219,15 +208,6 @@ def test_a_downloaded_wheel_is_not_requested(setting: Setting) -> None:
     setting.progress.clear()
     setting.fetches(UNKNOWN)
     assert setting.wire.lines == []
-
-
-def test_a_wheel_is_dropped(setting: Setting) -> None:
-    fetcher = setting.fetcher()
-    assert fetcher.path(WHEEL) == setting.whl
-    setting.fetches()
-    fetcher.drop(WHEEL)
-    fetcher.drop(WHEEL)
-    assert list(setting.folder.iterdir()) == []
 
 
 def folder_fetcher(setting: Setting, content: bytes) -> Fetcher:
@@ -261,13 +241,10 @@ def test_a_changed_wheel_of_a_folder_is_refused(setting: Setting, content: bytes
 
 def test_only_a_folder_lists_paths(setting: Setting) -> None:
     """A server must not choose which file of this machine is read."""
-    setting.page = lambda _: html(url=str(setting.folder / "secret"))
+    (setting.folder / FILE).write_bytes(CONTENT)
+    setting.page = lambda _: html(url=str(setting.folder / FILE))
     setting.file = lambda _: Reply(status=404)
-    with pytest.raises(FetchError, match="404"):
-        setting.fetcher().fetch(WHEEL)
-    setting.page = lambda _: html(url=f"file://{setting.folder}/secret")
-    with pytest.raises(FetchError, match="lists an unsupported address"):
-        setting.fetcher().fetch(WHEEL)
+    setting.fails()
 
 
 @pytest.mark.parametrize("left", [b"", CONTENT[:10]], ids=["nothing", "a part"])
@@ -297,34 +274,36 @@ def test_a_wheel_that_another_process_downloads_and_removes_meanwhile(
 # ---- retries
 
 
-@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 520])
+PASSING = [
+    *(Reply(status=status) for status in (408, 425, 429, 500, 502, 503, 504, 520)),
+    broken(),
+    ConnectionResetError(104, "reset"),
+    requests.ReadTimeout(),
+    requests.exceptions.SSLError("bad"),
+]
+FINAL = [*(Reply(status=status) for status in (400, 401, 403, 410, 418, 451, 501, 505, 507)), untrusted()]
+
+
+@pytest.mark.parametrize("fault", PASSING, ids=str)
 @pytest.mark.parametrize("what", ["page", "file"])
-def test_a_status_that_may_pass_is_retried(setting: Setting, what: str, status: int) -> None:
+def test_a_fault_that_may_pass_is_retried(setting: Setting, what: str, fault: Reply | Exception) -> None:
     good = getattr(setting, what)
-    setattr(setting, what, once(Reply(status=status), good))
+    setattr(setting, what, once(fault, good))
     setting.fetches()
     assert len(setting.wire.seen) == 3
     setting.forget()
-    setattr(setting, what, lambda _: Reply(status=status))
-    assert f"the index returned {status}" in setting.fails()
+    setattr(setting, what, lambda _: fault)
+    setting.fails()
+    assert len(setting.waited) == 1 + DEFAULT_POLICY.retries
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 410, 418, 451, 501, 505, 507])
+@pytest.mark.parametrize("fault", FINAL, ids=str)
 @pytest.mark.parametrize("what", ["page", "file"])
-def test_any_other_status_is_final(setting: Setting, what: str, status: int) -> None:
-    setattr(setting, what, lambda _: Reply(status=status))
-    assert f"the index returned {status}" in setting.fails()
+def test_any_other_fault_is_final(setting: Setting, what: str, fault: Reply | Exception) -> None:
+    setattr(setting, what, lambda _: fault)
+    setting.fails()
     assert len(setting.wire.seen) == (1 if what == "page" else 2)
     assert setting.waited == []
-
-
-@pytest.mark.parametrize(
-    "error", [broken(), ConnectionResetError(104, "reset"), requests.ReadTimeout(), requests.exceptions.SSLError("bad")]
-)
-@pytest.mark.parametrize("what", ["page", "file"])
-def test_broken_connections_are_retried(setting: Setting, what: str, error: Exception) -> None:
-    setattr(setting, what, once(error, getattr(setting, what)))
-    setting.fetches()
 
 
 def test_a_short_body_is_resumed(setting: Setting) -> None:
@@ -364,8 +343,7 @@ def test_a_download_that_progresses_is_not_given_up(setting: Setting) -> None:
 )
 def test_a_download_without_progress_is_given_up(setting: Setting, answer: Answer) -> None:
     setting.file = answer
-    error = setting.failure(RetryPolicy(retries=2, first_delay_s=1))
-    assert error.hint == "Several attempts failed. The part that was downloaded is kept: run again."
+    setting.fails(RetryPolicy(retries=2, first_delay_s=1))
     assert len(setting.waited) == 2
 
 
@@ -399,57 +377,23 @@ def test_a_response_with_another_part_than_requested(setting: Setting, wrong: Re
 )
 def test_an_invalid_page_is_retried(setting: Setting, page: Reply) -> None:
     setting.page = lambda _: page
-    assert "the index sent an invalid response" in setting.fails()
+    setting.fails()
     assert len(setting.wire.seen) == 5
 
 
 # ---- errors
 
 
-def test_a_wheel_that_is_not_listed(setting: Setting) -> None:
-    for reply in (Reply(status=404), html(url="../other-1.0.whl"), as_json({"meta": {"api-version": "1.0"}})):
-        setting.page = once(Reply(status=404), lambda _, reply=reply: reply)  # type: ignore[misc]
-        assert "not listed by the index" in setting.fails()
-
-
-def test_a_wheel_that_was_deleted_has_a_way_out(setting: Setting) -> None:
-    """Both if the page no longer lists it, and if only the file is gone."""
-    setting.page = lambda _: Reply(status=404)
-    unlisted = setting.failure()
-    setting.page = lambda _: html()
-    setting.file = lambda _: Reply(status=404)
-    for error in (unlisted, setting.failure()):
-        assert error.package == WHEEL.name
-        command = f"builder lock --upgrade-package {WHEEL.name} && builder render"
-        assert error.hint.endswith(f" Choose another version: {command}")
-
-
-@pytest.mark.parametrize("size", [1, len(CONTENT)])
-def test_more_bytes_than_locked(setting: Setting, size: int) -> None:
-    setting.file = lambda _: Reply(body=CONTENT + bytes(size))
-    assert f"serves more than the {len(CONTENT)} bytes" in setting.fails()
-    assert setting.part.read_bytes() == b""
-
-
-def test_other_bytes_than_locked(setting: Setting) -> None:
-    setting.file = lambda _: Reply(body=CONTENT[::-1])
-    message = setting.fails()
-    assert SHA256[:12] in message
-    assert hashlib.sha256(CONTENT[::-1]).hexdigest()[:12] in message
+@pytest.mark.parametrize(
+    "content",
+    [CONTENT + b"x", CONTENT * 2, CONTENT[::-1]],
+    ids=["one byte more than locked", "twice as many", "other bytes"],
+)
+def test_other_bytes_than_locked_are_discarded(setting: Setting, content: bytes) -> None:
+    setting.file = lambda _: Reply(body=content)
+    setting.fails()
     assert setting.part.read_bytes() == b""
     assert len(setting.wire.seen) == 2
-
-
-def test_another_hash_is_listed(setting: Setting) -> None:
-    """The hint was to upgrade the locks, which would have locked the replaced file."""
-    setting.page = lambda _: html(sha256="0" * 64)
-    error = setting.failure()
-    assert "SHA-256 mismatch: 000000000000... is listed" in str(error)
-    assert error.hint == (
-        "The file was replaced, or the locks were made with another index. Do not use this index until the difference "
-        "is explained."
-    )
-    assert len(setting.wire.seen) == 1
 
 
 @pytest.mark.parametrize(
@@ -486,7 +430,7 @@ def test_a_lock_with_another_size_than_the_downloaded_wheel(setting: Setting) ->
 def test_an_unsupported_address_is_refused(setting: Setting, url: str) -> None:
     setting.page = lambda _: html(url=url)
     setting.file = lambda _: pytest.fail("it was requested")
-    assert "the index lists an unsupported address" in setting.fails()
+    setting.fails()
 
 
 TEXT = f"HTTPSConnectionPool(host='{HOST}', port=443): https://someone:secret@{HOST}/ via proxy.example.test"
@@ -501,10 +445,9 @@ KINDS = (
 @pytest.mark.parametrize("what", ["page", "file"])
 def test_messages_have_neither_hosts_nor_passwords(setting: Setting, what: str, kind: type[Exception]) -> None:
     setattr(setting, what, lambda _: kind(TEXT))
-    message = setting.fails(url=f"https://someone:secret@{HOST}/simple/", proxy="http://user:word@proxy.example.test:1")
+    error = setting.fails(url=f"https://someone:secret@{HOST}/simple/", proxy="http://user:word@proxy.example.test:1")
     for word in ("example.test", "someone", "secret", "user", "word", "://", "HTTPSConnectionPool"):
-        assert word not in message
-    assert len(setting.wire.seen) == (5 if what == "page" else 6)
+        assert word not in str(error)
 
 
 def test_a_disk_that_fills_up_during_a_download(setting: Setting) -> None:
@@ -522,30 +465,75 @@ def test_a_disk_that_fills_up_during_a_download(setting: Setting) -> None:
     assert setting.part.read_bytes() == CONTENT[:PIECE]
 
 
-@pytest.mark.parametrize("what", ["page", "file"])
-def test_a_certificate_that_is_not_trusted_is_final(setting: Setting, what: str) -> None:
-    """It was tried five times, and the hint was to run again."""
-    setattr(setting, what, lambda _: untrusted())
-    error = setting.failure()
-    assert "the certificate of the index is not trusted (unable to get local issuer certificate)" in str(error)
-    assert error.hint.startswith("Set SSL_CERT_FILE, or pip's `cert`, to a PEM file")
-    assert setting.waited == []
-
-
-@pytest.mark.parametrize(
-    ("reason", "message"),
-    [
-        ("WRONG_VERSION_NUMBER", "the index does not use https"),
-        ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "the index requires a client certificate, or refuses this one"),
-    ],
-)
-def test_tls_that_no_attempt_can_repair_is_final(setting: Setting, reason: str, message: str) -> None:
-    """As with a registry. It was tried five times, and the message was that the TLS connection failed."""
+def tls_error(reason: str) -> Exception:
     cause = ssl.SSLError(1, "x")
     cause.reason = reason
-    setting.file = lambda _: requests.exceptions.SSLError(cause)
-    assert setting.fails() == f"{FILE}: {message}"
-    assert setting.waited == []
+    return requests.exceptions.SSLError(cause)
+
+
+UPGRADE = "Choose another version: builder lock --upgrade-package Tiny_Wheel && builder render"
+DOCTOR = "`builder doctor` checks the index."
+DISTRUST = "Do not use this index until the difference is explained."
+KEPT = "Several attempts failed. The part that was downloaded is kept: run again."
+UNLISTED = f"The file was withdrawn, or the locks were made with another index. {UPGRADE}"
+FAULTS: dict[str, tuple[str, Reply | Exception, str, str]] = {
+    "no page": ("page", Reply(status=404), "not listed by the index", UNLISTED),
+    "another wheel": ("page", html(url="../other-1.0.whl", file="other.whl"), "not listed by the index", UNLISTED),
+    "deleted": ("file", Reply(status=404), "the index returned 404 Not Found", f"{DOCTOR} {UPGRADE}"),
+    "refused": ("file", Reply(status=403), "the index returned 403 Forbidden", f"{DOCTOR} {UPGRADE}"),
+    "broken server": ("page", Reply(status=500), "the index returned 500 Internal Server Error", KEPT),
+    "invalid page": ("page", Reply(headers={"Content-Type": "a/b"}), "the index sent an invalid response", KEPT),
+    # The hint was to upgrade the locks, which would have locked the replaced file.
+    "another hash is listed": (
+        "page",
+        html(sha256="0" * 64),
+        f"SHA-256 mismatch: 000000000000... is listed by the index, {SHA256[:12]}... is locked",
+        f"The file was replaced, or the locks were made with another index. {DISTRUST}",
+    ),
+    "a path of this machine": (
+        "page",
+        html(url="file:///etc/passwd"),
+        "the index lists an unsupported address",
+        f"Only https and http work. {DOCTOR}",
+    ),
+    "too many bytes": (
+        "file",
+        Reply(body=CONTENT + b"x"),
+        f"the index serves more than the {len(CONTENT)} bytes in the lock",
+        f"The download was discarded. {DISTRUST}",
+    ),
+    "other bytes": (
+        "file",
+        Reply(body=CONTENT[::-1]),
+        f"SHA-256 mismatch: {hashlib.sha256(CONTENT[::-1]).hexdigest()[:12]}... was downloaded, "
+        f"{SHA256[:12]}... is locked",
+        f"The download was discarded. {DISTRUST}",
+    ),
+    "cut off": ("file", Reply(body=CONTENT[:PIECE], broken=True), "the connection was lost", KEPT),
+    "untrusted": (
+        "file",
+        untrusted(),
+        "the certificate of the index is not trusted (unable to get local issuer certificate)",
+        "Set SSL_CERT_FILE, or pip's `cert`, to a PEM file with the certificate of its authority.",
+    ),
+    # The next two were tried five times, and the message was that the TLS connection failed.
+    "no TLS": ("file", tls_error("WRONG_VERSION_NUMBER"), "the index does not use https", DOCTOR),
+    "no client certificate": (
+        "file",
+        tls_error("TLSV13_ALERT_CERTIFICATE_REQUIRED"),
+        "the index requires a client certificate, or refuses this one",
+        DOCTOR,
+    ),
+}
+
+
+@pytest.mark.parametrize(("what", "fault", "message", "hint"), FAULTS.values(), ids=FAULTS.keys())
+def test_the_message_of_a_download_that_fails(
+    setting: Setting, what: str, fault: Reply | Exception, message: str, hint: str
+) -> None:
+    setattr(setting, what, lambda _: fault)
+    error = setting.fails()
+    assert (str(error), error.hint) == (f"{FILE}: {message}", hint)
 
 
 # ---- stopped

@@ -236,9 +236,17 @@ def test_an_untrusted_certificate_names_the_setting(
     assert caught.value.hint == hint
 
 
+def refused(status: int) -> requests.HTTPError:
+    response = requests.Response()
+    response.status_code = status
+    return requests.HTTPError(INDEX, response=response)
+
+
 @pytest.mark.parametrize(
     ("error", "message"),
     [
+        (refused(503), "the index returned 503 Service Unavailable"),
+        (refused(599), "the index returned 599"),
         (requests.ReadTimeout(), "the index timed out"),
         (requests.ConnectTimeout(), "the connection to the index timed out"),
         (requests.exceptions.SSLError(), "the TLS connection to the index failed"),
@@ -259,13 +267,3 @@ def test_an_untrusted_certificate_names_the_setting(
 )
 def test_messages_without_addresses(error: Exception, message: str) -> None:
     assert failure_sentence(error) == message
-
-
-@pytest.mark.parametrize(
-    ("status", "message"), [(503, "the index returned 503 Service Unavailable"), (599, "the index returned 599")]
-)
-def test_a_status_without_the_reason_of_the_server(wire: Wire, status: int, message: str) -> None:
-    wire.answers = lambda _: Reply(status=status)
-    with pytest.raises(requests.HTTPError) as caught:
-        session().files("tiny")
-    assert failure_sentence(caught.value) == message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ def conf(path: Path, text: str) -> str:
     return str(path)
 
 
-USER, OLD = ".config/pip/pip.conf", ".pip/pip.conf"
+USER, OLD, UV = ".config/pip/pip.conf", ".pip/pip.conf", ".config/uv/uv.toml"
 
 
 def test_without_configuration_nothing_is_set(home: Path) -> None:
@@ -87,20 +88,37 @@ def test_another_place_for_configuration(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("name", "text", "url"),
     [
-        f"[install]\nindex-url = {A}\n[global]\nindex-url = {B}\n",
-        f"[global]\nindex-url = {B}\n[install]\nindex-url = {A}\n",
-        f"[global]\nindex_url = {A}\n",
-        f"[global]\nindex-url: {A}\n",
-        f"[global]\nindex-url =   {A}  \n",
-        f"[search]\nindex-url = {B}\n[global]\nindex-url = {A}\n",
+        (USER, f"[install]\nindex-url = {A}\n[global]\nindex-url = {B}\n", A),
+        (USER, f"[global]\nindex-url = {B}\n[install]\nindex-url = {A}\n", A),
+        (USER, f"[global]\nindex_url = {A}\n", A),
+        (USER, f"[global]\nindex-url: {A}\n", A),
+        (USER, f"[global]\nindex-url =   {A}  \n", A),
+        (USER, f"[search]\nindex-url = {B}\n[global]\nindex-url = {A}\n", A),
+        (UV, f'index-url = "{A}"\n', A),
+        (UV, f'[pip]\nindex-url = "{A}"\n', A),
+        (UV, f'[[index]]\nurl = "{B}"\n[[index]]\nurl = "{A}"\ndefault = true\n', A),
+        (UV, f'[[index]]\nurl = "{A}"\n', ""),
+        (UV, "", ""),
     ],
-    ids=["install first", "install last", "underscore", "colon", "spaces", "other section"],
+    ids=[
+        "install first",
+        "install last",
+        "underscore",
+        "colon",
+        "spaces",
+        "other section",
+        "old setting of uv",
+        "of uv pip",
+        "default index of uv",
+        "an extra index of uv",
+        "nothing",
+    ],
 )
-def test_as_pip_reads_it(home: Path, text: str) -> None:
-    conf(home / USER, text)
-    assert read({}, home).url == A
+def test_as_pip_and_uv_read_it(home: Path, name: str, text: str, url: str) -> None:
+    conf(home / name, text)
+    assert read({}, home).url == url
 
 
 @pytest.mark.parametrize("environ", [{}, {"PIP_EXTRA_INDEX_URL": B, "UV_INDEX": B, "UV_EXTRA_INDEX_URL": B}])
@@ -120,12 +138,20 @@ def test_the_certificates_of_uv_precede_those_of_pip(home: Path, environ: dict[s
     assert settings.environment() == {"SSL_CERT_FILE": ca, "PIP_CERT": ca}
 
 
-@pytest.mark.parametrize("text", ["no section = 1", "[global\n", "[global]\nx\n", "[global]\nx = 1\nx = 2\n"])
-def test_a_broken_file_is_named(home: Path, text: str) -> None:
-    path = conf(home / USER, text)
-    with pytest.raises(ValueError, match="is not a pip configuration file") as caught:
+@pytest.mark.parametrize(
+    ("name", "text", "kind"),
+    [
+        (USER, "no section = 1", "a pip"),
+        (USER, "[global\n", "a pip"),
+        (USER, "[global]\nx\n", "a pip"),
+        (USER, "[global]\nx = 1\nx = 2\n", "a pip"),
+        (UV, "index-url = ", "a uv"),
+    ],
+)
+def test_a_broken_file_is_named(home: Path, name: str, text: str, kind: str) -> None:
+    path = conf(home / name, text)
+    with pytest.raises(ValueError, match=rf"^{re.escape(path)} is not {kind} configuration file"):
         read({}, home)
-    assert str(caught.value).startswith(path)
 
 
 @pytest.mark.parametrize("text", ["[global]\nindex-url https;me;secret\n", "index-url = https://me:secret@e.test\n"])
@@ -191,17 +217,11 @@ def test_one_origin_in_all_its_spellings(url: str, origin: str) -> None:
 def test_main_prints_shell_lines(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    variables = (*index.UV_INDEX_VARIABLES, *index.CA_VARIABLES, *index.PROXY_VARIABLES)
+    for name in ("PIP_CONFIG_FILE", "XDG_CONFIG_HOME", "UV_CONFIG_FILE", *variables):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("PIP_INDEX_URL", "https://a.example.test/$(id)")
-    monkeypatch.delenv("PIP_CONFIG_FILE", raising=False)
-    for name in (
-        "XDG_CONFIG_HOME",
-        "UV_CONFIG_FILE",
-        *index.UV_INDEX_VARIABLES,
-        *index.CA_VARIABLES,
-        *index.PROXY_VARIABLES,
-    ):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "argv", ["index.py"])
     assert index.main(home / "etc") == 0
     assert capsys.readouterr().out == (
@@ -209,26 +229,7 @@ def test_main_prints_shell_lines(
     )
     conf(home / USER, "broken")
     assert index.main(home / "etc") == 1
-    assert "is not a pip configuration file" in capsys.readouterr().err
-
-
-UV = ".config/uv/uv.toml"
-
-
-@pytest.mark.parametrize(
-    ("text", "url"),
-    [
-        (f'index-url = "{A}"\n', A),
-        (f'[pip]\nindex-url = "{A}"\n', A),
-        (f'[[index]]\nurl = "{B}"\n[[index]]\nurl = "{A}"\ndefault = true\n', A),
-        (f'[[index]]\nurl = "{A}"\n', ""),
-        ("", ""),
-    ],
-    ids=["old setting", "of uv pip", "default index", "an extra index", "nothing"],
-)
-def test_the_configuration_of_uv(home: Path, text: str, url: str) -> None:
-    conf(home / UV, text)
-    assert read({}, home).url == url
+    assert capsys.readouterr().err
 
 
 def test_the_mirror_of_pythons(home: Path) -> None:
@@ -240,12 +241,6 @@ def test_the_mirror_of_pythons(home: Path) -> None:
     settings = read({"UV_PYTHON_INSTALL_MIRROR": C}, home)
     assert settings.python_mirror == C
     assert settings.for_builds() == {"UV_PYTHON_INSTALL_MIRROR": C}, "also in Dockerfiles"
-
-
-def test_a_broken_uv_configuration(home: Path) -> None:
-    conf(home / UV, "index-url = ")
-    with pytest.raises(ValueError, match="is not a uv configuration file"):
-        read({}, home)
 
 
 def test_a_trusted_host_and_a_proxy(home: Path) -> None:
