@@ -148,15 +148,6 @@ def test_a_complete_file_is_not_fetched_again(folder: Folder, index: Index) -> N
     assert files(index) == []
 
 
-@pytest.mark.parametrize("damaged", [b"", CONTENT[:-1], bytes(len(CONTENT))], ids=["empty", "short", "zeros"])
-def test_a_damaged_wheel_is_fetched_again(folder: Folder, index: Index, damaged: bytes) -> None:
-    """As after a power failure."""
-    folder.whl.write_bytes(damaged)
-    folder.fetch()
-    assert folder.is_good()
-    assert files(index) == [(0, len(CONTENT))]
-
-
 # ---- faults
 
 

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -93,12 +94,16 @@ def test_the_path_of_a_package_in_an_archive(locked: DebianPackage, path: str) -
 
 
 class World:
-    """Servers in memory. `missing` and `broken` are parts of addresses; `other` ones serve another file."""
+    """Servers in memory. `missing` and `broken` are parts of addresses; `other` ones serve another file.
+
+    `length` are lengths by parts of addresses.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.missing: set[str] = set()
         self.broken: dict[str, Exception] = {}
         self.other: dict[str, bytes] = {}
+        self.length: dict[str, str] = {}
         self.wire = Wire.install(monkeypatch, self.answer)
 
     def answer(self, sent: Sent) -> Reply | Exception:
@@ -109,7 +114,8 @@ class World:
         if any(part in sent.url for part in self.missing) or "/pool/main/" not in sent.url:
             return Reply(status=404)
         content = next((other for part, other in self.other.items() if part in sent.url), content_of(name))
-        return Reply(body=b"" if sent.method == "HEAD" else content, headers={"Content-Length": str(len(content))})
+        length = next((length for part, length in self.length.items() if part in sent.url), str(len(content)))
+        return Reply(body=b"" if sent.method == "HEAD" else content, headers={"Content-Length": length})
 
     @property
     def hosts(self) -> list[str]:
@@ -247,7 +253,7 @@ def test_no_archive_is_known(tiny: Project, world: World, tmp_path: Path) -> Non
     assert list(known_archives.places(LOCK)) == []
     assert runner.said == ["Debian's own addresses are unknown: base image: cannot be pulled"]
     assert not known_archives.locate(LOCK, lambda _: False).at
-    with pytest.raises(FetchError, match="no archive of Debian is known here"):
+    with pytest.raises(FetchError):
         fetcher(known_archives, tmp_path).fetch(PACKAGES[0])
 
 
@@ -289,17 +295,46 @@ def test_two_locks_with_the_same_packages_are_looked_up_once(tiny: Project, worl
     assert len(world.wire.seen) == len(PACKAGES)
 
 
-def test_a_package_that_no_place_has_is_gone(everywhere: Project, world: World) -> None:
-    world.missing = {"tini"}
-    result = located(everywhere, host())
-    assert (result.gone, result.uncertain) == ([PACKAGES[1]], "")
+LOOKED_UP: dict[str, tuple[str, dict[str, Any], list[str], str, list[str]]] = {
+    "no place has it": ("everywhere", {"missing": {"tini"}}, ["tini"], "", []),
+    "a place that cannot be read may have it": (
+        "everywhere",
+        {"missing": {"tini"}, "broken": {"snapshot": requests.ConnectTimeout()}},
+        ["tini"],
+        f"{SNAPSHOT}: the connection to {SNAPSHOT} timed out",
+        [],
+    ),
+    # The archive has another layout, or the release has moved. All locks were made again, with the same result, and
+    # then the build failed.
+    "an archive without any package": (
+        "tiny",
+        {"missing": {"here.example.test"}},
+        ["libc6", "tini", "zlib1g"],
+        f"{HERE}: none of the locked packages was found",
+        [],
+    ),
+    # That this machine's archives have nothing of the release says nothing about its new archive.
+    "a release that has moved": ("everywhere", {"missing": {"here.example.test", "tini"}}, ["tini"], "", []),
+    "a file of another size is another file": ("tiny", {"other": {"tini": b"other"}}, ["tini"], "", ["tini"]),
+    "a length of thousands of digits": ("tiny", {"length": {"tini": "9" * 5000}}, ["tini"], "", []),
+    "a negative length": ("tiny", {"length": {"tini": "-1"}}, ["tini"], "", []),
+    "a length that is no number": ("tiny", {"length": {"tini": "x"}}, ["tini"], "", []),
+    "an empty length": ("tiny", {"length": {"tini": ""}}, ["tini"], "", []),
+    # Some servers send it in the response to HEAD.
+    "a length of zero is unknown": ("tiny", {"length": {"": "0"}}, [], "", []),
+}
 
 
-def test_a_place_that_cannot_be_read_may_have_it(everywhere: Project, world: World) -> None:
-    world.missing, world.broken = {"tini"}, {"snapshot": requests.ConnectTimeout()}
-    result = located(everywhere, host())
-    assert result.gone == [PACKAGES[1]]
-    assert result.uncertain == f"{SNAPSHOT}: the connection to {SNAPSHOT} timed out"
+@pytest.mark.parametrize(("name", "changes", "gone", "uncertain", "others"), LOOKED_UP.values(), ids=LOOKED_UP.keys())
+def test_packages_that_are_gone(
+    request: pytest.FixtureRequest, world: World, name: str, changes: dict[str, Any], gone: list[str],
+    uncertain: str, others: list[str],
+) -> None:  # fmt: skip
+    vars(world).update(changes)
+    result = located(request.getfixturevalue(name), host())
+    assert [package.name for package in result.gone] == gone
+    assert result.uncertain == uncertain
+    assert [package.name for package in result.others] == others
 
 
 def test_the_default_snapshot_archive_need_not_answer(tiny: Project, world: World) -> None:
@@ -317,43 +352,6 @@ def test_an_error_of_the_server_is_no_missing_package(tiny: Project, world: Worl
     assert result.uncertain.startswith(f"{HERE}: {HERE} returned {status}")
 
 
-def test_an_archive_without_any_package_has_another_layout(tiny: Project, world: World) -> None:
-    """Or the release has moved. All locks were made again, with the same result, and then the build failed."""
-    world.missing = {"here.example.test"}
-    assert located(tiny, host()).uncertain == f"{HERE}: none of the locked packages was found"
-
-
-def test_a_release_that_has_moved_is_complete_in_its_new_archive(everywhere: Project, world: World) -> None:
-    """What is missing there is gone: that this machine's archives have nothing of the release says nothing about it."""
-    world.missing = {"here.example.test", "tini"}
-    result = located(everywhere, host())
-    assert (result.gone, result.uncertain) == ([PACKAGES[1]], "")
-
-
-def test_a_file_of_another_size_is_another_file(tiny: Project, world: World) -> None:
-    world.other = {"tini": b"other"}
-    assert located(tiny, host()).others == (PACKAGES[1],)
-
-
-@pytest.mark.parametrize("length", ["9" * 5000, "-1", "x", ""])
-def test_a_length_that_is_none_is_no_file(tiny: Project, world: World, length: str) -> None:
-    answer = world.wire.answers
-
-    def with_length(sent: Sent) -> Reply | Exception:
-        return Reply(headers={"Content-Length": length}) if "tini" in sent.url else answer(sent)
-
-    world.wire.answers = with_length
-    result = located(tiny, host())
-    assert (result.gone, result.others) == ([PACKAGES[1]], ())
-
-
-def test_a_length_of_zero_is_unknown(tiny: Project, world: World) -> None:
-    """Some servers send it in the response to HEAD."""
-    world.wire.answers = lambda _: Reply(headers={"Content-Length": "0"})
-    result = located(tiny, host())
-    assert (result.gone, result.others) == ([], ())
-
-
 # ---- downloads
 
 
@@ -366,11 +364,9 @@ def fetcher(known_archives: Archives, folder: Path, *, policy: RetryPolicy = POL
 def test_the_packages_are_named_by_their_hash(tiny: Project, world: World, tmp_path: Path) -> None:
     paths = fetcher(Archives(tiny.matrix, host(), FakeApt()), tmp_path).fetch_all()
     assert paths == {each.sha256: tmp_path / "blobs" / each.sha256 for each in PACKAGES}
-    assert all(
-        path.read_bytes() == content_of(each.name)
-        for each, path in zip(PACKAGES, map(paths.get, (each.sha256 for each in PACKAGES)), strict=True)
-        if path
-    )
+    assert {each.name: paths[each.sha256].read_bytes() for each in PACKAGES} == {
+        each.name: content_of(each.name) for each in PACKAGES
+    }
     assert list((tmp_path / "parts").iterdir()) == []
     world.wire.seen.clear()
     assert fetcher(Archives(tiny.matrix, host(), FakeApt()), tmp_path).fetch_all() == paths
@@ -405,7 +401,7 @@ def test_packages_of_the_security_archive(tiny: Project, world: World, tmp_path:
 def test_another_file_of_the_same_version_is_an_error(everywhere: Project, world: World, tmp_path: Path) -> None:
     """No other place is tried: somebody must look at this."""
     world.other = {"here.example.test": content_of("tino")}
-    with pytest.raises(FetchError, match=r"tini_0.19.0-1_amd64.deb: SHA-256 mismatch") as caught:
+    with pytest.raises(FetchError, match="SHA-256 mismatch") as caught:
         fetcher(Archives(everywhere.matrix, host(), FakeApt()), tmp_path).fetch(PACKAGES[1])
     assert "Debian never changes a package without a new version" in caught.value.hint
     assert world.hosts == ["here"]

@@ -210,6 +210,13 @@ def test_a_downloaded_wheel_is_not_requested(setting: Setting) -> None:
     assert setting.wire.lines == []
 
 
+@pytest.mark.parametrize("damaged", [b"", CONTENT[:-1], bytes(len(CONTENT))], ids=["empty", "short", "zeros"])
+def test_a_damaged_wheel_is_downloaded_again(setting: Setting, damaged: bytes) -> None:
+    """As after a power failure."""
+    setting.whl.write_bytes(damaged)
+    setting.fetches()
+
+
 def folder_fetcher(setting: Setting, content: bytes) -> Fetcher:
     """Gets the wheel from an index that is a folder."""
     folder = setting.folder.parent / f"{setting.folder.name}-wheels"
