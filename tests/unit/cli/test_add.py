@@ -1,4 +1,4 @@
-"""`builder add`: what is a request, and what is printed."""
+"""`builder add`: what is printed."""
 
 from __future__ import annotations
 
@@ -23,23 +23,6 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return bench
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [], [str(PARENT)], [str(PARENT), "einops"], ["-t", str(TARGET)], ["--refresh", str(TARGET), "-t", str(TARGET)],
-        ["--refresh", str(TARGET), str(PARENT), "einops"], ["-f", "team.yaml", "--refresh", str(TARGET)],
-        ["-f", "team.yaml", "--env", "A=b"],
-    ],
-    ids=" ".join,
-)  # fmt: skip
-def test_exactly_one_request(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "team.yaml").write_text("images: []\n")
-    result = run("--store", str(tmp_path / "store"), "add", *arguments)
-    assert result.code == 2
-    assert "name a PARENT and the image to make (-t), or an image to --refresh, or a file of images (-f)" in result.err
-
-
 def test_the_lines_of_the_steps_and_json(run: Run, bench: Bench) -> None:
     store = ("--store", str(bench.store.root))
     result = run(*store, "add", str(PARENT), "einops", "-t", str(TARGET))
@@ -54,12 +37,3 @@ def test_the_lines_of_the_steps_and_json(run: Run, bench: Bench) -> None:
     bench.target.contents |= bench.parent.registry.contents
     result = run(*store, "add", "--refresh", str(TARGET))
     assert "is up to date" in result.err
-
-
-def test_a_file_of_images(run: Run, bench: Bench, tmp_path: Path) -> None:
-    text = f"images: [{{image: '{TARGET}', parent: '{PARENT}', packages: [einops]}}]\n"
-    (tmp_path / "team.yaml").write_text(text)
-    result = run("--store", str(bench.store.root), "add", "-f", str(tmp_path / "team.yaml"), "--dry-run")
-    assert result.code == 0
-    assert "1 new, 2 kept" in result.err
-    assert "1" not in bench.target.tags

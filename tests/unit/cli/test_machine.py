@@ -1,4 +1,4 @@
-"""The commands about the store and this machine: gc, verify, doctor."""
+"""The commands about the store, this machine and registries: gc, verify, doctor, prune, catalog."""
 
 from __future__ import annotations
 
@@ -12,57 +12,36 @@ import pytest
 from builder.build import doctor
 from builder.common.files import digest_of_bytes, short_digest
 from builder.layers.blobs import CONFIG_TYPE
-from builder.layers.store import Store
 from builder.matrix import tags
 from builder.matrix.project import Project
+from builder.release import prune, status
 from builder.release.attestations import Finding, State
 from builder.release.image_sources import ImageSource
+from builder.release.prune import Item
+from tests.fakes.registry import MemoryRegistry
 from tests.unit.cli.conftest import CELL, Run, store_of
 
 
-def test_gc_deletes_only_unused_blobs(run: Run, tiny: Project) -> None:
-    store = store_of(tiny, "example/image:1")
-    manifest = store.images()["example/image:1"].digest
+def test_gc_deletes_unused_blobs_and_images_by_name_or_pattern(run: Run, tiny: Project) -> None:
+    """What is unused, and which names match: tests/unit/layers."""
+    store = store_of(tiny, "example/image:1", "example/image:1.untested", "example/other:1", "example/kept:1")
     stray = store.put(b"stray", CONFIG_TYPE)
     before = {path: path.stat().st_mtime_ns for path in store.root.rglob("*")}
-    preview = run("gc", "--dry-run")
+    forget = ("--forget", "*.untested", "--forget", "example/[io]*:1")
+    preview = run("gc", "--dry-run", *forget)
     assert preview.code == 0
     assert {path: path.stat().st_mtime_ns for path in store.root.rglob("*")} == before
-    assert preview.out.splitlines()[0].split() == ["IMAGE", "MANIFEST", "SIZE", "OWN"]
-    assert preview.out.splitlines()[1].split()[:2] == ["example/image:1", short_digest(manifest)]
-    assert "would be freed: 5 B (1 unused blob, 0 leftovers)" in preview.err
-    assert store.path(stray.digest).exists()
-    assert "\nfreed: 5 B (1 unused blob, 0 leftovers)" in run("gc").err
-    assert not store.path(stray.digest).exists()
-    assert store.read(manifest)
-
-
-def test_images_are_removed_by_name_or_pattern(run: Run, tiny: Project) -> None:
-    store = store_of(tiny, "example/image:1", "example/image:1.untested", "example/other:1", "example/kept:1")
-    preview = run("gc", "--dry-run", "--forget", "*.untested")
-    assert preview.code == 0
     assert "would be removed: example/image:1.untested\n" in preview.err
-    names = [line.split()[0] for line in preview.out.splitlines()[1:]]
-    assert names == ["example/image:1", "example/kept:1", "example/other:1"]
-    assert len(store.images()) == 4
-    result = run("gc", "--forget", "*.untested", "--forget", "example/[io]*:1")
+    assert re.search(r"would be freed: [0-9]+ B \(7 unused blobs, 0 leftovers\)", preview.err)
+    head, kept = preview.out.splitlines()
+    assert head.split() == ["IMAGE", "MANIFEST", "SIZE", "OWN"]
+    manifest = store.images()["example/kept:1"].digest
+    assert kept.split()[:2] == ["example/kept:1", short_digest(manifest)]
+    result = run("gc", *forget)
     assert result.code == 0
     assert "removed: example/image:1.untested\nremoved: example/image:1\nremoved: example/other:1\n" in result.err
     assert list(store.images()) == ["example/kept:1"]
-
-
-def test_no_image_is_removed_if_a_name_is_unknown(run: Run, tiny: Project) -> None:
-    store = store_of(tiny, "example/image:1", "example/other:1")
-    result = run("gc", "--forget", "example/image:1", "--forget", "example/none:*")
-    assert result.code == 2
-    assert "the store has no image 'example/none:*'" in result.err
-    assert len(store.images()) == 2
-
-
-def damage(store: Store, name: str) -> str:
-    manifest = store.images()[name].digest
-    store.path(manifest).write_bytes(b"{}")
-    return manifest
+    assert not store.path(stray.digest).exists()
 
 
 def test_a_check_of_the_store_removes_damaged_blobs(run: Run, tiny: Project) -> None:
@@ -70,67 +49,45 @@ def test_a_check_of_the_store_removes_damaged_blobs(run: Run, tiny: Project) -> 
     result = run("gc", "--check")
     assert result.code == 0
     assert re.search(r": 4 blobs, [0-9]+ B, all match their digests\n", result.err)
-    manifest = damage(store, "example/image:1")
-    refused = run("gc")
-    assert refused.code == 12
-    assert "nothing was freed, because images of the store are damaged\n  example/image:1: " in refused.err
+    manifest = store.images()["example/image:1"].digest
+    store.path(manifest).write_bytes(b"{}")
+    assert run("gc").code == 12
     result = run("gc", "--check")
     assert result.code == 12
     assert f"{manifest} did not match its digest and was removed\n" in result.err
     assert "1 of 4 blobs damaged, 1 image incomplete" in result.err
     assert run("gc", "--forget", "example/image:1").code == 0
     assert run("gc", "--check").code == 0
-    assert run("gc", "--check", "--dry-run").code == 2
 
 
 # ---- verify
 
 
-@pytest.fixture
-def findings(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
-    """What `verify` finds in `example/image:1`; a test fills the list."""
-    findings: list[Finding] = []
-    monkeypatch.setattr("builder.steps.verify.verify_image", lambda *_, **__: iter(findings))
-    store_of(tiny, "example/image:1")
-    return findings
-
-
 @pytest.mark.parametrize(
     ("states", "code", "message"),
     [
-        (["signed", "same", "known"], 0, "verified: 1 signed, 1 same, 1 known"),
-        (["signed", "different", "known"], 15, "1 of 3 parts are not as expected"),
-        ([], 15, "neither a signer nor a plan to check it with"),
+        (["signed", "same", "known"], 0, ""),
+        (["signed", "different", "known"], 15, "example/image:1: 1 of 3 parts are not as expected"),
+        ([], 15, "example/image:1: neither a signer nor a plan to check it with"),
     ],
     ids=str,
 )
 def test_every_part_is_shown_and_counts_for_the_exit_code(
-    run: Run, findings: list[Finding], states: list[State], code: int, message: str
+    run: Run, tiny: Project, monkeypatch: pytest.MonkeyPatch, states: list[State], code: int, message: str
 ) -> None:
-    findings += [Finding(part=f"part-{state}", digest="sha256:0", state=state, detail="why") for state in states]
+    findings = [Finding(part=f"part-{state}", digest="sha256:0", state=state, detail="why") for state in states]
+    monkeypatch.setattr("builder.steps.verify.verify_image", lambda *_, **__: iter(findings))
+    store_of(tiny, "example/image:1")
     result = run("verify", "example/image:1")
     assert result.code == code
-    assert message in result.err
-    for state in states:
-        assert re.search(rf"^{state} +0  part-{state}  \(why\)$", result.out, re.MULTILINE)
-
-
-@pytest.mark.parametrize(("state", "code"), [("known", 0), ("different", 15)])
-def test_the_result_of_verify_is_printed_as_json(run: Run, findings: list[Finding], state: State, code: int) -> None:
-    findings.append(Finding(part="x", digest="sha256:0", state=state, detail="why"))
+    assert (message or "verified: 1 signed, 1 same, 1 known") in result.err
+    assert [line.split() for line in result.out.splitlines()] == [
+        [state, "0", f"part-{state}", "(why)"] for state in states
+    ]
     result = run("verify", "example/image:1", "--format", "json")
     assert result.code == code
-    error = "example/image:1: 1 of 1 parts are not as expected" if code else None
-    part = {"part": "x", "digest": "sha256:0", "state": state, "detail": "why"}
-    assert json.loads(result.out) == {"image": "example/image:1", "parts": [part], "error": error}
-
-
-@pytest.mark.usefixtures("findings")
-def test_an_image_that_is_not_in_the_store_is_refused(run: Run) -> None:
-    result = run("verify", "example/image:2")
-    assert result.code == 2
-    assert "has no image 'example/image:2'" in result.err
-    assert "example/image:1" in result.err
+    parts = [{"part": f"part-{state}", "digest": "sha256:0", "state": state, "detail": "why"} for state in states]
+    assert json.loads(result.out) == {"image": "example/image:1", "parts": parts, "error": message or None}
 
 
 def test_a_cell_is_its_tested_image(run: Run, tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,3 +118,23 @@ def test_doctor_fails_only_if_something_is_missing(
     assert result.code == code
     assert result.out.split() == [state, "thing", "[detail]"]
     assert ("missing: thing" in result.err) is bool(code)
+
+
+def test_what_is_not_needed_in_staging_is_printed_as_json(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    item = Item(repository=MemoryRegistry(), digest=f"sha256:{'1' * 64}", kind="image", text="plan-1")
+    monkeypatch.setattr(prune, "read_registries", lambda *_: None)
+    monkeypatch.setattr(prune, "unneeded", lambda *_: [item])
+    monkeypatch.setattr(prune, "delete", lambda items, _: len(items))
+    data = {"repository": item.repository.name, "digest": item.digest, "kind": "image", "text": "plan-1"}
+    for options, deleted in ([], 0), (["--delete"], 1):
+        result = run("prune", "--format", "json", *options)
+        assert json.loads(result.out) == {"items": [data], "deleted": deleted}
+
+
+def test_the_catalog_is_printed_or_written(run: Run, tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "Repository", lambda *_, **__: MemoryRegistry())
+    result = run("catalog", CELL)
+    assert result.out.startswith("# Images\n\n1 images on 2026-11-22.")
+    path = tiny.root / "out/catalog.md"
+    assert run("catalog", CELL, "--output", str(path)).out == ""
+    assert path.read_text(encoding="utf-8") == result.out

@@ -17,6 +17,7 @@ from builder.lock.lockfile import GROUP_LOCKS, Lock
 from builder.lock.python_lock import PYTHON_LOCKS
 from builder.matrix import facts
 from builder.matrix.project import Project
+from builder.matrix.tags import SUPPORT_LABEL
 from builder.plan import plan, render
 from builder.plan.plan import Plan, PlannedImage
 from tests.fakes import locks
@@ -250,6 +251,18 @@ def test_other_facts_have_another_digest(tiny: Project, monkeypatch: pytest.Monk
     after = planned(tiny)
     assert after.plan != before.plan
     assert after.layers == before.layers
+
+
+def test_an_image_has_the_last_day_of_its_support_as_a_label(bookworm: Project) -> None:
+    """None if it is not known."""
+    [image] = plan.make_plan(bookworm, bookworm.select(["qz-0.5-cu129-py311"])).images
+    assert image.settings.labels[SUPPORT_LABEL] == "2028-06-30"
+
+
+def test_a_reason_why_cells_were_not_built_changes_no_image(tiny: Project, edit: Edit) -> None:
+    before = [image.plan for image in plan.make_plan(tiny, tiny.cells).images]
+    edited = edit('"3.11": {debian: newbird}', '"3.11": {debian: newbird, not_built: "nobody can fetch it"}')
+    assert [image.plan for image in plan.make_plan(edited, edited.cells).images] == before
 
 
 @pytest.mark.parametrize(

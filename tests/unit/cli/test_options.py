@@ -1,0 +1,257 @@
+"""Options reach the step of their command, and the store that they name is used."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.build.context import LoadedImage
+from builder.build.outcomes import Outcome
+from builder.cli import add as add_cli
+from builder.cli import images as images_cli
+from builder.cli import verify as verify_cli
+from builder.cli.context import Context
+from builder.common.errors import ImageTestError, NoEngineError
+from builder.common.reference import ImageRef
+from builder.engine import setup
+from builder.engine.client import Engine
+from builder.engine.run import Run as StepRun
+from builder.evidence.signing import Signer, Trust
+from builder.host import RegistrySettings
+from builder.lock.requirements import parse_requirement
+from builder.matrix.project import Project
+from builder.matrix.schema import Trusted
+from builder.plan import plan
+from builder.plan.plan import Plan
+from builder.release.additions import Addition, Request
+from builder.steps import lock as locking
+from builder.steps.add import AddOptions
+from builder.steps.images import ImageOptions
+from builder.steps.lock import Updated
+from builder.steps.verify import VerifyOptions
+from tests.fakes.engine import FakeEngine
+from tests.unit.cli.conftest import CELL, Run, store_of
+from tests.unit.matrix.test_cells import TINY_IDS
+
+PARENT, TARGET = "registry.example.test/org/em:1", "registry.example.test/team/vision:1"
+PUT = (PARENT, "einops", "--env", "A=b")
+REQUEST = Request(requirements=(parse_requirement("einops", "test"),), env={"A": "b"})
+KEY = Trusted.model_construct(key="ours.pub")
+JOB = Trusted(identity="https://us.test", issuer="https://ci.test")
+NOBODY = Trust(signers=(), root=Path())
+
+
+@dataclass
+class Steps:
+    """What the commands passed to their steps, which do nothing; `outcomes` are results of images."""
+
+    given: list[object] = field(default_factory=list)
+    cells: list[list[str]] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def make_images(self, run: StepRun, planned: Plan, options: ImageOptions) -> list[Outcome]:
+        assert run.engine
+        self.given.append(options)
+        self.cells.append([image.id for image in planned.images])
+        return self.outcomes
+
+    def new_tester(self, run: StepRun, images: object, **options: object) -> dict[str, object]:
+        assert run.engine
+        return options
+
+    def retest_images(
+        self, _: object, tester: dict[str, object], planned: Plan, found: object, jobs: int
+    ) -> list[Outcome]:
+        assert tester["jobs"] == jobs
+        self.given.append(tester)
+        self.cells.append([image.id for image in planned.images])
+        return self.outcomes
+
+    def lock(self, *_: object, **options: object) -> Updated:
+        self.given.append(options)
+        return Updated(written=(), done=(), failures={})
+
+    def add(self, _: object, additions: Sequence[Addition], options: AddOptions) -> list[Any]:
+        signers = list(options.trust.signers)
+        self.given.append(([each.request for each in additions], signers, replace(options, trust=NOBODY)))
+        return []
+
+    def verify_named(self, _: object, reference: ImageRef, options: VerifyOptions) -> list[Any]:
+        self.given.append((str(reference), options))
+        return []
+
+
+@pytest.fixture
+def steps(run: Run, locked: Project, monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """The steps, in a rendered checkout with a public key."""
+    assert run("render").code == 0
+    (locked.root / "ours.pub").write_text("a key")
+    (locked.root / "packages.txt").write_text("einops\n")
+    (locked.root / "team.yaml").write_text(
+        f"images: [{{image: '{TARGET}', parent: '{PARENT}', packages: [einops], env: {{A: b}}}}]\n"
+    )
+    steps = Steps()
+    monkeypatch.setattr(Engine, "connect", FakeEngine)
+    monkeypatch.setattr(images_cli, "make_images", steps.make_images)
+    monkeypatch.setattr(images_cli, "new_tester", steps.new_tester)
+    monkeypatch.setattr(images_cli, "retest_images", steps.retest_images)
+    monkeypatch.setattr(locking, "lock", steps.lock)
+    monkeypatch.setattr(add_cli, "add", steps.add)
+    monkeypatch.setattr(verify_cli, "verify_named", steps.verify_named)
+    return steps
+
+
+def added(*signers: Trusted, **options: Any) -> tuple[object, ...]:
+    return [REQUEST], list(signers), AddOptions(trust=NOBODY, **options)
+
+
+GIVEN: list[tuple[list[str], object]] = [
+    (["images", "-j", "3"], ImageOptions(jobs=3)),
+    (["images", "-j2", "--junit", "reports"], ImageOptions(junit=Path("reports"))),
+    (["--wait", "images", "-j2", "--gpu", "require"], ImageOptions(wait=True, gpu_mode="require")),
+    (["build", "-j2"], ImageOptions(test=False)),
+    (
+        ["build", "-j2", "--method", "dockerfile", "--locked"],
+        ImageOptions(test=False, method="dockerfile", locked=True),
+    ),
+    (["test", "-j2"], {"jobs": 2, "gpu_mode": "auto", "junit": None}),
+    (["test", "-j2", "--gpu", "off", "--junit", "x"], {"jobs": 2, "gpu_mode": "off", "junit": Path("x")}),
+    (["lock"], {"upgrade": False, "refresh": False, "packages": ()}),
+    (["lock", "--upgrade", "--os"], {"upgrade": True, "refresh": True, "packages": ()}),
+    (
+        ["lock", "--upgrade-package", "a", "--upgrade-package", "b"],
+        {"upgrade": False, "refresh": False, "packages": ("a", "b")},
+    ),
+    (["add", *PUT, "-t", TARGET], added()),
+    (["add", PARENT, "-r", "packages.txt", "--env", "A=b", "-t", TARGET], added()),
+    (["add", *PUT, "-t", TARGET, "--dry-run", "--test"], added(dry_run=True, test=True)),
+    (["add", *PUT, "-t", TARGET, "--arch", "arm64"], added(arch="arm64")),
+    (["add", *PUT, "-t", TARGET, "--key", "ours.pub"], added(KEY)),
+    (["add", *PUT, "-t", TARGET, "--sign", "ours.key"], added(signer=Signer(key="ours.key"))),
+    (["add", "-f", "team.yaml"], added()),
+    (["verify", PARENT, "--arch", "arm64"], (PARENT, VerifyOptions(arch="arm64", signers=[]))),
+    (["verify", PARENT, "--arch", "all", "--rebuild"], (PARENT, VerifyOptions(arch="all", signers=[], rebuild=True))),
+    (["verify", PARENT, "--arch", "amd64", "--key", "ours.pub"], (PARENT, VerifyOptions(arch="amd64", signers=[KEY]))),
+    (
+        ["verify", PARENT, "--arch", "amd64", "--identity", "https://us.test", "--issuer", "https://ci.test"],
+        (PARENT, VerifyOptions(arch="amd64", signers=[JOB])),
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "expected"), GIVEN, ids=str)
+def test_options_reach_the_step(run: Run, steps: Steps, tiny: Project, arguments: list[str], expected: object) -> None:
+    run(*arguments)
+    assert steps.given == [expected]
+
+
+def test_images_are_those_of_cells_and_their_results_are_printed_as_json(
+    run: Run, steps: Steps, locked: Project
+) -> None:
+    result = run("images")
+    assert (result.code, result.out) == (0, "")
+    assert result.err.startswith("no images (")
+    assert steps.cells == [[TINY_IDS[9], *TINY_IDS[12:]]]
+    [image] = plan.make_locked_plan(locked, locked.select([CELL])).images
+    steps.outcomes = [Outcome(image=image, loaded=LoadedImage(id="", digest="", origin="built"))]
+    for command in ("images", "test"):
+        result = run(command, CELL, "--format", "json")
+        [outcome] = json.loads(result.out)["images"]
+        assert (outcome["cell"], outcome["made"], outcome["error"]) == (CELL, "built", None)
+        assert result.err == ""
+    assert steps.cells[1:] == [[CELL], [CELL]]
+
+
+def test_an_image_that_failed_decides_the_exit_code(run: Run, steps: Steps, locked: Project) -> None:
+    [image] = plan.make_locked_plan(locked, locked.select([CELL])).images
+    steps.outcomes = [Outcome(image=image, error=ImageTestError(f"{CELL}: 1 of 2 tests failed"))]
+    for command in ("images", "build", "test"):
+        result = run(command, CELL)
+        assert result.code == 8
+        assert result.err.startswith("1 image failed (")
+        assert result.err.endswith(f": {CELL}: 1 of 2 tests failed\n")
+
+
+@pytest.mark.parametrize(("option", "is_locked"), [([], True), (["--no-locked"], False)])
+def test_a_variable_refuses_stale_packages_in_ci(
+    run: Run, steps: Steps, monkeypatch: pytest.MonkeyPatch, option: list[str], is_locked: bool
+) -> None:
+    monkeypatch.setenv("GPU_IMAGES_LOCKED", "1")
+    run("images", "-j2", *option)
+    assert steps.given == [ImageOptions(locked=is_locked)]
+
+
+@pytest.mark.parametrize("command", ["images", "build", "test"])
+def test_an_engine_is_started_only_with_the_option(
+    run: Run, steps: Steps, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """`make images` installs one if there is none; `builder images` must not."""
+
+    def connect() -> Engine:
+        raise NoEngineError("no Docker Engine answers at x", hint="builder engine")
+
+    monkeypatch.setattr(Engine, "connect", connect)
+    monkeypatch.setattr(setup, "ensure", lambda _: FakeEngine())
+    result = run(command, CELL)
+    assert (result.code, steps.given) == (6, [])
+    assert "no Docker Engine answers at x\n  -> builder engine" in result.err
+    assert run(command, CELL, "--start-engine").code == 0
+
+
+# ---- the store and this machine
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "folder"),
+    [
+        ([], "", "cache/gpu-images"),
+        (["--store", "here"], "", "project/here"),
+        ([], "there", "project/there"),
+        (["--store", "here"], "there", "project/here"),
+    ],
+)
+def test_the_option_decides_the_folder_of_the_store_before_the_variable(
+    run: Run, steps: Steps, tiny: Project, monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], variable: str, folder: str,
+) -> None:  # fmt: skip
+    if variable:
+        monkeypatch.setenv("GPU_IMAGES_STORE", variable)
+    assert run(*arguments, "test", CELL).code == 0
+    parent = tiny.root.parent
+    assert [path.parent for path in parent.rglob("oci-layout")] == [parent / folder]
+
+
+@pytest.mark.parametrize(("home", "cache"), [("", ""), ("", "relative")])
+def test_the_store_needs_no_variable_home(run: Run, monkeypatch: pytest.MonkeyPatch, home: str, cache: str) -> None:
+    """An empty HOME gave /.cache; a relative XDG_CACHE_HOME must be ignored."""
+    monkeypatch.setenv("HOME", home)
+    monkeypatch.setenv("XDG_CACHE_HOME", cache)
+    own = pwd.getpwuid(os.getuid()).pw_dir
+    assert Context().store.root == Path(own).resolve() / ".cache/gpu-images"
+    monkeypatch.setenv("HOME", "relative")
+    assert run("gc", "--dry-run").code == 12
+
+
+def test_the_limit_of_the_store_is_a_size(run: Run, tiny: Project) -> None:
+    assert Context(store_limit=2, store_root=tiny.root).store.limit == 2
+    store_of(tiny)
+    assert run("--store-limit", "40GB", "gc").code == 0
+    assert run("--store-limit", "40 GB", "gc").code == 2
+
+
+@pytest.mark.usefixtures("run")
+def test_the_settings_for_registries_are_those_of_the_checkout(
+    edit: Callable[[str, str], Project], tmp_path: Path
+) -> None:
+    settings = 'insecure: ["e.test:5000"]\ncreate_repository: [make-it, "{repository}"]'
+    context = Context(root=edit("namespace: team", f"namespace: team\n{settings}").root)
+    assert context.host.registries == RegistrySettings(insecure=("e.test:5000",), create=("make-it", "{repository}"))
+    assert context.host is context.host, "read once"
+    assert Context(root=tmp_path).host.registries == RegistrySettings(), "outside a checkout"
