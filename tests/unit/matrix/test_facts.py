@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -54,11 +53,6 @@ def test_every_build_has_architectures_and_a_cuda_with_known_drivers() -> None:
             assert build.architectures, (package, release)
             assert all(_ARCHITECTURE.fullmatch(name) for name in build.architectures), (package, release)
             assert build.source, (package, release)
-
-
-def test_every_source_can_be_read_alone() -> None:
-    """`builder explain` printed "(the same table)"."""
-    assert "the same" not in " ".join(re.findall(r"source: (.*)", facts.FILE.read_text(encoding="utf-8")))
 
 
 def test_plugins_are_among_the_builds() -> None:
@@ -121,8 +115,6 @@ def test_traps(versions: Mapping[str, str], message: str) -> None:
 
 def test_traps_have_bounds() -> None:
     for trap in KNOWN.traps:
-        assert SpecifierSet(trap.affected)
-        assert SpecifierSet(trap.wants)
         assert not SpecifierSet(trap.wants).contains(Version("9999"))
 
 

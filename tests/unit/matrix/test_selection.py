@@ -60,7 +60,7 @@ def matrices(draw: st.DrawFn) -> Matrix:
                 "release": f"{line}.1",
                 "cuda": draw(some(CUDAS)),
                 "python": draw(some(PYTHONS)),
-                "components": draw(st.sampled_from([[], ["legacy"]])),
+                "components": draw(st.sampled_from([[], ["legacy"], ["board"]])),
                 "arch": draw(some(("amd64", "arm64"))),
             }
             for line in draw(some(LINES))
