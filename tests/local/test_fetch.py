@@ -126,28 +126,6 @@ def test_bytes_received_before_a_stall_are_kept(folder: Folder, index: Index) ->
     assert len(CONTENT) // 2 - PIECE < start <= len(CONTENT) // 2
 
 
-@pytest.mark.parametrize("ranges", [True, False])
-@pytest.mark.parametrize(
-    "stale",
-    [b"wrong", b"\0" * (len(CONTENT) - 1), b"\0" * len(CONTENT), b"\0" * (len(CONTENT) + 1), CONTENT + b"more", b""],
-    ids=["short", "one byte less", "as long", "longer", "right but longer", "empty"],
-)
-def test_wrong_bytes_of_an_earlier_fetch_are_replaced(folder: Folder, index: Index, stale: bytes, ranges: bool) -> None:
-    index.ranges = ranges
-    folder.part.write_bytes(stale)
-    folder.fetch()
-    assert folder.is_good()
-    assert files(index)[-1] == (0, len(CONTENT))
-
-
-def test_a_complete_file_is_not_fetched_again(folder: Folder, index: Index) -> None:
-    """As after a kill just before the rename."""
-    folder.part.write_bytes(CONTENT)
-    folder.fetch()
-    assert folder.is_good()
-    assert files(index) == []
-
-
 # ---- faults
 
 
