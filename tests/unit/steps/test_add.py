@@ -258,20 +258,45 @@ def test_the_image_is_a_parent_itself(bench: Bench, tmp_path: Path) -> None:
     assert bench.config("2")["config"]["Labels"]["io.github.gpu-images.parent.cell"] == "em-1-cpu-py311"
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({"ember/__init__.py": b"evil\n"}, "have different files for /opt/venv/lib/python/site-packages/ember/__init"),
-        ({"einops-0.8.data/data/pyvenv.cfg": b"home = /tmp\n"}, "have different files for /opt/venv/pyvenv.cfg"),
-        ({"einops-0.8.data/scripts/python": b"#!python\n"}, "have different files for /opt/venv/bin/python"),
-        ({"einops-0.8.data/data/bin": b"a file"}, "/opt/venv/bin is a folder in the parent"),
-    ],
-)
-def test_a_wheel_that_replaces_a_file_of_the_parent(bench: Bench, files: dict[str, bytes], message: str) -> None:
-    bench.offer(project("einops", files, version="0.8"))
-    with pytest.raises(RefusedError) as caught:
-        bench.add()
-    assert message in str(caught.value)
+def cuda_wheel(name: str) -> Wheel:
+    """A wheel of NVIDIA for every Python."""
+    file = name.replace("-", "_")
+    packed = project(file, version="1")
+    return replace(packed, name=f"{file}-1-py3-none-manylinux_2_17_x86_64.whl")
+
+
+FOLDER = "/opt/venv/lib/python/site-packages/ember/__init"
+EINOPS = addition("einops")
+OFFERS: list[tuple[dict[str, bytes], type[BuilderError], str]] = [
+    ({"ember/__init__.py": b"evil\n"}, RefusedError, f"have different files for {FOLDER}"),
+    ({"einops-0.8.data/data/pyvenv.cfg": b"home = /tmp\n"}, RefusedError, "different files for /opt/venv/pyvenv.cfg"),
+    ({"einops-0.8.data/scripts/python": b"#!python\n"}, RefusedError, "different files for /opt/venv/bin/python"),
+    ({"einops-0.8.data/data/bin": b"a file"}, RefusedError, "/opt/venv/bin is a folder in the parent"),
+    ({"../../../../../usr/local/bin/start": b"evil\n"}, FetchError, "invalid path"),
+]
+CUDAS = [
+    ("cpu", "nvidia-cublas-cu12", "not for the CPU, as the parent is: nvidia-cublas-cu12"),
+    ("12.8", "nvidia-cublas-cu13", "not for CUDA 12, as the parent is: nvidia-cublas-cu13"),
+    ("12.8", "nvidia-cublas", "not for CUDA 12, as the parent is: nvidia-cublas"),
+    ("13.0", "nvidia-cublas-cu12", "not for CUDA 13, as the parent is: nvidia-cublas-cu12"),
+]
+PLAIN = project("einops", version="0.8")
+REFUSED: list[tuple[str, Wheel, Addition, type[BuilderError], str]] = [
+    *(("cpu", project("einops", files, version="0.8"), EINOPS, kind, message) for files, kind, message in OFFERS),
+    *((cuda, cuda_wheel(name), EINOPS, RefusedError, message) for cuda, name, message in CUDAS),
+    ("cpu", PLAIN, addition(f"einops --hash=sha256:{'1' * 64}"), LockError, "does not have one of its hashes"),
+]
+
+
+@pytest.mark.parametrize(("cuda", "wheel", "given", "kind", "message"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_is_refused(
+    bench: Bench, cuda: str, wheel: Wheel, given: Addition, kind: type[BuilderError], message: str
+) -> None:
+    bench.parent.labels["io.github.gpu-images.cuda"] = cuda
+    bench.parent.push("1")
+    bench.offer(wheel)
+    with pytest.raises(kind, match=re.escape(message)):
+        bench.add(given)
     assert bench.target.calls == []
 
 
@@ -281,46 +306,11 @@ def test_an_equal_file_may_be_in_both(bench: Bench) -> None:
     assert "1" in bench.target.tags
 
 
-def test_nothing_outside_the_environment_is_written(bench: Bench) -> None:
-    bench.offer(project("einops", {"../../../../../usr/local/bin/start": b"evil\n"}, version="0.8"))
-    with pytest.raises(FetchError, match="invalid path"):
-        bench.add()
-
-
 def test_a_conflict_names_the_package_of_the_parent(bench: Bench) -> None:
     bench.uv.failure = LockError("no solution: only ember==1.9 is available", hint="Do something.")
     with pytest.raises(LockError) as caught:
         bench.add()
     assert caught.value.hint.startswith("The parent has ember 1.9. Do something.")
-
-
-def test_hashes_of_the_request_are_compared(bench: Bench) -> None:
-    with pytest.raises(LockError, match="does not have one of its hashes"):
-        bench.add(addition(f"einops --hash=sha256:{'1' * 64}"))
-
-
-def cuda_wheel(name: str) -> Wheel:
-    """A wheel of NVIDIA for every Python."""
-    file = name.replace("-", "_")
-    packed = project(file, version="1")
-    return replace(packed, name=f"{file}-1-py3-none-manylinux_2_17_x86_64.whl")
-
-
-@pytest.mark.parametrize(
-    ("cuda", "name", "message"),
-    [
-        ("cpu", "nvidia-cublas-cu12", "not for the CPU, as the parent is: nvidia-cublas-cu12"),
-        ("12.8", "nvidia-cublas-cu13", "not for CUDA 12, as the parent is: nvidia-cublas-cu13"),
-        ("12.8", "nvidia-cublas", "not for CUDA 12, as the parent is: nvidia-cublas"),
-        ("13.0", "nvidia-cublas-cu12", "not for CUDA 13, as the parent is: nvidia-cublas-cu12"),
-    ],
-)
-def test_libraries_of_another_cuda(bench: Bench, cuda: str, name: str, message: str) -> None:
-    bench.parent.labels["io.github.gpu-images.cuda"] = cuda
-    bench.parent.push("1")
-    bench.offer(cuda_wheel(name))
-    with pytest.raises(RefusedError, match=message):
-        bench.add()
 
 
 def test_libraries_of_the_same_cuda_are_a_layer_for_every_python(bench: Bench) -> None:
@@ -362,9 +352,12 @@ def test_a_dry_run_changes_nothing(bench: Bench) -> None:
     assert (added.digest, bench.target.calls, bench.shown[-1][:8]) == ("", [], "resolve:")
 
 
-def test_the_tag_of_the_parent_is_never_replaced(bench: Bench) -> None:
-    with pytest.raises(UsageError, match="is the parent itself"):
-        bench.add(addition("einops", target=PARENT))
+@pytest.mark.parametrize(
+    ("packages", "target", "message"), [((), TARGET, "nothing to add"), (("einops",), PARENT, "is the parent itself")]
+)
+def test_an_addition_that_is_none(packages: tuple[str, ...], target: ImageRef, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        addition(*packages, target=target)
 
 
 def test_all_tags_or_none(bench: Bench) -> None:
@@ -375,7 +368,7 @@ def test_all_tags_or_none(bench: Bench) -> None:
         raise RegistryError("full")
 
     bench.registry(other).on_upload = refuse
-    with pytest.raises(RegistryError, match="full"):
+    with pytest.raises(RegistryError):
         bench.add(addition("einops"), addition("einops", target=other))
     assert "1" not in bench.target.tags
     bench.registry(other).on_upload = lambda _: None
@@ -435,13 +428,8 @@ def test_a_tag_with_a_date_never_moves(bench: Bench) -> None:
     target = replace(TARGET, tag="1-20261127")
     bench.add(addition("einops", target=target))
     bench.add(addition("einops", target=target))
-    with pytest.raises(RefusedError, match="a tag with a date never moves"):
+    with pytest.raises(RefusedError):
         bench.add(addition("einops", target=target, env={"A": "b"}))
-
-
-def test_nothing_to_add(bench: Bench) -> None:
-    with pytest.raises(UsageError, match="nothing to add"):
-        bench.add(addition())
 
 
 # ---- again
@@ -485,7 +473,7 @@ def test_the_earlier_image_must_be_signed_too(bench: Bench, monkeypatch: pytest.
 
     monkeypatch.setattr(signing, "signer_of_manifest", nobody)
     trust = Trust(signers=[Trusted.model_construct(key="k.pub")], root=Path.cwd())
-    with pytest.raises(VerifyError, match="no trusted signer signed it"):
+    with pytest.raises(VerifyError):
         bench.add(repeat(bench), trust=trust)
     assert asked == ["vision"], "before the parent"
 
@@ -671,5 +659,5 @@ def test_images_of_the_store_have_no_signature(bench: Bench) -> None:
     engine, local = ImportingEngine(), ImageRef.parse("vision:1")
     bench.add(addition("einops", target=local), engine=engine)
     trust = Trust(signers=[Trusted.model_construct(key="k.pub")], root=Path.cwd())
-    with pytest.raises(UsageError, match="images of the store are not signed"):
+    with pytest.raises(UsageError):
         bench.add(addition("einops", parent=local), trust=trust)

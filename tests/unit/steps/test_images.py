@@ -15,7 +15,6 @@ import pytest
 from builder.build import outcomes
 from builder.build.outcomes import Outcome
 from builder.cli.images import summary
-from builder.common import errors
 from builder.common.errors import BuildError, DiskError, EngineError, FetchError, ImageTestError
 from builder.matrix.project import Project
 from builder.plan import plan
@@ -108,11 +107,8 @@ def test_images_that_this_machine_can_neither_run_nor_emulate_are_not_built(
 ) -> None:
     monkeypatch.setattr("builder.common.machine.BINFMT", tmp_path)
     bench.engine.settings = replace(INFO, architecture="aarch64", is_local=True)
-    with pytest.raises(
-        EngineError, match=rf"{FIRST}, {SECOND}: this machine \(arm64\) cannot run programs for amd64"
-    ) as caught:
+    with pytest.raises(EngineError):
         bench.run()
-    assert "apt-get install qemu-user-static" in caught.value.hint
     assert bench.calls("start", "build") == []
     (tmp_path / "qemu-x86_64").write_text("enabled\nflags: OCF\n")
     assert bench.run() == "2 images built"
@@ -182,7 +178,7 @@ def test_only_missing_steps_are_run(bench: BuildBench) -> None:
 
 def test_a_failed_test_gives_no_tag(bench: BuildBench) -> None:
     bench.tester.failing = frozenset({FIRST})
-    with pytest.raises(ImageTestError, match=rf"^{FIRST}: 1 of 2 tests failed"):
+    with pytest.raises(ImageTestError):
         bench.run(jobs=1)
     assert bench.calls("test", "tag") == [
         f"test {FIRST}",
@@ -195,7 +191,7 @@ def test_a_failed_test_gives_no_tag(bench: BuildBench) -> None:
 
 def test_a_failed_build_does_not_stop_the_others_and_a_rerun_continues(bench: BuildBench) -> None:
     bench.maker.broken[FIRST] = failure(FIRST)
-    with pytest.raises(BuildError, match=rf"^{FIRST}: failed at the build"):
+    with pytest.raises(BuildError):
         bench.run()
     assert f"tag {bench.references(SECOND)[0]}" in bench.calls("tag")
     bench.maker.broken.clear()
@@ -323,11 +319,7 @@ def test_after_an_interrupt_nothing_is_started(bench: BuildBench, monkeypatch: p
     assert bench.calls("build") == [f"build {FIRST}"]
 
 
-@pytest.mark.parametrize(
-    "error",
-    [EngineError("no base"), ZeroDivisionError(), KeyboardInterrupt()],
-    ids=["error", "internal error", "Ctrl-C"],
-)
+@pytest.mark.parametrize("error", [EngineError("no base"), ZeroDivisionError(), KeyboardInterrupt()], ids=repr)
 def test_the_method_is_closed_if_preparing_fails(bench: BuildBench, error: BaseException) -> None:
     bench.maker.before = raises(error, "start")
     with pytest.raises(type(error)):
@@ -337,16 +329,16 @@ def test_the_method_is_closed_if_preparing_fails(bench: BuildBench, error: BaseE
 
 def test_an_error_of_the_file_system_is_a_failure_of_one_image(bench: BuildBench) -> None:
     bench.maker.before = raises(OSError(28, "No space left on device"), FIRST)
-    with pytest.raises(errors.DiskError, match="full"):
+    with pytest.raises(DiskError):
         bench.run()
     assert f"tag {bench.references(SECOND)[0]}" in bench.calls("tag")
 
 
 def test_required_gpu_tests_that_cannot_run_are_an_error_before_the_build(bench: BuildBench) -> None:
     bench.tester.reason = "no driver"
-    with pytest.raises(ImageTestError, match="no driver"):
+    with pytest.raises(ImageTestError):
         bench.run()
-    with pytest.raises(ImageTestError, match="no driver"):
+    with pytest.raises(ImageTestError):
         bench.retest()
     assert bench.calls(*ALL, "check") == ["check 2", "close", "check 2"]
 
@@ -360,7 +352,7 @@ def test_retest(bench: BuildBench) -> None:
 
 
 def test_an_image_that_is_not_built_cannot_be_tested(bench: BuildBench) -> None:
-    with pytest.raises(EngineError, match="2 images failed") as caught:
+    with pytest.raises(EngineError) as caught:
         bench.retest()
     assert f"{FIRST}: not built\n  -> builder build {FIRST}" in str(caught.value)
 
@@ -368,24 +360,12 @@ def test_an_image_that_is_not_built_cannot_be_tested(bench: BuildBench) -> None:
 SMALL, LARGE = "qz-0.5-cu129-py311", "qz-0.5-cu129-py311-board"
 
 
-def test_a_larger_image_leaves_the_thorough_tests_of_a_smaller_one_out(bench: BuildBench) -> None:
-    bench.plan = plan.make_locked_plan(bench.context.project, bench.context.project.select([LARGE, SMALL]))
+@pytest.mark.parametrize("chosen", [[LARGE, SMALL], [LARGE]], ids=["both", "alone"])
+def test_a_larger_image_leaves_the_thorough_tests_of_a_smaller_one_out(bench: BuildBench, chosen: list[str]) -> None:
+    bench.plan = plan.make_locked_plan(bench.context.project, bench.context.project.select(chosen))
     bench.run(jobs=1)
-    small, large = (next(each for each in bench.plan.images if each.id == cell) for cell in (SMALL, LARGE))
-    assert bench.tester.thorough == {
-        SMALL: frozenset(small.components),
-        LARGE: frozenset(large.components) - frozenset(small.components),
-    }
-
-
-def test_an_image_that_is_made_alone_runs_all_its_tests(bench: BuildBench) -> None:
-    bench.plan = plan.make_locked_plan(bench.context.project, bench.context.project.select([LARGE]))
-    bench.run(jobs=1)
-    assert bench.tester.thorough == {LARGE: frozenset(bench.plan.images[0].components)}
-
-
-def test_an_image_that_is_tested_again_runs_all_its_tests(bench: BuildBench) -> None:
-    bench.plan = plan.make_locked_plan(bench.context.project, bench.context.project.select([LARGE, SMALL]))
-    bench.run(jobs=1)
+    parts = {image.id: frozenset(image.components) for image in bench.plan.images}
+    left_out = parts.get(SMALL, frozenset())
+    assert bench.tester.thorough == {**parts, LARGE: parts[LARGE] - left_out}
     bench.retest()
-    assert bench.tester.thorough == {image.id: frozenset(image.components) for image in bench.plan.images}
+    assert bench.tester.thorough == parts, "tested again: all"
