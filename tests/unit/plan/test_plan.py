@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +22,6 @@ from builder.matrix.tags import SUPPORT_LABEL
 from builder.plan import plan, render
 from builder.plan.plan import Plan, PlannedImage
 from tests.fakes import locks
-from tests.unit.matrix.test_cells import big
 
 Edit = Callable[[str, str], Project]
 GROUP = "em-1.10-cu1210-py311"
@@ -374,6 +374,26 @@ def test_an_image_for_the_cpu_has_the_same_layers_without_cuda(on_cpu: Project) 
 def dockerfile(project: Project) -> str:
     locked = plan.make_locked_plan(project, project.select([CELL]))
     return render.render(project, locked)[f"images/{GROUP}/jupyter.Dockerfile"]
+
+
+def big(text: str, *, lines: int, cudas: int, pythons: int) -> str:
+    """The tiny matrix with long axes, every framework line with all of both."""
+    names = {
+        axis: [f"{n // 100 + 1}.{n % 100}" for n in range(count)] for axis, count in (("c", cudas), ("p", pythons))
+    }
+    axes = {axis: "[" + ", ".join(f'"{name}"' for name in names[axis]) + "]" for axis in names}
+    rows = {
+        "python:\n": "".join(f'  "{name}": {{debian: newbird}}\n' for name in names["p"]),
+        "cuda:\n": "".join(f'  "{name}": {{}}\n' for name in names["c"]),
+    }
+    for head, more in rows.items():
+        text = re.sub(rf"(?m)^{head}(  .*\n)+", head + more, text)
+    more = "".join(
+        f'      "7.{n}": {{release: 7.{n}.0, cuda: {axes["c"]}, python: {axes["p"]}}}\n' for n in range(lines)
+    )
+    text = re.sub(r"(?ms)(package: ember\n    versions:\n).*?(?=  quartz:)", lambda match: match[1] + more, text)
+    text = re.sub(r'(?m)^      "0.5": .*$', more.splitlines()[0], text)
+    return re.sub(r"(?ms)^exclude:.*\Z", "", text)
 
 
 def test_ten_thousand_cells(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
