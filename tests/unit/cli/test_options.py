@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from builder.build.context import LoadedImage
-from builder.build.outcomes import Outcome
+from builder.build.outcomes import Outcome, Report
 from builder.cli import add as add_cli
 from builder.cli import images as images_cli
+from builder.cli import release as release_cli
 from builder.cli import verify as verify_cli
 from builder.cli.context import Context
-from builder.common.errors import ImageTestError, NoEngineError
+from builder.common.errors import BuilderError, ImageTestError, IncompleteError, NoEngineError
 from builder.common.reference import ImageRef
 from builder.engine import setup
 from builder.engine.client import Engine
@@ -26,18 +29,20 @@ from builder.engine.run import Run as StepRun
 from builder.evidence.signing import Signer, Trust
 from builder.host import RegistrySettings
 from builder.lock.requirements import parse_requirement
+from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.matrix.schema import Trusted
 from builder.plan import plan
 from builder.plan.plan import Plan
 from builder.release.additions import Addition, Request
+from builder.release.staging import StagingArea
 from builder.steps import lock as locking
 from builder.steps.add import AddOptions
 from builder.steps.images import ImageOptions
 from builder.steps.lock import Updated
 from builder.steps.verify import VerifyOptions
 from tests.fakes.engine import FakeEngine
-from tests.unit.cli.conftest import CELL, Run, store_of
+from tests.unit.cli.conftest import CELL, TODAY, Run, store_of
 from tests.unit.matrix.test_cells import TINY_IDS
 
 PARENT, TARGET = "registry.example.test/org/em:1", "registry.example.test/team/vision:1"
@@ -50,11 +55,12 @@ NOBODY = Trust(signers=(), root=Path())
 
 @dataclass
 class Steps:
-    """What the commands passed to their steps, which do nothing; `outcomes` are results of images."""
+    """What the commands passed to their steps, which do nothing; `outcomes` and `error` are results of images."""
 
     given: list[object] = field(default_factory=list)
     cells: list[list[str]] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
+    error: BuilderError | None = None
 
     def make_images(self, run: StepRun, planned: Plan, options: ImageOptions) -> list[Outcome]:
         assert run.engine
@@ -73,6 +79,15 @@ class Steps:
         self.given.append(tester)
         self.cells.append([image.id for image in planned.images])
         return self.outcomes
+
+    def refresh(
+        self, run: StepRun, chosen: Sequence[Cell], _: object, options: ImageOptions, *,
+        area: StagingArea | None, signer: Signer | None, today: date,
+    ) -> Report:  # fmt: skip
+        assert (run.starts_engine, today) == (False, TODAY)
+        self.given.append((options, area and area.option, signer))
+        self.cells.append([cell.id for cell in chosen])
+        return Report(outcomes=self.outcomes, error=self.error)
 
     def lock(self, *_: object, **options: object) -> Updated:
         self.given.append(options)
@@ -102,6 +117,7 @@ def steps(run: Run, locked: Project, monkeypatch: pytest.MonkeyPatch) -> Steps:
     monkeypatch.setattr(images_cli, "make_images", steps.make_images)
     monkeypatch.setattr(images_cli, "new_tester", steps.new_tester)
     monkeypatch.setattr(images_cli, "retest_images", steps.retest_images)
+    monkeypatch.setattr(release_cli, "refresh", steps.refresh)
     monkeypatch.setattr(locking, "lock", steps.lock)
     monkeypatch.setattr(add_cli, "add", steps.add)
     monkeypatch.setattr(verify_cli, "verify_named", steps.verify_named)
@@ -123,6 +139,10 @@ GIVEN: list[tuple[list[str], object]] = [
     ),
     (["test", "-j2"], {"jobs": 2, "gpu_mode": "auto", "junit": None}),
     (["test", "-j2", "--gpu", "off", "--junit", "x"], {"jobs": 2, "gpu_mode": "off", "junit": Path("x")}),
+    (["refresh", "-j2"], (ImageOptions(), None, None)),
+    (["--wait", "refresh", "-j2", "--gpu", "off"], (ImageOptions(wait=True, gpu_mode="off"), None, None)),
+    (["refresh", "-j2", "--staging", "here.test/x"], (ImageOptions(), " --staging here.test/x", None)),
+    (["refresh", "-j2", "--sign", "ours.key"], (ImageOptions(), None, Signer(key="ours.key"))),
     (["lock"], {"upgrade": False, "refresh": False, "packages": ()}),
     (["lock", "--upgrade", "--os"], {"upgrade": True, "refresh": True, "packages": ()}),
     (
@@ -177,6 +197,17 @@ def test_an_image_that_failed_decides_the_exit_code(run: Run, steps: Steps, lock
         assert result.code == 8
         assert result.err.startswith("1 image failed (")
         assert result.err.endswith(f": {CELL}: 1 of 2 tests failed\n")
+
+
+def test_a_refresh_says_what_it_made_before_its_error(run: Run, steps: Steps, locked: Project) -> None:
+    assert run("refresh", CELL).err == "no image changed\n"
+    assert steps.cells == [[CELL]]
+    [image] = plan.make_locked_plan(locked, locked.select([CELL])).images
+    steps.outcomes = [Outcome(image=image)]
+    steps.error = IncompleteError("the rest failed")
+    result = run("refresh", CELL)
+    assert result.code == 18
+    assert re.fullmatch(r"1 image up to date \(.*\)\nincomplete: the rest failed\n", result.err)
 
 
 @pytest.mark.parametrize(("option", "is_locked"), [([], True), (["--no-locked"], False)])

@@ -19,6 +19,7 @@ from builder.plan.plan import PlannedImage
 from builder.steps import ci
 
 HUGE = 10**15
+NEWBIRD = '"3.11": {debian: newbird}'
 
 
 @pytest.fixture
@@ -65,19 +66,22 @@ def test_updates_are_separate_for_each_debian_release_and_framework(tiny: Projec
     assert ci.updates(tiny.matrix, tiny.select(["em-*-py39"])) == {"debian": ["oldbird"], "frameworks": ["ember"]}
 
 
-def test_cells_that_were_not_built_yet_are_updated_separately(edit: Callable[[str, str], Project]) -> None:
-    """They are in no other set, and their locks would become old."""
-    project = edit('"3.11": {debian: newbird}', '"3.11": {debian: newbird, not_built: "nobody can fetch it"}')
-    debian, frameworks = ci.updates(project.matrix, project.cells).values()
-    assert (debian, frameworks) == (["oldbird", "not-built"], ["ember", "quartz", "not-built"])
-    assert set(project.select(debian)) == set(project.select(frameworks)) == set(project.cells)
-
-
-def test_cells_for_arm64_are_updated_separately(edit: Callable[[str, str], Project]) -> None:
-    project = edit('python: ["3.11"]}', 'python: ["3.11"], arch: [amd64, arm64]}')
-    debian, frameworks = ci.updates(project.matrix, project.cells).values()
-    assert (debian, frameworks) == (["oldbird", "newbird", "arm64"], ["ember", "quartz", "arm64"])
-    assert set(project.select(debian)) == set(project.select(frameworks)) == set(project.cells)
+@pytest.mark.parametrize(
+    ("old", "new", "debian", "name"),
+    [
+        (NEWBIRD, f'{NEWBIRD[:-1]}, not_built: "nobody can fetch it"}}', ["oldbird"], "not-built"),
+        ('python: ["3.11"]}', 'python: ["3.11"], arch: [amd64, arm64]}', ["oldbird", "newbird"], "arm64"),
+    ],
+)
+def test_cells_in_no_other_set_are_updated_separately(
+    edit: Callable[[str, str], Project], old: str, new: str, debian: list[str], name: str
+) -> None:
+    """Their locks would become old."""
+    project = edit(old, new)
+    sets = ci.updates(project.matrix, project.cells)
+    assert sets == {"debian": [*debian, name], "frameworks": ["ember", "quartz", name]}
+    for names in sets.values():
+        assert set(project.select(names)) == set(project.cells)
 
 
 def test_the_matrix_of_a_github_job(images: list[PlannedImage]) -> None:

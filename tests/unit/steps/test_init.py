@@ -10,7 +10,7 @@ from pathlib import Path
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from builder import __version__
 from builder.cli import cli
@@ -19,8 +19,8 @@ from builder.matrix.project import Project
 from tests.paths import ROOT
 
 
-def init(*arguments: str) -> None:
-    CliRunner().invoke(cli, ["init", *arguments], catch_exceptions=False, standalone_mode=False)
+def init(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["init", *arguments], catch_exceptions=False, standalone_mode=False)
 
 
 def cells(folder: Path) -> list[str]:
@@ -43,17 +43,8 @@ def test_the_defaults_are_two_images_of_one_framework(tmp_path: Path) -> None:
 
 
 def test_options_choose_the_images(tmp_path: Path) -> None:
-    options = [
-        "--registry",
-        "ghcr.io",
-        "--namespace",
-        "a/b",
-        "--framework",
-        "jax",
-        "--framework",
-        "tensorflow",
-        "--cpu",
-    ]
+    frameworks = ["--framework", "jax", "--framework", "tensorflow"]
+    options = ["--registry", "ghcr.io", "--namespace", "a/b", *frameworks, "--cpu"]
     init(str(tmp_path), *options)
     matrix = Project(tmp_path).matrix
     assert (matrix.registry, matrix.namespace) == ("ghcr.io", "a/b")
@@ -104,15 +95,13 @@ def test_the_workflow_calls_the_named_one_with_inputs_that_it_has(tmp_path: Path
 
 def test_without_a_workflow_to_call_there_is_none(tmp_path: Path) -> None:
     """One that calls a repository of nobody fails in each run."""
-    result = CliRunner().invoke(cli, ["init", str(tmp_path)], catch_exceptions=False, standalone_mode=False)
+    result = init(str(tmp_path))
     assert "no workflow written: name the one to call with --workflows OWNER/REPO@REF\n" in result.stderr
     assert not (tmp_path / ".github").exists()
 
 
 def test_gitlab_gets_a_valid_file(tmp_path: Path) -> None:
-    result = CliRunner().invoke(
-        cli, ["init", str(tmp_path), "--ci", "gitlab"], catch_exceptions=False, standalone_mode=False
-    )
+    result = init(str(tmp_path), "--ci", "gitlab")
     text = (tmp_path / ".gitlab-ci.yml").read_text(encoding="utf-8")
     schemas = resources.files("check_jsonschema.builtin_schemas.vendor")
     jsonschema.validate(yaml.safe_load(text), json.loads((schemas / "gitlab-ci.json").read_text(encoding="utf-8")))

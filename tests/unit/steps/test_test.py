@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -191,7 +190,6 @@ def test_an_image_that_nobody_tested_is_checked_for_files_of_the_same_path(
         machine.assemble()
     outcome = machine.complete()
     assert isinstance(outcome.error, BuildError)
-    assert re.match(f"{JUPYTER}: .* have different files for /opt/venv/.*/shared/module.py$", str(outcome.error))
     assert machine.tested == []
     machine.attach(machine.proof(), "builder")
     assert machine.complete().error is None, "who tested it has built or checked it"
