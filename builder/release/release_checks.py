@@ -69,19 +69,21 @@ class ReleaseChecks:
         `StagingArea.require_signed`).
         """
         project, entries, allowed = self._run.project, self._staged.images, self._options.allowed
-        with self._run.view.live():
-            checked = [each for _, each in look_up(self.check_image, entries, CHECKS)]
-        images = [each for each in checked if isinstance(each, Candidate)]
-        refused = [each for each in checked if isinstance(each, BuilderError)]
-        if "missing-arch" not in allowed:
-            refused += self._missing_arch(images)
-        cells = [self._planned[entry.cell].cell for entry in entries if entry.cell in self._planned]
-        refused += support.refusals(project.matrix, cells, self._options.today)
+        # What holds back the whole release comes first: its exit code is that of the command.
+        refused: list[BuilderError] = []
         if "unsigned" not in allowed:
             try:
                 self._area.require_signed(project, self._staged)
             except VerifyError as error:
                 refused.append(error)
+        cells = [self._planned[entry.cell].cell for entry in entries if entry.cell in self._planned]
+        refused += support.refusals(project.matrix, cells, self._options.today)
+        with self._run.view.live():
+            checked = [each for _, each in look_up(self.check_image, entries, CHECKS)]
+        images = [each for each in checked if isinstance(each, Candidate)]
+        refused += [each for each in checked if isinstance(each, BuilderError)]
+        if "missing-arch" not in allowed:
+            refused += self._missing_arch(images)
         if refused:
             raise errors.join(refused, "images cannot be released")
         return images
