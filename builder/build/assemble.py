@@ -50,8 +50,8 @@ _PROGRAM, _RESULT = "tmp/compile.py", "/tmp/bytecode.zip"  # noqa: S108  in a co
 class Assembler:
     """Makes the images of one run. `start` starts their layers, `build` waits for those of one image.
 
-    `jobs` is the number of operating systems that are made at a time. The assemblers of a run share a `lookup` and the
-    `archives`, so that none of them uses a server that did not respond to another.
+    `jobs` is the number of operating systems that are made at a time. With the `lookup` and the
+    `archives` of what came before, uses no server that did not respond there.
     """
 
     def __init__(

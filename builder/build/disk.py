@@ -13,7 +13,7 @@ from builder.plan.plan import PlannedImage
 
 
 def missing_bytes(store: Store, images: Iterable[PlannedImage]) -> int:
-    """The bytes of the wheels and Debian packages of the layers that the store lacks. It grows by at least as much."""
+    """The bytes of the wheels and Debian packages of the layers that the store lacks, of which it may have some."""
     layers = {layer.inputs: layer.bytes for image in images for layer in image.layers if layer.bytes}
     return sum(count for inputs, count in layers.items() if not stored_layers.stored_layer(store, inputs))
 

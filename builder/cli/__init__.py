@@ -154,6 +154,8 @@ def main(command: click.Command = cli, obj: Context | None = None) -> None:
     debug = "--debug" in sys.argv
     signal.signal(signal.SIGTERM, _terminate)
     warnings.formatwarning = _format_warning
+    warnings.filterwarnings("always", category=BuilderWarning)  # a registry may be slow twice with the same error
+    warnings.filterwarnings("ignore", module=r"docker\.")  # of a missing helper, for which it also raises an error
     code = 0
     try:
         # click finds the name of another program, such as `python -m tools.facts`.

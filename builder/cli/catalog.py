@@ -10,6 +10,7 @@ import click
 from builder.cli.context import Context
 from builder.cli.options import ALL_CELLS_HELP, cells_argument, format_option, to_option
 from builder.common.files import write_atomically
+from builder.release.staging import StagingArea
 from builder.steps.catalog import TEMPLATES, make_catalog, render_catalog
 
 
@@ -33,8 +34,9 @@ def catalog_command(
     has exactly as locked get a command that pulls them, and a profile; with `evidence` in matrix.yaml, a signer that it
     lists must have signed them. `builder status --format json` has the data for scripts.
     """
-    project = context.project
-    images = make_catalog(project, context.host, context.store, project.select(patterns or ("*",)), registry)
+    project, host = context.project, context.host
+    area = StagingArea.if_set(project, "", host, registry)
+    images = make_catalog(project, host, context.store, project.select(patterns or ("*",)), registry, area)
     text = render_catalog(project, images, form, context.today)
     if output:
         write_atomically(output, text)

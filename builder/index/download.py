@@ -239,8 +239,7 @@ class FileFetcher(ABC, Generic[_File]):
 class Fetcher(FileFetcher[LockedWheel]):
     """Downloads wheels that an index lists, or copies those of a folder, into one folder.
 
-    Warns of a yanked wheel. `catalogue` may have read the
-    pages of the default index.
+    Warns of a yanked wheel. `catalogue` may have read the pages of the default index.
     """
 
     def __init__(
@@ -292,8 +291,12 @@ class Fetcher(FileFetcher[LockedWheel]):
         if not self._session(locked).settings.folder:
             super()._receive(locked, url, part)
             return
-        with Path(url).open("rb") as content:
-            part.receive(requests.codes.ok, iter(lambda: content.read(PIECE), b""), locked.size or LARGEST_UNKNOWN)
+        try:
+            with Path(url).open("rb") as content:
+                part.receive(requests.codes.ok, iter(lambda: content.read(PIECE), b""), locked.size or LARGEST_UNKNOWN)
+        except OSError as error:
+            server = self._server(locked)
+            raise FetchError(f"{locked.file}: cannot be read from {server}: {error.strerror}") from error
 
     def _find(self, locked: LockedWheel) -> str:
         """The address of a file. Raises FetchError if the index lists no such file, or another one."""

@@ -50,7 +50,7 @@ class LocalIndex:
                 kept = self._kept[name]
                 if kind == "simple":
                     return _page(name, [_listed(name, kept.wheel.file, {"sha256": kept.wheel.sha256}, None)])
-                return METADATA, kept.metadata
+                return (METADATA, kept.metadata) if unquote(file) == f"{kept.wheel.file}.metadata" else None
             if kind == "simple" and (files := self._index.files(name)):
                 listed = [
                     _listed(name, file.filename, file.digests, file)

@@ -45,7 +45,7 @@ class IndexSession(requests.Session):
     """
 
     def __init__(self, settings: IndexSettings, *, timeout: tuple[float, float] = TIMEOUT_S, retries: int = 0) -> None:
-        """Raises UsageError for a named index that should have a login and has none."""
+        """Raises UsageError for a login that would be sent without encryption."""
         from pypi_simple import PYPI_SIMPLE_ENDPOINT, PyPISimple  # noqa: PLC0415  slow to import: 0.1 s
 
         super().__init__()
@@ -172,10 +172,10 @@ class IndexSession(requests.Session):
 
     def open_wheel(self, url: str) -> zipfile.ZipFile:
         """A wheel of a folder; or one whose files are read by HTTP range requests, without downloading all of it."""
-        from remotezip import RemoteZip  # noqa: PLC0415
-
         if self.settings.folder:
             return zipfile.ZipFile(url)
+        from remotezip import RemoteZip  # noqa: PLC0415
+
         wheel: zipfile.ZipFile = RemoteZip(url, session=self, headers=UNCOMPRESSED)
         return wheel
 

@@ -32,8 +32,8 @@ class IndexSettings:
 
     The defaults are PyPI, and the CA certificates of each client. Certificates of the hosts in `trusted_host` are not
     checked. `proxy` is pip's own, used if the environment has none. `python_mirror` has uv's builds of Python; empty
-    for uv's default. `named` are the indexes of matrix.yaml; each has a
-    `name`, and `folder` if it is a folder of wheels.
+    for uv's default. `named` are the indexes of matrix.yaml; each has a `name`, and `folder` if it is a folder of
+    wheels.
     """
 
     url: str = ""

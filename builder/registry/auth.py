@@ -10,7 +10,6 @@ import json
 import re
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,8 +70,7 @@ def credentials(registry: str) -> Credentials | None:
             hint=f"Correct the file, or delete it and log in again: docker login {registry}",
         ) from None
     try:
-        with warnings.catch_warnings(action="ignore"):  # docker-py warns about a missing helper, then raises
-            config = docker_auth.load_config().resolve_authconfig(registry)
+        config = docker_auth.load_config().resolve_authconfig(registry)
     except (DockerException, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         # The error's text is not shown: it may hold output of the helper.
         cause, source = error.__cause__ or error, f"Docker's configuration {path}"

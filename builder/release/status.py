@@ -230,9 +230,8 @@ class StatusReader:
         if not is_expected:
             with suppress(VerifyError, RejectedError):
                 if oci.read_labels(manifest.content, repository.read_blob)[0] != cell.arch:
-                    return TaggedImage(
-                        released=f"another image{notes}"
-                    )  # signed for the cell of its own architecture, if at all
+                    # Signed for the cell of its own architecture, if at all.
+                    return TaggedImage(released=f"another image{notes}")
         # As a release signs them: the image as its cell, an index as the cell without an architecture.
         signature, signer = self._signature(repository, full, {tagged: f"{cell.axes}{cell.suffix}", digest: cell.id})
         return TaggedImage(

@@ -127,6 +127,8 @@ def add(run: Run, additions: Sequence[Addition], options: AddOptions) -> list[Ad
 
     Leaves out a repeated addition whose parent is the same. An image without a registry stays in the engine, tested.
     """
+    if not options.dry_run and (options.test or not all(each.target.registry for each in additions)):
+        run = replace(run, connected=run.engine)  # before anything is downloaded
     # apt takes 0.5 s, and no archive of Debian is used here.
     run = replace(run, host=replace(run.host, archives=Apt()))
     program, progress = Uv(run.host), Meter(run.view, "wheels", "fetched", 0).add

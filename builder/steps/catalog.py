@@ -29,6 +29,7 @@ from builder.registry.failures import RejectedError
 from builder.registry.parallel import look_up
 from builder.release import publish, status
 from builder.release.image_sources import RegistrySource
+from builder.release.staging import StagingArea
 from builder.release.status import ImageState, Status, StatusReader
 
 TEMPLATES = {"markdown": "catalog.md.j2", "html": "catalog.html.j2", "kubespawner": "profiles.yaml.j2"}
@@ -69,14 +70,17 @@ class CatalogImage:
 
 
 def make_catalog(
-    project: Project, host: Host, store: Store, chosen: Sequence[Cell], registry: str
+    project: Project, host: Host, store: Store, chosen: Sequence[Cell], registry: str, area: StagingArea | None
 ) -> list[CatalogImage]:
-    """The images of the chosen cells that are locked. Raises UsageError, RegistryError, SigningError, LockError."""
+    """The images of the chosen cells that are locked. Their test results are read from `area`, if it has them.
+
+    Raises UsageError, RegistryError, SigningError, LockError.
+    """
     publish.require_registry(project, registry)
     # All cells: images may have been tested together with their smaller siblings.
     ids = {cell.id for cell in chosen}
     planned = [image for image in plan.make_plan(project, project.cells).images if image.id in ids]
-    states = StatusReader(project=project, store=store, host=host, registry=registry).states(planned)
+    states = StatusReader(project=project, store=store, host=host, area=area, registry=registry).states(planned)
 
     # The tags of a repository are listed once for all of its images.
     repositories = {found.name: found for state in states if (found := state.tagged.repository)}

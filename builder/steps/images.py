@@ -17,6 +17,7 @@ from builder.build.assemble import Assembler
 from builder.build.context import LoadedImage
 from builder.build.dockerfile import DockerfileBuilder
 from builder.build.image_tests import Tester, check_docker_client, new_tester, why_not_run
+from builder.build.layer_lookup import LayerLookup
 from builder.build.outcomes import Outcome, for_each_image
 from builder.common.errors import BuilderError
 from builder.common.reference import ImageRef
@@ -59,6 +60,7 @@ def make_images(run: Run, planned: Plan, options: ImageOptions) -> list[Outcome]
 
     Raises StaleError with `locked` (--locked) if locked Debian packages are gone, or the error of locking them.
     """
+    run.engine.check()  # without an engine, neither locks nor the store change
     tester = None
     if options.test:
         tester = new_tester(run, planned.images, jobs=options.jobs, gpu_mode=options.gpu_mode, junit=options.junit)
@@ -68,16 +70,17 @@ def make_images(run: Run, planned: Plan, options: ImageOptions) -> list[Outcome]
 
     # Debian's archives delete a package when it has a newer version. For a person, that is no failure: today's packages
     # are locked, and the run goes on with them.
-    archives = Archives(run.project.matrix, run.host, ContainerApt(run))
-    has_new_locks = lock_stale_systems(run, planned, archives, is_locked=options.locked)
+    archives, lookup = Archives(run.project.matrix, run.host, ContainerApt(run)), LayerLookup.of(run)
+    has_new_locks = lock_stale_systems(run, planned, lookup, archives, is_locked=options.locked)
     try:
         if has_new_locks:
             planned = render.load_checked_plan(run.project, [image.cell for image in planned.images])
+            lookup = LayerLookup.of(run)
 
         # With --store-limit, deletes unused files of the store: no other builder may use it meanwhile.
         disk.make_room(run.store, planned.images, wait=options.wait)
         with run.store.used():
-            assembler = Assembler(run, jobs=options.jobs, archives=archives)
+            assembler = Assembler(run, jobs=options.jobs, lookup=lookup, archives=archives)
             return build_test_tag(run, assembler, tester, planned, options.jobs)
     except BuilderError as error:
         return [Outcome(image=image, error=error) for image in planned.images]
@@ -101,11 +104,10 @@ def build_test_tag(
         # Its layers become an image, and the engine loads it; the id is in the view, for users who want to look inside.
         loaded = present[image.id] or maker.build(image)
         note = loaded.id.removeprefix("sha256:")[:12]
-        if tester is None:
-            view.end(image.id, "done", f"{note}, {loaded.origin}")
-            return Outcome(image=image, loaded=loaded)
-        if reason := why_not_run(engine.info(), image):
-            view.end(image.id, "done", f"{note}, {reason}")
+        reason = loaded.origin if tester is None else why_not_run(engine.info(), image)
+        if tester is None or reason:
+            if not present[image.id]:
+                view.end(image.id, "done", f"{note}, {reason}")
             return Outcome(image=image, loaded=loaded)
 
         # Only the tests that have not passed yet: those on a GPU may be new to this machine.

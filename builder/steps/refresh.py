@@ -36,6 +36,7 @@ def refresh(
     IncompleteError. Raises the error of locking if nothing could be locked.
     """
     project, view = run.project, run.view
+    run.engine.check()  # without an engine, the checkout does not change
     if git.commit(project.root, "HEAD"):
         before = ci.plan_digests(project, "HEAD", view)
     else:

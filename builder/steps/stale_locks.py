@@ -19,13 +19,13 @@ from builder.plan.plan import Plan
 SHOWN = 20  # changed packages; the others are counted
 
 
-def lock_stale_systems(run: Run, planned: Plan, archives: Archives, *, is_locked: bool) -> bool:
+def lock_stale_systems(run: Run, planned: Plan, lookup: LayerLookup, archives: Archives, *, is_locked: bool) -> bool:
     """Locks current packages for operating systems that must be made, and whose locked packages no archive has.
 
     Returns True if there were any. With `is_locked` (--locked), raises StaleError instead, or the error of locking
     them.
     """
-    project, view, store, lookup = run.project, run.view, run.store, LayerLookup.of(run)
+    project, view, store = run.project, run.view, run.store
     with store.used():
         requests = {
             image.os_request

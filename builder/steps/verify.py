@@ -10,12 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from builder.build.assemble import Assembler
 from builder.build.layer_lookup import LayerLookup
 from builder.common import git
-from builder.common.errors import StaleError, UsageError, VerifyError
+from builder.common.errors import RegistryError, StaleError, UsageError, VerifyError
 from builder.common.files import short_digest
 from builder.common.reference import ImageRef
 from builder.engine.run import Run
@@ -82,22 +81,24 @@ def verify_image(
             if signature.state != "signed":
                 return
 
+    planned = None if ADDED_LABEL in source.image.labels else _planned_image(run, source.cell)
+    if rebuild and not planned:
+        raise UsageError(f"{reference}: no cell to build again", hint="Use a checkout with its cell, locked.")
+
     # An image that `builder add` made begins with its parent. Any other is the one that this checkout plans.
-    own, planned = source.contents, None
+    own = source.contents
     if ADDED_LABEL in source.image.labels:
         if attestations:
             count, finding = _compare_parent(run, source, trust)
             own = own[count:]
             yield finding
-    elif planned := _planned_image(run, source.cell):
+    elif planned:
         yield _compare_plan(run, source, planned, is_signed=attestations is not None)
 
     if attestations:
         yield attestations.test_results()
         yield attestations.provenance(own)
-    if rebuild:
-        if not planned:
-            raise UsageError(f"{reference}: no cell to build again", hint="Use a checkout with its cell, locked.")
+    if rebuild and planned:
         if attestations and attestations.revision != (here := git.state(run.project.root)):
             run.view.say(f"made from commit {attestations.revision or 'none'}; this checkout is {here or 'no commit'}")
         digest, made = source.image.manifest.digest, rebuild_image(run, planned)
@@ -127,8 +128,8 @@ def rebuild_image(run: Run, planned: PlannedImage) -> str:
     """Builds an image in an empty store, with no layer of a registry and no known one. Returns its digest."""
     if error := run.engine.info().foreign_error(planned.cell.arch):
         raise error
-    # Beside the store, whose disk has room for images.
-    with TemporaryDirectory(prefix="gpu-images-verify-", dir=run.store.root.parent) as folder:
+    # In the checkout's folder of temporary files, which the next command empties if this one is killed.
+    with run.project.locked("builder verify", wait=False, view=run.view), run.project.scratch() as folder:
         empty = replace(run, store=Store(Path(folder) / "store"))
         assembler = Assembler(empty, lookup=LayerLookup(empty, KnownLayers(Path(folder))))
         with empty.store.used(), closing(assembler):
@@ -150,7 +151,11 @@ def _compare_parent(run: Run, source: ImageSource, trust: Trust) -> tuple[int, F
     if not reference.registry:
         detail = f"{reference.name} is in no registry, only this image names it"
         return 0, Finding(part="parent", digest=digest, state="signed", detail=detail)
-    [parent, *_] = find_images(run, reference, ALL)
+    try:
+        [parent, *_] = find_images(run, reference, ALL)
+    except RegistryError as error:
+        detail = f"{reference.name} cannot be read: {error}"
+        return 0, Finding(part="parent", digest=digest, state="different", detail=detail)
     layers = parent.image.layers
     if source.image.layers[: len(layers)] != layers:
         return 0, Finding(

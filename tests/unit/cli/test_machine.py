@@ -18,6 +18,7 @@ from builder.release import prune, status
 from builder.release.attestations import Finding, State
 from builder.release.image_sources import ImageSource
 from builder.release.prune import Item
+from builder.release.staging import StagingArea
 from tests.fakes.registry import MemoryRegistry
 from tests.unit.cli.conftest import CELL, Run, store_of
 
@@ -133,8 +134,9 @@ def test_what_is_not_needed_in_staging_is_printed_as_json(run: Run, monkeypatch:
 
 def test_the_catalog_is_printed_or_written(run: Run, tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "Repository", lambda *_, **__: MemoryRegistry())
+    monkeypatch.setattr(StagingArea, "if_set", lambda *_: None)
     result = run("catalog", CELL)
-    assert result.out.startswith("# Images\n\n1 images on 2026-11-22.")
+    assert result.out.startswith("# Images\n\n1 image on 2026-11-22.")
     path = tiny.root / "out/catalog.md"
     assert run("catalog", CELL, "--output", str(path)).out == ""
     assert path.read_text(encoding="utf-8") == result.out

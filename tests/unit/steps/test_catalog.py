@@ -78,7 +78,7 @@ class Registry(MemoryRegistry):
     def entry(self, store: Store) -> CatalogImage:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(status, "Repository", lambda *_, **__: self)
-            [image] = catalog.make_catalog(self.project, Host(), store, [self.planned.cell], "")
+            [image] = catalog.make_catalog(self.project, Host(), store, [self.planned.cell], "", None)
         return image
 
 
@@ -129,7 +129,7 @@ def test_nothing_is_pulled_without_a_registry(edit: Callable[[str, str], Project
     """Without one, Docker would pull the image of a stranger from Docker Hub."""
     project = edit("registry: registry.example.test:5000", 'registry: ""')
     with pytest.raises(UsageError):
-        catalog.make_catalog(project, Host(), store, [], "")
+        catalog.make_catalog(project, Host(), store, [], "", None)
 
 
 # ---- contents, tests, changes
