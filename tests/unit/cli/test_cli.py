@@ -230,13 +230,10 @@ def test_two_builders_never_use_a_checkout_at_once(run: Run, locked: Project, co
 # ---- plan
 
 
-def test_the_ids_of_cells_are_listed(run: Run) -> None:
+def test_a_plan_is_printed_as_ids_or_json(run: Run, tiny: Project) -> None:
     result = run("plan", "--format", "ids", "*")
     assert (result.code, result.err) == (0, "")
     assert result.out.splitlines() == TINY_IDS
-
-
-def test_a_plan_is_printed_as_json(run: Run, tiny: Project) -> None:
     result = run("plan", "--format", "json", CELL, UNLOCKED)
     assert (result.code, result.err) == (0, "")
     assert json.loads(result.out) == plan.make_plan(tiny, tiny.select([CELL, UNLOCKED])).as_data()
@@ -270,9 +267,10 @@ def test_several_images_are_shown_in_a_line_each(run: Run, tiny: Project) -> Non
     assert layers.out.splitlines()[-1] == last
 
 
-@pytest.fixture
-def before(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What git exports for any revision: by default the project as it is. With git itself: test_readme.py."""
+def test_only_images_that_changed_since_a_revision_are_planned(
+    run: Run, tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With git itself: test_readme.py."""
     folder = tmp_path / "before"
     shutil.copytree(tiny.root, folder, symlinks=True)
 
@@ -280,11 +278,6 @@ def before(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
         shutil.copytree(folder, target, symlinks=True, dirs_exist_ok=True)
 
     monkeypatch.setattr("builder.common.git.export", export)
-    return folder
-
-
-@pytest.mark.usefixtures("before")
-def test_only_images_that_changed_since_a_revision_are_planned(run: Run, tiny: Project) -> None:
     since = ("plan", CELL, f"{CELL}-board", "--changed-since", "HEAD")
     assert run(*since, "--format", "ids").out == "\n"
     (tiny.root / "templates/board/files").mkdir(parents=True, exist_ok=True)
@@ -294,6 +287,11 @@ def test_only_images_that_changed_since_a_revision_are_planned(run: Run, tiny: P
     assert [part["cells"] for part in json.loads(parts.removeprefix("parts="))["include"]] == [f"{CELL}-board"]
     assert cells == f"cells={CELL}-board"
     assert not list((tiny.root / ".builder/tmp").iterdir())
+
+    (folder / "matrix.yaml").write_text("registry: 1\n")
+    result = run(*since, "--format", "ids")
+    assert result.out.split() == [CELL, f"{CELL}-board"]
+    assert "HEAD cannot be planned, so all images count as changed: matrix.yaml:1:11: " in result.err
 
 
 def test_a_revision_of_zeros_is_no_revision(run: Run) -> None:
@@ -311,22 +309,23 @@ def test_a_pipeline_of_gitlab_is_the_output(run: Run) -> None:
     assert {"stages", f"images of {CELL} (1 image)", "release"} <= set(yaml.safe_load(result.out))
 
 
-def test_every_image_differs_from_a_revision_that_cannot_be_planned(run: Run, before: Path) -> None:
-    (before / "matrix.yaml").write_text("registry: 1\n")
-    result = run("plan", CELL, "--changed-since", "HEAD", "--format", "ids")
-    assert result.out.split() == [CELL]
-    assert "HEAD cannot be planned, so all images count as changed: matrix.yaml:1:11: " in result.err
-
-
 # ---- ends of support
 
 BOOKWORM = "support of Debian bookworm ended on 2028-06-30: no security updates since (1 image of qz-0.5-cu129-py311)\n"
 
 
-@pytest.mark.parametrize("command", [["plan", CELL], ["status", "--here", CELL]])
-def test_ends_of_support_are_shown_when_they_are_near(run: Run, bookworm: Project, command: list[str]) -> None:
-    assert run(*command, today=date(2028, 4, 30)).err == ""
-    assert run(*command, today=date(2028, 7, 1)).err == BOOKWORM
+@pytest.mark.parametrize("command", ["plan", "status"])
+def test_ends_of_support_and_cells_that_were_not_built_are_named(
+    run: Run, bookworm: Project, edit: Edit, command: str
+) -> None:
+    arguments = [command, CELL, *(["--here"] if command == "status" else [])]
+    before = run(*arguments, today=date(2028, 4, 30))
+    assert before.err == ""
+    assert run(*arguments, today=date(2028, 7, 1)).err == BOOKWORM
+    edit('"3.11": {debian: bookworm}', '"3.11": {debian: bookworm, not_built: "nobody can fetch it"}')
+    after = run(*arguments, today=date(2028, 4, 30))
+    assert after.err == "1 image of qz-0.5-cu129-py311: not built yet: nobody can fetch it\n"
+    assert after.out == before.out
 
 
 def test_scripts_get_every_end_of_support(run: Run, bookworm: Project) -> None:
@@ -346,16 +345,6 @@ def test_debian_packages_without_updates_are_named_when_they_are_locked(
     after = date(2028, 7, 1)
     assert BOOKWORM in run("lock", "--os", CELL, today=after).err
     assert "support" not in run("lock", CELL, today=after).err
-
-
-@pytest.mark.parametrize("command", [["plan", CELL], ["status", "--here", CELL]])
-def test_cells_that_were_not_built_yet_are_named_with_the_reason(run: Run, edit: Edit, command: list[str]) -> None:
-    before = run(*command)
-    edit('"3.11": {debian: newbird}', '"3.11": {debian: newbird, not_built: "nobody can fetch it"}')
-    result = run(*command)
-    assert result.out == before.out
-    assert result.err == "1 image of qz-0.5-cu129-py311: not built yet: nobody can fetch it\n"
-    assert "not built yet" not in run(*command[:-1], "em-1.9-cu129-py39").err
 
 
 def test_updates_are_listed_for_a_workflow(run: Run, tiny: Project) -> None:

@@ -24,7 +24,6 @@ from builder.common.errors import (
     ImageTestError,
     LockError,
     RefusedError,
-    RegistryError,
     UsageError,
     VerifyError,
 )
@@ -63,7 +62,6 @@ class FakeUv:
     def __init__(self) -> None:
         self.index: dict[str, Wheel] = {}
         self.calls: list[tuple[Target, list[str], list[str], Mapping[str, str] | None]] = []
-        self.failure: LockError | None = None
 
     def compile(
         self,
@@ -73,8 +71,6 @@ class FakeUv:
         preferred: Mapping[str, str] | None,
     ) -> str:
         self.calls.append((target, list(packages), list(constraints), preferred))
-        if self.failure:
-            raise self.failure
         return "".join(f"{locked(wheel).name}=={locked(wheel).version}\n" for wheel in self.index.values())
 
     def fetch(self, wanted: LockedWheel, folder: Path) -> Path:
@@ -306,13 +302,6 @@ def test_an_equal_file_may_be_in_both(bench: Bench) -> None:
     assert "1" in bench.target.tags
 
 
-def test_a_conflict_names_the_package_of_the_parent(bench: Bench) -> None:
-    bench.uv.failure = LockError("no solution: only ember==1.9 is available", hint="Do something.")
-    with pytest.raises(LockError) as caught:
-        bench.add()
-    assert caught.value.hint.startswith("The parent has ember 1.9. Do something.")
-
-
 def test_libraries_of_the_same_cuda_are_a_layer_for_every_python(bench: Bench) -> None:
     bench.parent.labels["io.github.gpu-images.cuda"] = "12.8"
     bench.parent.push("1")
@@ -358,22 +347,6 @@ def test_a_dry_run_changes_nothing(bench: Bench) -> None:
 def test_an_addition_that_is_none(packages: tuple[str, ...], target: ImageRef, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         addition(*packages, target=target)
-
-
-def test_all_tags_or_none(bench: Bench) -> None:
-    """The second image cannot be pushed, so the first has no tag."""
-    other = ImageRef.parse("other.example.test/team/audio:1")
-
-    def refuse(digest: str) -> None:
-        raise RegistryError("full")
-
-    bench.registry(other).on_upload = refuse
-    with pytest.raises(RegistryError):
-        bench.add(addition("einops"), addition("einops", target=other))
-    assert "1" not in bench.target.tags
-    bench.registry(other).on_upload = lambda _: None
-    bench.add(addition("einops"), addition("einops", target=other))
-    assert bench.target.tags["1"] == bench.registry(other).tags["1"]
 
 
 def test_layers_that_cannot_be_mounted_pass_this_machine(bench: Bench) -> None:
