@@ -15,10 +15,10 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.common import BUILDER, NAMESPACE, PORT, Results, registry
-from builder import host
 from builder.common.reference import ImageRef
 from builder.common.text import duration, size
-from builder.host import Host
+from builder.index import host
+from builder.index.host import Host
 from builder.layers import stored_images
 from builder.layers.store import Store
 from builder.registry import transfer

@@ -25,7 +25,6 @@ from rich.table import Table
 
 from benchmarks import release, start
 from benchmarks.common import NAMESPACE, PORT, ROOT, Results, copy, registry, run
-from builder import host
 from builder.build.assemble import Assembler
 from builder.common.console import View
 from builder.common.reference import ImageRef
@@ -33,6 +32,7 @@ from builder.common.text import duration, size
 from builder.engine.client import Engine
 from builder.engine.load import Loader, docker_archive
 from builder.engine.run import Run
+from builder.index import host
 from builder.index.download import Fetcher
 from builder.layers import splice, stored_images, wheel
 from builder.layers.blobs import CHUNK, MANIFEST_TYPE

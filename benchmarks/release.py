@@ -19,7 +19,6 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.common import BUILDER, PORT, Results, copy, registry, run
-from builder import host
 from builder.build.assemble import Assembler
 from builder.common.console import View
 from builder.common.text import size
@@ -27,6 +26,7 @@ from builder.engine.run import Run
 from builder.evidence import results
 from builder.evidence.results import Evidence
 from builder.evidence.suite import IMAGE_TESTS, Suite
+from builder.index import host
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan import plan

@@ -12,7 +12,7 @@ from pathlib import Path
 from builder.build.operating_systems import Mmdebstrap
 from builder.debian.apt import AptRunner
 from builder.engine.run import Run
-from builder.host import RunProgram
+from builder.index.host import RunProgram
 
 TIMEOUT_S = 300
 

@@ -14,7 +14,6 @@ from typing import Literal, NamedTuple
 
 import requests
 
-from builder import host
 from builder.build import operating_systems
 from builder.common import machine
 from builder.common.errors import BuilderError, EngineError, FileError, LockError, UsageError
@@ -29,7 +28,8 @@ from builder.engine.client import Engine
 from builder.engine.model import EMULATION_HINT, EngineInfo
 from builder.engine.run import Run
 from builder.engine.setup import parse_version, too_old
-from builder.host import Host
+from builder.index import host
+from builder.index.host import Host
 from builder.index.session import IndexSession, failure_sentence, fetch_errors
 from builder.index.wheels import PLATFORMS
 from builder.layers.oci import CONTAINERD

@@ -41,7 +41,7 @@ from builder.debian.archives import Archives, DebianFetcher
 from builder.debian.os_lock import OsLock
 from builder.engine.model import is_disk_full
 from builder.engine.run import Run
-from builder.host import FOLDER as HOST_FOLDER
+from builder.index.host import FOLDER as HOST_FOLDER
 from builder.index.wheels import arch_of
 from builder.layers import known_layers, os_layer
 from builder.layers.oci import Layer

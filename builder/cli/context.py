@@ -19,11 +19,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from builder import __version__, host
+from builder import __version__
 from builder.common.console import View
 from builder.common.errors import FileError, UsageError
 from builder.common.reference import ImageRef
-from builder.host import Host
+from builder.index import host
+from builder.index.host import Host
 from builder.layers.store import Store
 from builder.matrix import support, tags
 from builder.matrix.cells import Cell

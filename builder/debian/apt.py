@@ -22,7 +22,7 @@ from builder.common.console import View
 from builder.common.errors import EngineError, LockError
 from builder.debian import control_files, mmdebstrap
 from builder.debian.os_lock import Architecture, DebianPackage, OsLock, OsRequest
-from builder.host import KEYRING, SYSTEM_BUNDLE, Host, RunProgram, apt_of_debian
+from builder.index.host import KEYRING, SYSTEM_BUNDLE, Host, RunProgram, apt_of_debian
 from builder.matrix.schema import AMD64, Arch
 
 TIMEOUT_S = 300

@@ -21,8 +21,8 @@ from builder.common.tasks import RetryPolicy, thread_pool
 from builder.debian import mmdebstrap
 from builder.debian.apt import AptRunner
 from builder.debian.os_lock import DebianPackage, OsLock
-from builder.host import SNAPSHOT_ID, SYSTEM_BUNDLE, Apt, AptSource, Host, apt_of_debian
 from builder.index.download import AbsentError, FileFetcher, LostError
+from builder.index.host import SNAPSHOT_ID, SYSTEM_BUNDLE, Apt, AptSource, Host, apt_of_debian
 from builder.index.session import IndexSession, failure_sentence
 from builder.index.settings import IndexSettings
 from builder.matrix.schema import NO_SNAPSHOT, Matrix

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from builder.common.console import View
-from builder.host import KEYRING, AptSource, RunProgram, parse_targets
+from builder.index.host import KEYRING, AptSource, RunProgram, parse_targets
 
 INSTALL_S = 600
 SOURCES_S = 60

@@ -13,7 +13,7 @@ from builder.debian import apt
 from builder.debian.apt import AptRunner
 from builder.debian.archives import Archives, Kept
 from builder.debian.os_lock import OS_LOCKS, OsLock, OsRequest
-from builder.host import Host
+from builder.index.host import Host
 from builder.matrix.project import Project
 from builder.matrix.schema import NO_SNAPSHOT, Arch, Matrix
 

@@ -9,7 +9,7 @@ from builder.common.console import View
 from builder.common.errors import UsageError
 from builder.engine import setup
 from builder.engine.client import Engine
-from builder.host import Host
+from builder.index.host import Host
 from builder.layers.store import Store
 from builder.matrix.project import Project
 

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from builder import host
 from builder.common.console import View
 from builder.common.errors import EngineError, NoEngineError
 from builder.debian import mmdebstrap
 from builder.engine.address import SOCKET, engine_address
 from builder.engine.client import Engine
 from builder.engine.model import EngineInfo
+from builder.index import host
 
 MINIMUM = (23, 0)
 PODMAN_MINIMUM = (4, 3)  # Debian 12's

@@ -21,8 +21,8 @@ from urllib.parse import quote, unquote
 
 from builder.common.errors import FetchError, LockError
 from builder.common.tasks import RetryPolicy
-from builder.host import Host, RunProgram
 from builder.index.download import DEFAULT_POLICY, FileFetcher
+from builder.index.host import Host, RunProgram
 from builder.index.session import IndexSession
 from builder.lock.python_lock import ARCHIVE, LockedPython, python_key
 

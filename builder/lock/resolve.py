@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from builder.common.errors import FetchError, LockError, UnreachableError
 from builder.common.text import counted
-from builder.host import Host
+from builder.index.host import Host
 from builder.index.wheels import LockedWheel
 from builder.lock import checks, lockfile, uv
 from builder.lock.lockfile import Basis, Lock, LockedComponent

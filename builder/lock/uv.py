@@ -22,7 +22,7 @@ from packaging.utils import BuildTag, InvalidWheelFilename, canonicalize_name, p
 from builder.common.errors import LockError, UnreachableError, choose_again
 from builder.common.http import Fault
 from builder.common.tasks import thread_pool
-from builder.host import Host
+from builder.index.host import Host
 from builder.index.local_index import LocalIndex, serve_index
 from builder.index.releases import UPLOAD_AGAIN, Index
 from builder.index.session import DOCTOR, POOL, IndexSession, authority_hint, failure_sentence

@@ -28,7 +28,7 @@ from builder.common.http import PIECE, Download
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
 from builder.common.text import one_line
-from builder.host import Host
+from builder.index.host import Host
 from builder.index.wheels import arch_of
 from builder.layers import oci
 from builder.layers.oci import Manifest

@@ -16,8 +16,8 @@ from requests.utils import DEFAULT_CA_BUNDLE_PATH
 from urllib3.util import create_urllib3_context
 
 from builder.common.errors import RegistryError, of_file
-from builder.host import Host, RegistrySettings
 from builder.index import settings as index
+from builder.index.host import Host, RegistrySettings
 
 FOLDER = Path("/etc/docker/certs.d")
 CONNECTIONS = 16  # kept open; more are made when needed

@@ -18,7 +18,7 @@ from builder.engine.run import Run
 from builder.evidence import results
 from builder.evidence.results import Coverage, Requirement
 from builder.evidence.suite import Suite
-from builder.host import Host
+from builder.index.host import Host
 from builder.layers import oci, stored_images
 from builder.layers.blobs import Descriptor
 from builder.layers.oci import Image, Manifest

@@ -22,7 +22,7 @@ from builder.common.files import digest_of_bytes, short_digest, write_atomically
 from builder.common.reference import ImageRef, staged_repository
 from builder.evidence import signing
 from builder.evidence.signing import Signer, Trust
-from builder.host import Host
+from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.oci import Digest, Image, Manifest
 from builder.matrix import tags

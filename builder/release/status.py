@@ -13,7 +13,7 @@ from builder.evidence import reports, results, signing
 from builder.evidence.results import OWN, Coverage, Requirement
 from builder.evidence.signing import Trust
 from builder.evidence.suite import Suite
-from builder.host import Host
+from builder.index.host import Host
 from builder.layers import oci, stored_images
 from builder.layers.oci import Image
 from builder.layers.store import Store

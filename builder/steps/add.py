@@ -36,8 +36,8 @@ from builder.engine.run import Run
 from builder.evidence import reports, sbom_and_provenance
 from builder.evidence.results import OWN, Evidence, Proof, coverage_of
 from builder.evidence.signing import Signer, Trust
-from builder.host import Apt
 from builder.index.download import Fetcher
+from builder.index.host import Apt
 from builder.index.wheels import LockedWheel, is_cuda_wheel
 from builder.layers import oci, wheel
 from builder.layers.blobs import Descriptor

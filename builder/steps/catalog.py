@@ -13,7 +13,7 @@ import jinja2
 
 from builder.common.errors import VerifyError
 from builder.common.text import size
-from builder.host import Host
+from builder.index.host import Host
 from builder.index.wheels import LockedWheel
 from builder.layers import oci
 from builder.layers.store import Store

@@ -16,7 +16,7 @@ from builder.common.tasks import RetryPolicy
 from builder.debian import os_lock
 from builder.debian.archives import HERE, STORE, Archives, Kept, PackageLocations
 from builder.debian.os_lock import OS_LOCKS, DebianPackage, OsLock, OsRequest
-from builder.host import Host
+from builder.index.host import Host
 from builder.index.wheels import PLATFORMS, LockedWheel, Wheel
 from builder.lock import lockfile
 from builder.lock.lockfile import Lock, LockedComponent

@@ -10,7 +10,7 @@ from builder.common.errors import EngineError
 from builder.debian.apt import AptRunner
 from builder.engine.client import Engine
 from builder.engine.run import Run
-from builder.host import Host, RunProgram
+from builder.index.host import Host, RunProgram
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from tests.fakes.engine import FakeEngine, MemoryConsole

@@ -21,7 +21,7 @@ from urllib3.exceptions import SSLError as UrllibSSLError
 from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
-from builder.host import Host
+from builder.index.host import Host
 from builder.registry.client import Repository
 
 HOST = "registry.example.test"

@@ -18,12 +18,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from builder import host
 from builder.build.operating_systems import Mmdebstrap
 from builder.common.console import View
 from builder.common.files import digest_of_data, digests_of_tree
 from builder.common.lock_text import KNOWN_LAYERS
 from builder.engine.run import Run
+from builder.index import host
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from tests.integration import stores, wheels

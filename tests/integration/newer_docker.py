@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from builder import host
+from builder.index import host
 from tests.integration import programs
 
 PACKAGES = ("docker.io", "containerd")

@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from builder import host
 from builder.debian import mmdebstrap
 from builder.debian.apt import Archive
+from builder.index import host
 from tests.integration.checkout import ROOT
 
 TIMEOUT_S = 300

@@ -22,7 +22,7 @@ import pytest
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
 from builder.evidence.signing import Signer
-from builder.host import Host
+from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
 from builder.lock.python_builds import uv_program

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from builder import host
+from builder.index import host
 from builder.layers.estargz import RESERVED
 from builder.plan import settings
 from tests.integration import wheels

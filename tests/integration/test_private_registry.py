@@ -12,7 +12,7 @@ from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
 from builder.evidence import signing
 from builder.evidence.signing import Signer
-from builder.host import Host
+from builder.index.host import Host
 from builder.layers.oci import Manifest
 from builder.registry import transfer, transport
 from builder.registry.client import Repository

@@ -11,7 +11,7 @@ import pytest
 
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
-from builder.host import Host
+from builder.index.host import Host
 from builder.registry.client import Repository
 from tests.integration import registry as registries
 from tests.integration import stores

@@ -16,7 +16,7 @@ import pytest
 from builder.common.errors import RegistryError
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
-from builder.host import Host
+from builder.index.host import Host
 from builder.layers.oci import Manifest
 from builder.registry import transfer, upload
 from builder.registry.client import Repository

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from builder.common.errors import FetchError, LockError
-from builder.host import Host
 from builder.index.download import Fetcher
+from builder.index.host import Host
 from builder.index.settings import IndexSettings
 from builder.lock.uv import Target, Uv
 from tests.integration import wheels

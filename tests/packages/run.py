@@ -34,7 +34,7 @@ from builder.common import strict_yaml, validation
 from builder.common.errors import ImageTestError, MatrixError, UsageError, did_you_mean, for_cells
 from builder.common.files import write_atomically
 from builder.common.text import counted, one_line
-from builder.host import FOLDER, Host
+from builder.index.host import FOLDER, Host
 from builder.matrix import cells, tags
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from builder import host
+from builder.index import host
 from tests.integration import newer_docker, stores
 from tests.integration import registry as registries
 from tests.integration.checkout import EXTRA, IN_CONTAINER, MAKES_OS, PLAIN, ROOT, SHORT, Checkout, docker, without

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from builder import host
+from builder.index import host
 from tests.integration import programs
 from tests.integration.checkout import ROOT, Checkout, docker
 from tests.integration.index import Index

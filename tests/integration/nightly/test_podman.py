@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from builder import host
+from builder.index import host
 from tests.integration.checkout import PLAIN, SHORT, Checkout, until
 from tests.integration.conftest import NewCheckout
 from tests.integration.programs import install

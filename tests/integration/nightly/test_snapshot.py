@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from builder import host
+from builder.index import host
 from tests.fakes.loopback import Loopback, Request
 from tests.integration import registry as registries
 from tests.integration import stores

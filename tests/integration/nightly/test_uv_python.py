@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from builder import host
-from builder.host import Host
+from builder.index import host
+from builder.index.host import Host
 from builder.layers.estargz import RESERVED
 from builder.lock.python_builds import PythonBuilds
 from tests.integration import registry as registries

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from builder.common.reference import ImageRef
-from builder.host import Host
+from builder.index.host import Host
 from builder.registry.client import Repository
 from tests.integration.checkout import Checkout
 from tests.integration.registry import Proxy

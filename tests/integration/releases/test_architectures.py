@@ -16,7 +16,7 @@ from builder.common.console import View
 from builder.engine.run import Run
 from builder.evidence.signing import Signer
 from builder.evidence.suite import Suite
-from builder.host import Host
+from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE
 from builder.layers.oci import Manifest

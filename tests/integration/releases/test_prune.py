@@ -12,7 +12,7 @@ import pytest
 
 from builder.common.reference import ImageRef
 from builder.evidence import reports
-from builder.host import Host
+from builder.index.host import Host
 from builder.registry import artifacts
 from builder.registry.client import Repository
 from builder.release.staging import TYPE

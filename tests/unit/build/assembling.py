@@ -18,8 +18,8 @@ from builder.common.files import digest_of_bytes, digest_of_data, replacing, sho
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
 from builder.engine.run import Run
-from builder.host import Host
 from builder.index.download import Fetcher
+from builder.index.host import Host
 from builder.index.settings import IndexSettings
 from builder.index.wheels import LockedWheel, Wheel
 from builder.layers import oci, stored_images, stored_layers

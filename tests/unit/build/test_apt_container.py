@@ -15,7 +15,7 @@ import pytest
 from builder.build import apt_container
 from builder.build.apt_container import ContainerApt
 from builder.engine.client import RunningContainer
-from builder.host import Apt, AptSource, Host
+from builder.index.host import Apt, AptSource, Host
 from builder.matrix.project import Project
 from tests.fakes.engine import FakeEngine
 from tests.fakes.mmdebstrap import FakeMmdebstrap

@@ -13,7 +13,7 @@ from builder.build.dockerfile import DockerfileBuilder, context_files
 from builder.build.programs import Program
 from builder.common.errors import BuildError, DiskError, EngineError
 from builder.common.files import digest_of_data
-from builder.host import Host
+from builder.index.host import Host
 from builder.index.settings import IndexSettings
 from builder.lock.lockfile import GROUP_LOCKS
 from builder.matrix.project import Project

@@ -19,7 +19,7 @@ from builder.compat.gpus import Gpu
 from builder.debian import os_lock
 from builder.debian.archives import Archives
 from builder.engine.client import Engine
-from builder.host import Host
+from builder.index.host import Host
 from builder.index.session import IndexSession
 from builder.index.settings import IndexSettings
 from builder.matrix.project import Project
@@ -72,7 +72,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=has["free"]))
     monkeypatch.setattr(operating_systems, "obstacle_here", lambda: has["reason"])
     monkeypatch.setattr("builder.compat.gpus.read_gpus", lambda: has["gpus"])
-    monkeypatch.setattr("builder.host.read_host", lambda: Host(index=has["settings"]))
+    monkeypatch.setattr("builder.index.host.read_host", lambda: Host(index=has["settings"]))
     monkeypatch.setattr("subprocess.run", programs)
     monkeypatch.setattr(IndexSession, "files", files)
     monkeypatch.setenv("DOCKER_CONFIG", "/nonexistent")

@@ -18,7 +18,7 @@ from builder.build.operating_systems import Mmdebstrap
 from builder.build.programs import Program
 from builder.common.errors import BuildError, DiskError, EngineError, UsageError
 from builder.debian.os_lock import DebianPackage, OsLock
-from builder.host import Apt, AptSource, Host
+from builder.index.host import Apt, AptSource, Host
 from builder.matrix.project import Project
 from tests.fakes.engine import INFO, FakeEngine, MemoryConsole, Programs
 from tests.fakes.locks import TIME

@@ -20,7 +20,7 @@ from builder.build.operating_systems import SystemLayers
 from builder.common.errors import BuilderError, BuildError, DiskError, FetchError
 from builder.common.files import digest_of_bytes
 from builder.debian.archives import Archives, DebianFetcher
-from builder.host import Apt, AptSource, Host
+from builder.index.host import Apt, AptSource, Host
 from builder.layers import stored_layers
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Layer

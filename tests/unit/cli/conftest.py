@@ -15,7 +15,7 @@ import pytest
 
 from builder import cli
 from builder.cli.context import Context
-from builder.host import Host
+from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE
 from builder.layers.store import Store
@@ -47,7 +47,7 @@ def run(tiny: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFix
     monkeypatch.delenv("GPU_IMAGES_STORE", raising=False)
     monkeypatch.delenv("GPU_IMAGES_STORE_LIMIT", raising=False)
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr("builder.host.read_host", Host)
+    monkeypatch.setattr("builder.index.host.read_host", Host)
     before = signal.getsignal(signal.SIGTERM)
 
     def exit_(code: int) -> NoReturn:

@@ -27,7 +27,7 @@ from builder.engine import setup
 from builder.engine.client import Engine
 from builder.engine.run import Run as StepRun
 from builder.evidence.signing import Signer, Trust
-from builder.host import RegistrySettings
+from builder.index.host import RegistrySettings
 from builder.lock.requirements import parse_requirement
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project

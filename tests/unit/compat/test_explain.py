@@ -18,7 +18,6 @@ from click.testing import CliRunner, Result
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from builder import host
 from builder.cli import explain as command
 from builder.cli.context import Context
 from builder.common import strict_yaml
@@ -27,7 +26,8 @@ from builder.common.files import digest_of_bytes
 from builder.compat import explain, gpus
 from builder.compat.explain import Explainer, Explanation, Resolve
 from builder.compat.gpus import Gpu
-from builder.host import Host
+from builder.index import host
+from builder.index.host import Host
 from builder.index.releases import Index, ListedPackage, ListedRelease, Metadata
 from builder.lock.resolve import Resolver
 from builder.matrix import cells, facts, reader

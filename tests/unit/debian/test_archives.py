@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import requests
 
-from builder import host as host_settings
 from builder.common.errors import EngineError, FetchError
 from builder.common.tasks import RetryPolicy
 from builder.debian import archives
@@ -28,8 +27,9 @@ from builder.debian.archives import (
     Place,
 )  # fmt: skip
 from builder.debian.os_lock import DebianPackage, OsLock
-from builder.host import Apt, AptSource, Host, RunProgram
+from builder.index import host as host_settings
 from builder.index.download import AbsentError
+from builder.index.host import Apt, AptSource, Host, RunProgram
 from builder.matrix.project import Project
 from tests.fakes.locks import TIME
 from tests.fakes.run import FakeApt

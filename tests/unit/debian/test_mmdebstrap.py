@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from builder.debian import mmdebstrap
-from builder.host import AptSource
+from builder.index.host import AptSource
 from tests.fakes.engine import Programs
 
 WRITTEN = """\

@@ -16,7 +16,7 @@ from builder.common.errors import IncompleteError, LockError, MatrixError, Stale
 from builder.debian import apt, os_lock, os_resolve
 from builder.debian.archives import Kept
 from builder.debian.os_lock import OS_LOCKS, OsLock, OsRequest
-from builder.host import Apt, AptSource, Host, RunProgram
+from builder.index.host import Apt, AptSource, Host, RunProgram
 from builder.lock import checks
 from builder.lock.lockfile import GROUP_LOCKS
 from builder.lock.resolve import Resolver

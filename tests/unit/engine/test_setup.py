@@ -13,7 +13,7 @@ from builder.common.errors import EngineError, NoEngineError
 from builder.engine import setup as engine_setup
 from builder.engine.client import Engine
 from builder.engine.setup import parse_version
-from builder.host import Apt, AptSource, Host
+from builder.index.host import Apt, AptSource, Host
 from tests.fakes.engine import FakeEngine, MemoryConsole, Programs
 
 DEBIAN = {"ID": "debian", "PRETTY_NAME": "Debian GNU/Linux 12", "VERSION_CODENAME": "bookworm"}
@@ -79,7 +79,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     monkeypatch.setattr(Engine, "connect", connect)
     monkeypatch.setattr(engine_setup, "SETUP_LOG", tmp_path / "setup.log")
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    monkeypatch.setattr("builder.host.os_release", lambda: DEBIAN)
+    monkeypatch.setattr("builder.index.host.os_release", lambda: DEBIAN)
     monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.setattr(engine_setup, "start", lambda _: calls.append("start"))
     return {"calls": calls}
@@ -110,7 +110,7 @@ def apt(machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, candidate: 
             AptSource(kind="security", uri="http://mirror.example.test/debian-security"),
         )
     )
-    monkeypatch.setattr("builder.host.read_host", lambda: machine.get("host", Host(archives=archives)))
+    monkeypatch.setattr("builder.index.host.read_host", lambda: machine.get("host", Host(archives=archives)))
     return programs
 
 
@@ -149,7 +149,7 @@ def test_an_engine_is_installed_without_the_machines_other_sources(
 def test_another_distributions_engine_is_installed_from_its_sources(
     machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("builder.host.os_release", lambda: {"ID": "ubuntu", "VERSION_CODENAME": "noble"})
+    monkeypatch.setattr("builder.index.host.os_release", lambda: {"ID": "ubuntu", "VERSION_CODENAME": "noble"})
     programs = apt(machine, monkeypatch, candidate="27.5.1")
     engine_setup.ensure(View(MemoryConsole()))
     assert programs.calls[-1][-4:] == list(engine_setup.PACKAGES)

@@ -18,7 +18,7 @@ from builder.common.reference import ImageRef
 from builder.evidence import signing
 from builder.evidence.cosign import CosignError, run_cosign
 from builder.evidence.signing import Signer, Trust
-from builder.host import Host, RegistrySettings
+from builder.index.host import Host, RegistrySettings
 from builder.index.settings import IndexSettings
 from builder.matrix.schema import Trusted
 from builder.registry import transport

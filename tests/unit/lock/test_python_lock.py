@@ -16,7 +16,7 @@ import pytest
 
 from builder.common.errors import FetchError, LockError
 from builder.common.tasks import RetryPolicy
-from builder.host import Host
+from builder.index.host import Host
 from builder.lock.python_builds import PythonBuilds, PythonFetcher
 from builder.lock.python_lock import PYTHON_LOCKS, LockedPython
 from tests.fakes.wire import Reply, Wire

@@ -17,7 +17,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.tags import parse_tag
 
 from builder.common.errors import FetchError, LockError, UnreachableError
-from builder.host import Host
+from builder.index.host import Host
 from builder.index.local_index import LocalIndex
 from builder.index.releases import Index
 from builder.index.settings import IndexSettings

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from builder.common.errors import RegistryError
 from builder.common.reference import ImageRef
-from builder.host import Host
+from builder.index.host import Host
 from builder.registry.auth import Credentials, Login, credentials, parse_challenges
 from builder.registry.client import Repository
 from builder.registry.failures import RejectedError

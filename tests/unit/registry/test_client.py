@@ -17,7 +17,7 @@ from builder.common import http as common_http
 from builder.common.errors import RegistryError
 from builder.common.files import digest_of_bytes
 from builder.common.tasks import RetryPolicy
-from builder.host import Host
+from builder.index.host import Host
 from builder.index.settings import IndexSettings
 from builder.layers.oci import Manifest
 from builder.registry.client import REFUSALS

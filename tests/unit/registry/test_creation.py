@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from builder.common.errors import RegistryError
-from builder.host import Apt, AptSource, Host, RegistrySettings
+from builder.index.host import Apt, AptSource, Host, RegistrySettings
 from builder.layers.oci import Manifest
 from builder.registry import client, transfer
 from tests.fakes.wire import HOST, Reply, Sent, Wire, connect, errors

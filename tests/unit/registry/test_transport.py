@@ -9,7 +9,7 @@ import pytest
 from requests.utils import DEFAULT_CA_BUNDLE_PATH
 
 from builder.common.errors import BuilderError, FileError
-from builder.host import Host, RegistrySettings
+from builder.index.host import Host, RegistrySettings
 from builder.index.settings import IndexSettings
 from builder.registry import transport
 from builder.registry.failures import RejectedError

@@ -19,7 +19,7 @@ from builder.engine.run import Run
 from builder.evidence import reports, signing
 from builder.evidence.results import Evidence, Proof, coverage_of
 from builder.evidence.signing import Trust
-from builder.host import Host
+from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE
 from builder.layers.store import Store as ImageStore

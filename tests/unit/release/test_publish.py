@@ -14,7 +14,7 @@ from builder.common.errors import ImageTestError, RegistryError, UsageError
 from builder.common.reference import ImageRef
 from builder.evidence import results
 from builder.evidence.suite import GPU_TESTS, Suite
-from builder.host import Host
+from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE
 from builder.layers.oci import Image, Layer, Manifest

@@ -12,7 +12,7 @@ import pytest
 from builder.common.errors import RegistryError, UsageError, VerifyError
 from builder.evidence import signing
 from builder.evidence.signing import Signer
-from builder.host import Host
+from builder.index.host import Host
 from builder.matrix.project import Project
 from builder.matrix.schema import Trusted
 from builder.registry import artifacts

@@ -15,7 +15,7 @@ from builder.common.reference import ImageRef
 from builder.evidence import reports, results
 from builder.evidence.results import Evidence
 from builder.evidence.suite import Suite
-from builder.host import Host
+from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.layers.store import Store

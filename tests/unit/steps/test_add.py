@@ -33,8 +33,8 @@ from builder.engine.run import Run
 from builder.evidence import reports, signing
 from builder.evidence.results import Evidence
 from builder.evidence.signing import Signer, Trust
-from builder.host import Host
 from builder.index.download import Fetcher
+from builder.index.host import Host
 from builder.index.wheels import LockedWheel
 from builder.layers.store import Store
 from builder.lock.requirements import parse_requirement

@@ -17,7 +17,7 @@ from builder.common.errors import UsageError
 from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
 from builder.evidence.results import Coverage, Evidence, Proof, coverage_of
-from builder.host import Host
+from builder.index.host import Host
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
 from builder.layers.store import Store
 from builder.matrix.project import Project

@@ -31,7 +31,7 @@ from builder.debian.archives import Archives, Kept, PackageLocations
 from builder.debian.os_lock import OsLock
 from builder.engine.run import Run
 from builder.evidence.results import Coverage
-from builder.host import Host
+from builder.index.host import Host
 from builder.layers.store import Store
 from builder.lock.lockfile import GROUP_LOCKS
 from builder.lock.resolve import Resolver

@@ -20,7 +20,7 @@ from builder.evidence import reports, results, signing
 from builder.evidence.results import Evidence
 from builder.evidence.signing import Signer
 from builder.evidence.suite import GPU_TESTS, Suite
-from builder.host import Host
+from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
 from builder.layers.known_layers import KnownLayers

@@ -18,7 +18,7 @@ from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
 from builder.evidence import reports, results
 from builder.evidence.signing import Signer
-from builder.host import Host
+from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, Descriptor
 from builder.layers.oci import Image

@@ -18,7 +18,7 @@ from builder.evidence import reports, results, signing
 from builder.evidence.results import Coverage, Evidence, Requirement
 from builder.evidence.signing import Signer, Trust
 from builder.evidence.suite import GPU_TESTS, Suite
-from builder.host import Host
+from builder.index.host import Host
 from builder.layers import stored_layers
 from builder.layers.blobs import MANIFEST_TYPE
 from builder.layers.oci import Image

@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from builder.cli.context import Context
 from builder.common.errors import FetchError, StaleError, UsageError
-from builder.host import Host
+from builder.index.host import Host
 from builder.index.session import IndexSession
 from builder.index.settings import IndexSettings
 from builder.matrix import facts

@@ -16,7 +16,7 @@ from packaging.version import Version
 from builder.cli.context import Context
 from builder.common import strict_yaml
 from builder.compat.explain import Explainer, Resolve
-from builder.host import Host
+from builder.index.host import Host
 from builder.index.releases import ListedPackage, ListedRelease, Metadata
 from builder.index.settings import IndexSettings
 from builder.matrix import reader

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from builder.common.reference import ImageRef
-from builder.host import Host
+from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.blobs import LAYER_TYPE, Descriptor
 from builder.registry import artifacts

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from builder import host
 from builder.common.errors import UsageError
-from builder.host import Apt, AptSource, Host
+from builder.index import host
+from builder.index.host import Apt, AptSource, Host
 from builder.index.settings import IndexSettings
 
 TARGETS = """\
