@@ -28,6 +28,7 @@ from builder.engine.client import Engine
 from builder.engine.run import Run as StepRun
 from builder.evidence.signing import Signer, Trust
 from builder.index.host import RegistrySettings
+from builder.layers.store import Store
 from builder.lock.requirements import parse_requirement
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
@@ -42,7 +43,7 @@ from builder.steps.images import ImageOptions
 from builder.steps.lock import Updated
 from builder.steps.verify import VerifyOptions
 from tests.fakes.engine import FakeEngine
-from tests.unit.cli.conftest import CELL, TODAY, Run, store_of
+from tests.unit.cli.conftest import CELL, TODAY, Run
 from tests.unit.matrix.test_cells import TINY_IDS
 
 PARENT, TARGET = "registry.example.test/org/em:1", "registry.example.test/team/vision:1"
@@ -59,12 +60,14 @@ class Steps:
 
     given: list[object] = field(default_factory=list)
     cells: list[list[str]] = field(default_factory=list)
+    stores: list[Store] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     error: BuilderError | None = None
 
     def make_images(self, run: StepRun, planned: Plan, options: ImageOptions) -> list[Outcome]:
         assert run.engine
         self.given.append(options)
+        self.stores.append(run.store)
         self.cells.append([image.id for image in planned.images])
         return self.outcomes
 
@@ -240,41 +243,34 @@ def test_an_engine_is_started_only_with_the_option(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "variable", "folder"),
+    ("arguments", "variables", "folder", "limit"),
     [
-        ([], "", "cache/gpu-images"),
-        (["--store", "here"], "", "project/here"),
-        ([], "there", "project/there"),
-        (["--store", "here"], "there", "project/here"),
+        ([], {}, "cache/gpu-images", 0),
+        (["--store", "here", "--store-limit", "2MB"], {}, "project/here", 2_000_000),
+        ([], {"GPU_IMAGES_STORE": "there", "GPU_IMAGES_STORE_LIMIT": "1GB"}, "project/there", 10**9),
+        (["--store", "here"], {"GPU_IMAGES_STORE": "there"}, "project/here", 0),
     ],
 )
-def test_the_option_decides_the_folder_of_the_store_before_the_variable(
+def test_the_store_is_that_of_the_option_before_the_variable(
     run: Run, steps: Steps, tiny: Project, monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str], variable: str, folder: str,
+    arguments: list[str], variables: dict[str, str], folder: str, limit: int,
 ) -> None:  # fmt: skip
-    if variable:
-        monkeypatch.setenv("GPU_IMAGES_STORE", variable)
-    assert run(*arguments, "test", CELL).code == 0
-    parent = tiny.root.parent
-    assert [path.parent for path in parent.rglob("oci-layout")] == [parent / folder]
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    run(*arguments, "build", CELL)
+    [store] = steps.stores
+    assert (store.root, store.limit) == (tiny.root.parent / folder, limit)
 
 
-@pytest.mark.parametrize(("home", "cache"), [("", ""), ("", "relative")])
-def test_the_store_needs_no_variable_home(run: Run, monkeypatch: pytest.MonkeyPatch, home: str, cache: str) -> None:
+def test_the_store_needs_no_variable_home(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty HOME gave /.cache; a relative XDG_CACHE_HOME must be ignored."""
-    monkeypatch.setenv("HOME", home)
-    monkeypatch.setenv("XDG_CACHE_HOME", cache)
+    monkeypatch.setenv("HOME", "")
     own = pwd.getpwuid(os.getuid()).pw_dir
-    assert Context().store.root == Path(own).resolve() / ".cache/gpu-images"
+    for cache in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", cache)
+        assert Context().store.root == Path(own).resolve() / ".cache/gpu-images"
     monkeypatch.setenv("HOME", "relative")
     assert run("gc", "--dry-run").code == 12
-
-
-def test_the_limit_of_the_store_is_a_size(run: Run, tiny: Project) -> None:
-    assert Context(store_limit=2, store_root=tiny.root).store.limit == 2
-    store_of(tiny)
-    assert run("--store-limit", "40GB", "gc").code == 0
-    assert run("--store-limit", "40 GB", "gc").code == 2
 
 
 @pytest.mark.usefixtures("run")
