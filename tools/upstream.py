@@ -13,6 +13,7 @@ from packaging.version import Version
 from builder.cli import SETTINGS, main
 from builder.cli.context import Context
 from builder.cli.options import debug_option
+from builder.common.console import View
 from builder.common.errors import UsageError, did_you_mean
 from builder.compat import explain
 from builder.compat.explain import Explainer
@@ -43,7 +44,7 @@ def upstream(context: Context, frameworks: Sequence[str]) -> None:
 
     def reason(matrix: Matrix, cell: Cell) -> str:
         context.say(f"{cell.group}: resolving {cell.release}")
-        return Resolver(project, settings, matrix=matrix, say=context.say).reason(cell)
+        return Resolver(project, settings, View(context.err), matrix).reason(cell)
 
     explainer = Explainer(
         matrix=project.matrix,

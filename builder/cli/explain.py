@@ -8,6 +8,7 @@ import click
 from rich.text import Text
 
 from builder.cli.context import Context, parse_image
+from builder.common.console import View
 from builder.common.errors import RefusedError, UsageError
 from builder.compat import explain, gpu_support, gpus
 from builder.compat.explain import Explainer
@@ -81,7 +82,7 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
         if not lockfile.stale_reason(project.matrix, lock, [cell]):
             return ""
         context.say(f"{cell.id}: resolving")
-        return Resolver(project, context.host, matrix=matrix, say=context.say).reason(cell)
+        return Resolver(project, context.host, View(context.err), matrix).reason(cell)
 
     cell = explain.cell_of_combination(project.matrix, targets[0])
     explanation = Explainer(

@@ -8,6 +8,7 @@ import click
 
 from builder.cli.context import Context
 from builder.cli.options import ALL_CELLS_HELP, cells_argument
+from builder.common.console import View
 from builder.common.errors import for_cells
 from builder.common.text import counted
 from builder.debian import os_lock
@@ -64,7 +65,7 @@ def lock_command(
     from builder.plan import budget, plan  # noqa: PLC0415
 
     with context.locked(project, "lock"):
-        resolver = Resolver(project, context.host, say=context.say)
+        resolver = Resolver(project, context.host, View(context.err))
         updated = locking.lock(
             context.run(project), chosen, resolver, upgrade=upgrade, refresh=refresh, packages=packages,
         )  # fmt: skip

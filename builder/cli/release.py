@@ -141,7 +141,7 @@ def refresh_command(
     context.say_support(project, chosen)
     with context.locked(project, "refresh"):
         run = context.run(project, start_engine=start_engine)
-        resolver = Resolver(project, context.host, say=context.say)
+        resolver = Resolver(project, context.host, run.view)
         report = refresh(
             run, chosen, resolver, ImageOptions(wait=context.wait, **values),
             area=area, signer=signer, today=context.today,

@@ -6,9 +6,10 @@ changes the lock of another group. Groups share wheels because each prefers the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from builder.common.console import View
 from builder.common.errors import FetchError, LockError, UnreachableError
 from builder.common.text import counted
 from builder.index.host import Host
@@ -28,9 +29,9 @@ class Resolver:
     `sizes` are known sizes of wheels, by SHA-256, so that each is requested once.
     """
 
-    def __init__(self, project: Project, host: Host, say: Callable[[str], None], matrix: Matrix | None = None) -> None:
+    def __init__(self, project: Project, host: Host, view: View, matrix: Matrix | None = None) -> None:
         self.matrix = matrix or project.matrix
-        self.say = say
+        self.view = view
         self.uv = Uv(host, project.scratch)
         self.sizes: dict[str, int] = {}
         self._toolkits: dict[tuple[str, str, str, frozenset[tuple[str, str]]], Mapping[str, str]] = {}
@@ -57,7 +58,7 @@ class Resolver:
             ):
                 parts, wheels = still_needed, kept_wheels
         if parts.keys() != needs.keys():
-            self.say(f"{cell.group}: resolving {counted(sum(map(len, needs.values())), 'requirement')}")
+            self.view.say(f"{cell.group}: resolving {counted(sum(map(len, needs.values())), 'requirement')}")
             new = [component for component in needs if component not in parts]
             try:
                 pins = {name: wheel.version for name, wheel in wheels.items()}
@@ -67,7 +68,9 @@ class Resolver:
                     raise
                 reason = str(error).split("\n", maxsplit=1)[-1].strip()
                 unfit = ", ".join(new)
-                self.say(f"{cell.group}: no versions of {unfit} fit the locked wheels; resolving all again: {reason}")
+                self.view.say(
+                    f"{cell.group}: no versions of {unfit} fit the locked wheels; resolving all again: {reason}"
+                )
                 parts, wheels, new = {}, {}, list(needs)
                 versions = self.versions(cell, needs, basis, preferred=preferred)
             # The versions are chosen for all components together. Each then has a list of its own, so that an image has
@@ -134,58 +137,26 @@ class Resolver:
             if wheel.size:
                 sizes.setdefault(wheel.sha256, wheel.size)
         if unknown := {wheel.sha256: (wheel, url) for wheel, url in listed.values() if wheel.sha256 not in sizes}:
-            self.say(f"{cell.group}: getting the size of {counted(len(unknown), 'wheel')}")
+            self.view.say(f"{cell.group}: getting the size of {counted(len(unknown), 'wheel')}")
             sizes |= self.uv.sizes(Target.of(self.matrix, cell), unknown)
         return {name: replace(wheel, size=sizes[wheel.sha256]) for name, (wheel, _) in listed.items()}
 
     def reason(self, cell: Cell) -> str:
         """The reason that a cell, in the matrix or not, does not resolve to wheels, or an empty string.
 
-        Names the requirement or constraint of matrix.yaml that causes it, if there is one. Raises FetchError if the
-        index cannot be reached.
+        Raises FetchError if the index cannot be reached.
         """
         needs, basis = lockfile.requirements(self.matrix, cell), lockfile.basis(self.matrix, cell)
-        try:
-            if reason := self._failure(cell, needs, basis):
-                for setting, other_needs, other_basis in self._without_one_setting(cell, needs, basis):
-                    if not self._failure(cell, other_needs, other_basis):
-                        return f"matrix.yaml: {setting} causes the conflict; without it, this resolves. {reason}"
-            return reason
-        except UnreachableError as error:
-            raise FetchError(str(error), hint=error.hint) from error
-
-    def _failure(self, cell: Cell, needs: Mapping[str, list[str]], basis: Basis) -> str:
-        """The reason that requirements do not resolve, or an empty string."""
         try:
             versions = self.versions(cell, needs, basis)
             closures = {name: self.closure(cell, packages, versions) for name, packages in needs.items()}
             wheels = {name: wheel for closure in closures.values() for name, (wheel, _) in closure.items()}
             _check(self.matrix, cell, closures, wheels)
-        except UnreachableError:
-            raise
+        except UnreachableError as error:
+            raise FetchError(str(error), hint=error.hint) from error
         except LockError as error:
             return str(error)
         return ""
-
-    def _without_one_setting(
-        self, cell: Cell, needs: Mapping[str, list[str]], basis: Basis
-    ) -> Iterator[tuple[str, Mapping[str, list[str]], Basis]]:
-        """Each optional setting of matrix.yaml for a cell, and the requirements and basis without it."""
-        framework = self.matrix.frameworks[cell.framework]
-        line = f'frameworks.{cell.framework}.versions."{cell.line}"'
-        for bound in basis.constraints:
-            others = [other for other in basis.constraints if other != bound]
-            yield f"{line}.constraints: {bound}", needs, replace(basis, constraints=others)
-        if basis.toolkit:
-            yield f'cuda."{cell.cuda}".toolkit: {basis.toolkit}', needs, replace(basis, toolkit="")
-        for component, packages in needs.items():
-            for package in packages:
-                if package == f"{framework.package_for(cell.cuda)}=={cell.release}":
-                    continue
-                is_of_line = package in framework.versions[cell.line].packages
-                place = f"{line}.packages" if is_of_line else f"components.{component}.packages"
-                left = {**needs, component: [other for other in packages if other != package]}
-                yield f"{place}: {package}", left, basis
 
 
 def _check(matrix: Matrix, cell: Cell, names: Mapping[str, Iterable[str]], wheels: Mapping[str, LockedWheel]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from builder.common.console import View
 from builder.common.errors import IncompleteError, LockError, MatrixError, StaleError
 from builder.debian import apt, os_lock, os_resolve
 from builder.debian.archives import Kept
@@ -182,7 +183,7 @@ def update(project: Project, *names: str, refresh: bool = False) -> tuple[list[s
 
 def update_all(project: Project, *names: str, refresh: bool = False) -> list[str]:
     """Updates wheels and systems: the changed paths. Raises the error for what failed."""
-    resolver = Resolver(project, Host(), say=lambda _: None)
+    resolver = Resolver(project, Host(), View(MemoryConsole()))
     chosen = project.select(names) if names else []
     updated = locking.lock(new_run(project), chosen, resolver, upgrade=False, refresh=refresh)
     if updated.error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,6 +17,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.tags import parse_tag
 
+from builder.common.console import View
 from builder.common.errors import FetchError, LockError, UnreachableError
 from builder.index.host import Host
 from builder.index.local_index import LocalIndex
@@ -30,6 +32,7 @@ from builder.lock.uv import Target
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from tests.fakes import locks
+from tests.fakes.engine import MemoryConsole
 from tests.fakes.wire import Reply, Wire
 
 Edit = Callable[[str, str], Project]
@@ -247,7 +250,7 @@ class Uv:
         self.linux = LINUX  # the platform of the CUDA wheels on the index
         self.commands: list[list[str]] = []
         self.calls: list[Call] = []
-        self.messages: list[str] = []
+        self.console = MemoryConsole()
         self.environ: dict[str, str] = {}
 
     @property
@@ -261,6 +264,10 @@ class Uv:
         return [call.packages for call in self.calls if call.is_closure]
 
     @property
+    def messages(self) -> list[str]:
+        return [text for text in re.split(r"\n(?! )", self.console.text.rstrip("\n")) if text]
+
+    @property
     def conflicts(self) -> list[str]:
         return [message for message in self.messages if "fit the locked wheels" in message]
 
@@ -268,7 +275,7 @@ class Uv:
         self, project: Project, index: IndexSettings | None = None, *, sizes: Mapping[str, int] | None = None
     ) -> Resolver:
         host = Host(index=index or IndexSettings())
-        resolver = Resolver(project, host, self.messages.append)
+        resolver = Resolver(project, host, View(self.console))
         resolver.uv.run = self
         resolver.sizes.update(sizes or {})
         return resolver
@@ -508,7 +515,7 @@ def test_the_size_of_a_wheel_is_requested_once(tiny: Project, uv: Uv) -> None:
         f"em-1.10-cu129-py311: getting the size of {len(first.wheels)} wheels",
         f"{NO_TOOLKIT}: getting the size of 1 wheel",
     ]
-    uv.messages.clear()
+    uv.console = MemoryConsole()
     resolver = uv.resolver(tiny, sizes={wheel.sha256: 77 for wheel in second.wheels})
     again = resolver.lock(tiny.groups[NO_TOOLKIT], None, {})
     assert {wheel.size for wheel in again.wheels} == {77}
@@ -521,7 +528,7 @@ def test_a_size_that_the_index_lists_is_not_requested(tiny: Project, uv: Uv) -> 
     lock = uv.resolve(tiny, NO_TOOLKIT)
     assert {wheel.size for wheel in lock.wheels} == {4321}
     assert not any("size" in message for message in uv.messages)
-    uv.messages.clear()
+    uv.console = MemoryConsole()
     uv.listed = ", size = 0"
     assert 0 not in {wheel.size for wheel in uv.resolve(tiny, NO_TOOLKIT).wheels}
 
@@ -665,55 +672,6 @@ def test_a_cell_that_resolves_and_still_does_not_work(edit: Edit, uv: Uv) -> Non
     assert "tensorboard 2.9.1 needs setuptools<82: it imports pkg_resources" in message
 
 
-PIP_3 = "pip>=3"  # the index has no such version
-SETTINGS: dict[str, tuple[str, str, dict[str, list[str]], str]] = {
-    # An edit of the matrix, what needs what, and the setting that is named.
-    "constraint": (
-        "{release: 0.5.3",
-        "{constraints: [pip<1, tools<82], release: 0.5.3",
-        {},
-        'frameworks.quartz.versions."0.5".constraints: pip<1',
-    ),
-    "toolkit": (
-        '"12.9": {}',
-        '"12.9": {toolkit: 12.9.9}',
-        {"cuda-toolkit[all]": [PIP_3]},
-        'cuda."12.9".toolkit: 12.9.9',
-    ),
-    "package of a component": (
-        "packages: [notebook]",
-        "packages: [notebook, blocker]",
-        {"blocker": [PIP_3]},
-        "components.jupyter.packages: blocker",
-    ),
-    "only package of a component": (
-        "packages: [notebook]",
-        "packages: [blocker]",
-        {"blocker": [PIP_3]},
-        "components.jupyter.packages: blocker",
-    ),
-    "package of the line": (
-        "{release: 0.5.3",
-        "{packages: [blocker==1.0], release: 0.5.3",
-        {"blocker": [PIP_3]},
-        'frameworks.quartz.versions."0.5".packages: blocker==1.0',
-    ),
-    "the framework itself": ("release: 0.5.3", "release: 0.5.4", {"quartz[cuda]": [RUNTIME, PIP_3]}, ""),
-}
-
-
-@pytest.mark.parametrize(("old", "new", "needs", "setting"), SETTINGS.values(), ids=SETTINGS.keys())
-def test_the_setting_that_causes_a_conflict_is_named(
-    edit: Edit, uv: Uv, old: str, new: str, needs: dict[str, list[str]], setting: str
-) -> None:
-    project = edit(old, new)
-    [cell] = project.select([f"{NO_TOOLKIT}-jupyter"])
-    uv.needs = needs
-    named = f"matrix.yaml: {setting} causes the conflict; without it, this resolves. " if setting else ""
-    message = uv.resolver(project).reason(cell)
-    assert message.startswith(f"{named}{cell.id}: cannot be resolved to wheels\n  No solution found")
-
-
 # ---- errors
 
 
@@ -829,7 +787,7 @@ def test_a_uv_that_stalls(tiny: Project) -> None:
     def stall(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         raise subprocess.TimeoutExpired(command, uv_program.TIMEOUT_S)
 
-    resolver = Resolver(tiny, Host(), lambda _: None)
+    resolver = Resolver(tiny, Host(), View(MemoryConsole()))
     resolver.uv.run = stall
     with pytest.raises(UnreachableError, match=rf"^{GROUP}: uv timed out after {uv_program.TIMEOUT_S} s"):
         resolver.lock(tiny.groups[GROUP], None, {})
@@ -842,7 +800,7 @@ def test_a_file_that_the_index_lists_but_does_not_have(tiny: Project, uv: Uv) ->
             path.unlink()
         return done
 
-    resolver = Resolver(tiny, Host(), uv.messages.append)
+    resolver = Resolver(tiny, Host(), View(uv.console))
     resolver.uv.run = lose
     with pytest.raises(LockError, match=rf"^{GROUP}: the index does not serve emberkit-2.0-py3-none-any.whl"):
         resolver.lock(tiny.groups[GROUP], None, {})
@@ -898,7 +856,7 @@ def resolve_with_indexes(
     resolver = Resolver(
         project,
         Host(index=IndexSettings().with_index("company", "https://python.example.test/simple")),
-        uv.messages.append,
+        View(uv.console),
     )
     resolver.uv.run, resolver.uv.catalogue, resolver.uv.serve = uv, Listing(uv), serve
     return resolver.lock(project.groups[group], present, {})

@@ -91,7 +91,7 @@ class Builds:
         return outcomes
 
     def refresh(self, *cells: str) -> Report:
-        resolver = Resolver(self.project, Host(), say=self.run.view.say)
+        resolver = Resolver(self.project, Host(), self.run.view)
         chosen = self.project.select(cells)
         return refresh(self.run, chosen, resolver, ImageOptions(), area=None, signer=None, today=date(2026, 11, 22))
 
