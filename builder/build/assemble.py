@@ -230,7 +230,8 @@ class Assembler:
     def close(self) -> None:
         """Stops downloads and removes the images that containers ran in, after those containers ended.
 
-        Waits for operating systems, layers and containers, but not after an interrupt.
+        Waits for operating systems, layers and containers, but not after an interrupt, which is being handled while
+        `closing` calls this.
         """
         wait = isinstance(sys.exception(), Exception | None)
         self._making_systems.shutdown(wait=wait, cancel_futures=True)

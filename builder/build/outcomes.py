@@ -121,7 +121,7 @@ def for_each_image(
     jobs: int,
     images: Sequence[PlannedImage],
     step: Callable[[PlannedImage], Outcome],
-    ready: Iterable[PlannedImage] = (),
+    ready: Iterable[PlannedImage] | None = None,
 ) -> dict[str, Outcome]:
     """Calls `step` for `jobs` images at a time; returns outcomes by image id, an error in that of its image.
 
@@ -145,7 +145,7 @@ def for_each_image(
     pool = ThreadPoolExecutor(max_workers=jobs)
     futures: dict[str, Future[Outcome]] = {}
     try:
-        for image in ready or images:
+        for image in images if ready is None else ready:
             futures[image.id] = pool.submit(timed_step, image)
             for future in futures.values():
                 if future.done():

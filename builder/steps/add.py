@@ -126,11 +126,12 @@ def add(run: Run, additions: Sequence[Addition], options: AddOptions) -> list[Ad
     """Makes the images, and sets their tags when all are complete.
 
     Leaves out a repeated addition whose parent is the same. An image without a registry stays in the engine, tested.
+    The caller holds the store.
     """
-    if not options.dry_run and (options.test or not all(each.target.registry for each in additions)):
-        run = replace(run, connected=run.engine)  # before anything is downloaded
     # apt takes 0.5 s, and no archive of Debian is used here.
     run = replace(run, host=replace(run.host, archives=Apt()))
+    if not options.dry_run and (options.test or not all(each.target.registry for each in additions)):
+        run.engine.check()  # before anything is downloaded
     program, progress = Uv(run.host), Meter(run.view, "wheels", "fetched", 0).add
     fetcher = Fetcher(run.host.index, run.store.downloads, progress=progress, catalogue=program.catalogue)
     made: list[Added] = []

@@ -56,7 +56,9 @@ class ImageOptions:
 
 
 def make_images(run: Run, planned: Plan, options: ImageOptions) -> list[Outcome]:
-    """Makes every image of a plan. Returns their outcomes in its order; a failure is in the outcome of its image.
+    """Makes every image of a plan, which was compared with images/. Returns their outcomes in its order.
+
+    A failure is in the outcome of its image. The caller holds the lock of the checkout.
 
     Raises StaleError with `locked` (--locked) if locked Debian packages are gone, or the error of locking them.
     """
@@ -74,6 +76,8 @@ def make_images(run: Run, planned: Plan, options: ImageOptions) -> list[Outcome]
     has_new_locks = lock_stale_systems(run, planned, lookup, archives, is_locked=options.locked)
     try:
         if has_new_locks:
+            # images/ is still current: Dockerfiles name locks, not packages. Layers of the earlier packages are no
+            # longer known.
             planned = render.load_checked_plan(run.project, [image.cell for image in planned.images])
             lookup = LayerLookup.of(run)
 
@@ -150,7 +154,7 @@ def build_test_tag(
             try:
                 if missing:
                     maker.start(missing)
-            except BuilderError as error:  # too little disk space, for example
+            except BuilderError as error:  # a compiler or buildx that cannot be used, for example
                 done |= {image.id: Outcome(image=image, error=error) for image in missing}
                 missing = []
             todo = [image for image in todo if image.id not in done]

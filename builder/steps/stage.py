@@ -38,7 +38,7 @@ def stage(
 
     Then lists them as a release of today and of this `revision`. With `images_only`, lists them for the day alone. Also
     attaches this machine's results to images that another machine staged. With a `lookup`, images that are neither
-    in the store nor staged are staged too, without test results.
+    in the store nor staged are staged too, without test results. The caller holds the store.
 
     Raises one error for all images that are neither in the store nor in staging, before anything is sent, and one for
     all failures.
