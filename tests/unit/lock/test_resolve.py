@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,6 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.tags import parse_tag
 
 from builder.common.console import View
 from builder.common.errors import FetchError, LockError, UnreachableError
@@ -23,7 +23,6 @@ from builder.index.host import Host
 from builder.index.local_index import LocalIndex
 from builder.index.releases import Index
 from builder.index.settings import IndexSettings
-from builder.index.wheels import tag_ranks
 from builder.lock import lockfile
 from builder.lock import uv as uv_program
 from builder.lock.lockfile import GROUP_LOCKS, Lock
@@ -42,9 +41,15 @@ TARGET = Target(name="em-1-cu129-py311", python="3.11", arch="amd64", glibc="2.3
 LINUX = "manylinux_2_28_x86_64"
 
 
-def rank(tag: str, python: str = "3.11", glibc: str = "2.36", platform: str = "x86_64") -> int | None:
-    ranks = tag_ranks(python, glibc, platform)
-    return min((ranks[name] for name in parse_tag(tag) if name in ranks), default=None)
+def entry(file: str, *, sha256: str | None = None) -> dict[str, Any]:
+    hashes = {"sha256": sha256 if sha256 is not None else hashlib.sha256(file.encode()).hexdigest()}
+    return {"url": f"https://files.example.test/a/{file}", "hashes": hashes}
+
+
+def best(*files: str, target: Target = TARGET) -> str:
+    wheel, url = uv_program._best_wheel(target, "x", {"version": "1.0", "wheels": [entry(file) for file in files]})
+    assert url.endswith(wheel.file)
+    return wheel.file
 
 
 # From the most specific to the least, as pip orders them.
@@ -53,30 +58,33 @@ ORDER = [
     "cp311-cp311-manylinux_2_17_x86_64",
     "cp311-cp311-manylinux2014_x86_64",
     "cp311-cp311-manylinux_2_16_x86_64",
-    "cp311-cp311-manylinux_2_12_x86_64",
     "cp311-cp311-manylinux2010_x86_64",
     "cp311-cp311-manylinux1_x86_64",
     "cp311-cp311-linux_x86_64",
-    f"cp311-abi3-{LINUX}",
-    f"cp311-none-{LINUX}",
-    f"cp310-abi3-{LINUX}",
-    f"cp32-abi3-{LINUX}",
-    f"py311-none-{LINUX}",
-    f"py3-none-{LINUX}",
-    f"py30-none-{LINUX}",
-    "cp311-none-any",
+    "cp311-abi3-manylinux_2_28_x86_64",
+    "cp311-none-manylinux_2_28_x86_64",
+    "cp310-abi3-manylinux_2_28_x86_64",
+    "py3-none-manylinux_2_28_x86_64",
     "py311-none-any",
     "py3-none-any",
-    "py30-none-any",
 ]
+TAKEN = {
+    # The first is to be taken.
+    **{better: [f"x-1.0-{better}.whl", f"x-1.0-{tag}.whl"] for better, tag in pairwise(ORDER)},
+    "the highest build": ["x-1.0-10-py3-none-any.whl", "x-1.0-9-py3-none-any.whl", "x-1.0-py3-none-any.whl"],
+    "the last letter of a build": ["x-1.0-2b-py3-none-any.whl", "x-1.0-2a-py3-none-any.whl"],
+    "the platform before the build": ["x-1.0-cp311-cp311-linux_x86_64.whl", "x-1.0-9-py3-none-any.whl"],
+    "one file listed twice": ["x-1.0-py3-none-any.whl", "x-1.0-py3-none-any.whl"],
+    "the best of several tags": [
+        "x-1.0-py3-none-manylinux2014_x86_64.manylinux_2_17_x86_64.whl", "x-1.0-py3-none-manylinux2014_x86_64.whl"
+    ],
+}  # fmt: skip
 
 
-def test_tags_from_specific_to_general() -> None:
-    ranks = [rank(tag) for tag in ORDER]
-    assert None not in ranks
-    assert ranks == sorted(ranks, key=lambda rank: rank or 0)
-    assert len(set(ranks)) == len(ranks)
-    assert ranks[0] == 0
+@pytest.mark.parametrize("files", TAKEN.values(), ids=TAKEN.keys())
+def test_the_wheel_that_an_installer_takes(files: list[str]) -> None:
+    assert best(*files) == files[0]
+    assert best(*reversed(files)) == files[0]
 
 
 @pytest.mark.parametrize(
@@ -89,43 +97,15 @@ def test_tags_from_specific_to_general() -> None:
     ],
 )  # fmt: skip
 def test_tags_that_do_not_fit(tag: str) -> None:
-    assert rank(tag) is None
+    assert best(SAME, f"x-1.0-{tag}.whl") == SAME
 
 
-def test_tags_of_an_older_machine() -> None:
-    assert rank("cp39-cp39-manylinux_2_31_x86_64", "3.9", "2.31") == 0
-    assert rank("cp39-cp39-manylinux_2_34_x86_64", "3.9", "2.31") is None
-
-
-def entry(file: str, *, sha256: str | None = None) -> dict[str, Any]:
-    hashes = {"sha256": sha256 if sha256 is not None else hashlib.sha256(file.encode()).hexdigest()}
-    return {"url": f"https://files.example.test/a/{file}", "hashes": hashes}
-
-
-def best(*files: str) -> str:
-    package = {"version": "1.0", "wheels": [entry(file) for file in files]}
-    wheel, url = uv_program._best_wheel(TARGET, "x", package)
-    assert url.endswith(wheel.file)
-    return wheel.file
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        # The first is to be taken.
-        ["x-1.0-cp311-cp311-manylinux_2_17_x86_64.whl", "x-1.0-py3-none-any.whl"],
-        ["x-1.0-cp311-cp311-manylinux_2_28_x86_64.whl", "x-1.0-cp311-cp311-manylinux_2_17_x86_64.whl"],
-        ["x-1.0-cp39-abi3-manylinux_2_17_x86_64.whl", "x-1.0-py3-none-any.whl"],
-        ["x-1.0-10-py3-none-any.whl", "x-1.0-9-py3-none-any.whl", "x-1.0-py3-none-any.whl"],
-        ["x-1.0-2b-py3-none-any.whl", "x-1.0-2a-py3-none-any.whl"],
-        ["x-1.0-cp311-cp311-linux_x86_64.whl", "x-1.0-9-py3-none-any.whl"],
-        ["x-1.0-py3-none-any.whl", "x-1.0-cp312-cp312-manylinux_2_17_x86_64.whl"],
-        ["x-1.0-py3-none-manylinux2014_x86_64.manylinux_2_17_x86_64.whl", "x-1.0-py3-none-manylinux2014_x86_64.whl"],
-    ],
-)
-def test_the_wheel_that_an_installer_takes(files: list[str]) -> None:
-    assert best(*files) == files[0]
-    assert best(*reversed(files)) == files[0]
+def test_wheels_of_another_machine() -> None:
+    old, arm64 = replace(TARGET, python="3.9", glibc="2.31"), replace(TARGET, arch="arm64")
+    fits, newer = (f"x-1.0-cp39-cp39-manylinux_2_{glibc}_x86_64.whl" for glibc in ("31", "34"))
+    assert best(SAME, fits, newer, target=old) == fits
+    amd64, aarch64 = (f"x-1.0-cp311-cp311-manylinux_2_17_{name}.whl" for name in ("x86_64", "aarch64"))
+    assert best(SAME, amd64, aarch64, target=arm64) == aarch64
 
 
 def test_a_local_version_in_an_address() -> None:
@@ -149,63 +129,107 @@ UNFIT: dict[str, tuple[list[dict[str, Any]], str]] = {
 def test_no_wheel_can_be_chosen(wheels: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(LockError) as caught:
         uv_program._best_wheel(TARGET, "x", {"version": "1.0", "wheels": wheels})
-    assert str(caught.value).startswith(f"{TARGET.name}: ")
-    assert message in str(caught.value)
+    assert str(caught.value).startswith(f"{TARGET.name}: {message}")
 
 
-def test_one_file_listed_twice_is_no_conflict() -> None:
-    assert best(SAME, SAME) == SAME
-
+# ---- uv's output
 
 NO_SOLUTION = """\
 warning: something else
 error: No solution found when resolving dependencies
   cause: Because you require ember==1.0 and ember==1.1, we can conclude that your requirements are unsatisfiable.
 """
-OUTPUTS = {
-    NO_SOLUTION: "Change a version in matrix.yaml",
-    "error: error sending request\n  cause: invalid peer certificate: UnknownIssuer": "Set SSL_CERT_FILE, or pip's",
-    "error: error sending request\n  cause: invalid peer certificate: Expired": "did not respond correctly",
-    "hint: `x` was requested with a pre-release marker (e.g., x==1rc1), but pre-releases weren't enabled (try: "
-    "`--prerelease=allow`)": "to the `packages` of the framework version",
-    "error: Failed to download `x==1`\n  cause: Hash mismatch for `x==1`": "do not match its hashes",
-    "  cause: Because x==1 has an invalid package format and\n\nhint: The structure of `x` (v1) was invalid": (
-        "Upload the wheel to the index again"
-    ),
-    "error: Failed to download `x==1`\n  cause: Failed to extract archive: x-1-py3-none-any.whl": (
-        "Upload the wheel to the index again"
-    ),
-    "  cause: Failed to extract archive: x-1-py3-none-any.whl\n  cause: error decoding response body": (
-        "did not respond correctly"
-    ),
-    "  cause: Because x==1 has no usable wheels and you require x==1": "build a wheel once",
-    "  cause: Because x==1 has no wheels with a matching Python version tag": "build a wheel once",
-}
-# As uv 0.13.8 prints them.
 _CONFLICT = "error: No solution found when resolving dependencies\n  cause: Because {}, we can conclude that ..."
-CONFLICTS = [
-    _CONFLICT.format("aiohttp==3.8.1 depends on async-timeout>=4.0.0a3,<5.0 and you require async-timeout==5.0.1"),
-    _CONFLICT.format("you require dnspython==2.6.1 and dnspython<2"),
-    _CONFLICT.format("there is no version of connectorx==99 and you require connectorx==99"),
-    _CONFLICT.format("failed-to-fetch was not found in the package registry and you require failed-to-fetch"),
-]
 _FETCH = "Failed to fetch: http://127.0.0.1:8000/simple/x/"
 _REQUEST = f"  cause: {_FETCH}\n  cause: error sending request for url (http://127.0.0.1:8000/simple/x/)"
 _REFUSED = "  cause: client error (Connect)\n  cause: tcp connect error\n  cause: Connection refused (os error 111)"
-INDEX_FAILURES = {
-    "closed port": f"error: Request failed after 3 retries in 4.7s\n{_REQUEST}\n{_REFUSED}",
-    "unknown host": f"error: Request failed after 3 retries in 9.5s\n{_REQUEST}\n  cause: dns error",
-    "stalled": f"error: Request failed after 3 retries in 15.3s\n{_REQUEST}\n  cause: operation timed out",
-    "status": f"error: {_FETCH}\n  cause: HTTP status server error (503 Service Unavailable) for url (http://...)",
-    "a page for people": 'error: Unsupported `Content-Type` "text/plain" for `http://127.0.0.1:8000/simple/x/`.',
-    "no type": "error: Missing `Content-Type` header for `http://127.0.0.1:8000/simple/x/`",
-    "no login": _CONFLICT.format("x was not found in the package registry and you require x")
-    + "\n\nhint: An index URL (http://127.0.0.1:8000/simple) could not be queried due to a lack of valid "
-    "authentication credentials (401 Unauthorized)",
-    "no permission": _CONFLICT.format("x was not found in the package registry and you require x")
-    + "\n\nhint: An index (http://127.0.0.1:8000/simple) returned a 403 Forbidden error.",
+_ABSENT = _CONFLICT.format("x was not found in the package registry and you require x")
+CHANGE, NO_RESPONSE, UPLOAD, BUILD = (
+    "Change a version in matrix.yaml",
+    "The package index did not respond correctly. `builder doctor` checks the index.",
+    "Upload the wheel to the index again",
+    "build a wheel once",
+)
+# What uv 0.13.8 prints, and the hint.
+REQUIREMENTS = {
+    "no solution": (NO_SOLUTION, CHANGE),
+    # Names of packages with a word of networks.
+    "timeout": (_CONFLICT.format("x depends on async-timeout<5.0 and you require async-timeout==5.0.1"), CHANGE),
+    "dns": (_CONFLICT.format("you require dnspython==2.6.1 and dnspython<2"), CHANGE),
+    "connect": (_CONFLICT.format("there is no version of connectorx==99 and you require connectorx==99"), CHANGE),
+    "fetch": (_CONFLICT.format("failed-to-fetch was not found in the package registry"), CHANGE),
+    "pre-release": (
+        "hint: `x` was requested with a pre-release marker (e.g., x==1rc1), but pre-releases weren't enabled (try: "
+        "`--prerelease=allow`)",
+        "to the `packages` of the framework version",
+    ),
+    "hash": ("error: Failed to download `x==1`\n  cause: Hash mismatch for `x==1`", "do not match its hashes"),
+    "format": ("  cause: Because x==1 has an invalid package format and\n\nhint: The structure of `x`", UPLOAD),
+    "archive": ("error: Failed to download `x==1`\n  cause: Failed to extract archive: x-1-py3-none-any.whl", UPLOAD),
+    "unusable wheels": ("  cause: Because x==1 has no usable wheels and you require x==1", BUILD),
+    "wheels of another Python": ("  cause: Because x==1 has no wheels with a matching Python version tag", BUILD),
+    "yanked": (
+        'warning: `ember==1.10.0` is yanked (reason: "broken")',
+        f"builder lock --upgrade-package ember {NO_TOOLKIT} && builder render",
+    ),
+}
+REQUESTS = {
+    "authority": (
+        "error: error sending request\n  cause: invalid peer certificate: UnknownIssuer",
+        "Set SSL_CERT_FILE",
+    ),
+    "certificate": ("error: error sending request\n  cause: invalid peer certificate: Expired", NO_RESPONSE),
+    "cut short": (
+        "  cause: Failed to extract archive: x-1-py3-none-any.whl\n  cause: error decoding response body",
+        NO_RESPONSE,
+    ),
+    "closed port": (f"error: Request failed after 3 retries in 4.7s\n{_REQUEST}\n{_REFUSED}", NO_RESPONSE),
+    "status": (f"error: {_FETCH}\n  cause: HTTP status server error (503 Service Unavailable) for url", NO_RESPONSE),
+    "a page for people": ('error: Unsupported `Content-Type` "text/plain" for `http://127.0.0.1/x/`.', NO_RESPONSE),
+    "no type": ("error: Missing `Content-Type` header for `http://127.0.0.1:8000/simple/x/`", NO_RESPONSE),
+    "no login": (
+        f"{_ABSENT}\n\nhint: An index URL (http://127.0.0.1:8000/simple) could not be queried due to a lack of valid "
+        "authentication credentials (401 Unauthorized)",
+        NO_RESPONSE,
+    ),
+    "no permission": (
+        f"{_ABSENT}\n\nhint: An index (http://127.0.0.1:8000/simple) returned a 403 Forbidden error.",
+        NO_RESPONSE,
+    ),
 }
 
+
+@pytest.mark.parametrize(
+    ("output", "hint", "kind"),
+    [
+        *(pytest.param(*row, LockError, id=name) for name, row in REQUIREMENTS.items()),
+        *(pytest.param(*row, UnreachableError, id=name) for name, row in REQUESTS.items()),
+    ],
+)
+def test_a_failure_is_one_of_the_requirements_or_of_the_index(
+    tiny: Project, uv: Uv, output: str, hint: str, kind: type[LockError]
+) -> None:
+    uv.result = 0 if "yanked" in output else 2, output
+    with pytest.raises(LockError) as caught:
+        uv.resolve(tiny, NO_TOOLKIT)
+    assert type(caught.value) is kind
+    assert hint in caught.value.hint
+    assert output.splitlines()[-1].split(": ")[-1].replace("`", "") in str(caught.value).replace("`", "")
+    assert len(uv.calls) == 1, "it is tried once"
+
+
+def test_uv_in_its_own_words_without_decoration(tiny: Project, uv: Uv) -> None:
+    uv.result = 2, NO_SOLUTION
+    with pytest.raises(LockError) as caught:
+        uv.resolve(tiny, GROUP)
+    assert str(caught.value).splitlines() == [
+        f"{GROUP}: cannot be resolved to wheels",
+        "  No solution found when resolving dependencies",
+        "  Because you require ember==1.0 and ember==1.1, we can conclude that your requirements are unsatisfiable.",
+    ]
+
+
+# ---- a stand-in for uv
 
 RUNTIME, SUMS = locks.CUDA
 TOOLKIT = "cuda-toolkit[all]==12.10.1"
@@ -384,14 +408,6 @@ def test_wheels_for_arm64_are_for_its_platform(edit: Edit, uv: Uv) -> None:
     )
 
 
-def test_a_wheel_for_another_platform_does_not_fit_arm64() -> None:
-    assert rank("cp311-cp311-manylinux_2_17_aarch64", platform="aarch64") is not None
-    assert rank("cp311-cp311-manylinux_2_17_x86_64", platform="aarch64") is None
-    wheels = [entry("x-1.0-cp311-cp311-manylinux_2_28_x86_64.whl")]
-    with pytest.raises(LockError, match=r"no wheel for Python 3\.11 on aarch64"):
-        uv_program._best_wheel(replace(TARGET, arch="arm64"), "x", {"version": "1.0", "wheels": wheels})
-
-
 def test_versions_are_chosen_for_the_whole_group_then_wheels_for_each_component(tiny: Project, uv: Uv) -> None:
     group = tiny.groups[GROUP]
     lock = uv.resolve(tiny, GROUP)
@@ -402,7 +418,8 @@ def test_versions_are_chosen_for_the_whole_group_then_wheels_for_each_component(
     assert all(sorted(call.bounds) == sorted(pins(lock)) for call in uv.calls if call.is_closure), "all are pinned"
     assert len(uv.calls) == 1 + 1 + len(needs), "the toolkit, the versions, and each component once"
     assert all("--only-binary" in command and ":all:" in command for command in uv.commands)
-    assert uv.commands[0][uv.commands[0].index("--python-platform") + 1] == "x86_64-manylinux_2_36"
+    for option, value in (("--python-platform", "x86_64-manylinux_2_36"), ("--prerelease", "explicit")):
+        assert {command[command.index(option) + 1] for command in uv.commands} == {value}
 
     assert (lock.group, lock.basis) == (GROUP, lockfile.basis(tiny.matrix, group[0]))
     assert {name: part.requirements for name, part in lock.components.items()} == needs
@@ -413,7 +430,6 @@ def test_versions_are_chosen_for_the_whole_group_then_wheels_for_each_component(
         "jupyter": ["notebook"],
     }
     assert [wheel.name for wheel in lock.wheels] == sorted(lock.versions)
-    assert {wheel.size for wheel in lock.wheels} != {0}
     assert all(wheel.size == len(wheel.file) for wheel in lock.wheels)
     assert str(uv.wheels) not in GROUP_LOCKS.dump(lock)
     assert GROUP_LOCKS.parse(GROUP_LOCKS.dump(lock), GROUP) == lock
@@ -437,12 +453,6 @@ def test_versions_of_the_toolkit_are_preferences(tiny: Project, uv: Uv) -> None:
     assert choice.bounds == []
     assert (lock.versions[RUNTIME], lock.versions[SUMS]) == ("12.10.1", "12.10.1")
     assert "cuda-toolkit" not in lock.versions
-
-
-def test_versions_of_the_toolkit_do_not_override_what_a_framework_pins(tiny: Project, uv: Uv) -> None:
-    uv.needs = {"ember": [f"{RUNTIME}==12.10.7", SUMS]}
-    lock = uv.resolve(tiny, GROUP)
-    assert (lock.versions[RUNTIME], lock.versions[SUMS]) == ("12.10.7", "12.10.1")
 
 
 def test_the_toolkit_is_resolved_once_for_each_python(tiny: Project, uv: Uv) -> None:
@@ -469,57 +479,25 @@ def test_constraints_of_the_line_hold_and_preferred_versions_are_taken(edit: Edi
     assert "gone" not in lock.versions
 
 
-def test_a_preferred_version_that_does_not_fit_is_not_taken(edit: Edit, uv: Uv) -> None:
-    project = edit("packages: [notebook]", "packages: [notebook>=2]")
-    lock = uv.resolve(project, NO_TOOLKIT, prefer={"notebook": "1.5", "board": "1.5"})
-    assert (lock.versions["notebook"], lock.versions["board"]) == ("2.0", "1.5")
-
-
-def test_on_the_cpu(on_cpu: Project, uv: Uv) -> None:
-    lock = uv.resolve(on_cpu, "qz-0.5-cpu-py311")
-    assert uv.calls[0].packages == ["board", "notebook", "pip", "quartz==0.5.3"]
-    assert list(lock.components) == ["python", "quartz", "board", "jupyter"]
-    assert sorted(lock.versions) == ["board", "notebook", "pip", "quartz"]
-
-
-def test_a_cpu_package_that_requires_cuda(edit: Edit, on_cpu: Project, uv: Uv) -> None:
-    assert on_cpu.cells
-    project = edit('package_on: {"12": "quartz[cuda]"}', 'package_on: {cpu: "quartz[cuda]"}')
-    group = "qz-0.5-cpu-py311"
-    with pytest.raises(LockError, match=rf"^{group}: quartz 0.5.3 on this index is not a CPU build: .* \(nvidia-"):
-        uv.resolve(project, group)
-
-
-def test_another_cuda_than_the_tag_says(tiny: Project, uv: Uv) -> None:
-    uv.needs = {"ember": [f"{RUNTIME}==12.9.7"]}
-    with pytest.raises(LockError, match=r"requires CUDA 12.9.7"):
-        uv.resolve(tiny, GROUP)
-
-
 def test_a_runtime_that_only_a_variant_requires_does_not_make_a_framework_one_for_cuda(edit: Edit, uv: Uv) -> None:
     """The compiler of the variant `devel` requires a CUDA runtime: jax 0.6.2 without an extra was locked as cu132."""
     edit("package: quartz[cuda]", "package: quartz")
     project = with_extra(edit, RUNTIME)
-    with pytest.raises(LockError, match=rf"^{NO_TOOLKIT}: no CUDA runtime among the wheels: quartz 0\.5\.3 would be"):
+    with pytest.raises(LockError, match="no CUDA runtime"):
         uv.resolve(project, NO_TOOLKIT)
 
 
 def test_the_size_of_a_wheel_is_requested_once(tiny: Project, uv: Uv) -> None:
-    def sizes() -> list[str]:
-        return [message for message in uv.messages if "size" in message]
-
     resolver = uv.resolver(tiny)
     first = resolver.lock(tiny.groups["em-1.10-cu129-py311"], None, {})
     second = resolver.lock(tiny.groups[NO_TOOLKIT], None, {})
-    assert sizes() == [
+    assert [message for message in uv.messages if "size" in message] == [
         f"em-1.10-cu129-py311: getting the size of {len(first.wheels)} wheels",
         f"{NO_TOOLKIT}: getting the size of 1 wheel",
     ]
-    uv.console = MemoryConsole()
     resolver = uv.resolver(tiny, sizes={wheel.sha256: 77 for wheel in second.wheels})
     again = resolver.lock(tiny.groups[NO_TOOLKIT], None, {})
     assert {wheel.size for wheel in again.wheels} == {77}
-    assert sizes() == []
 
 
 def test_a_size_that_the_index_lists_is_not_requested(tiny: Project, uv: Uv) -> None:
@@ -588,11 +566,7 @@ def test_a_new_component_that_does_not_fit_resolves_all_again(tiny: Project, edi
     uv.newest, uv.needs = "3.0", {"extra": ["pip==1.0", "other"]}
     lock = uv.resolve(project, GROUP, present, {"other": "1.5", "notebook": "1.5"})
 
-    [message] = uv.conflicts
-    assert message.startswith(
-        f"{GROUP}: no versions of extra fit the locked wheels; resolving all again: No solution found"
-    )
-    assert "\n  Because you require" in message
+    assert len(uv.conflicts) == 1
     refused, choice = uv.version_calls
     assert sorted(refused.bounds) == sorted(pins(present))
     assert choice.bounds == []
@@ -606,7 +580,7 @@ def test_a_new_component_that_does_not_fit_resolves_all_again(tiny: Project, edi
 def test_a_new_component_that_fits_nowhere(tiny: Project, edit: Edit, uv: Uv) -> None:
     present = locks.lock_of(tiny, tiny.groups[NO_TOOLKIT])
     uv.needs = {"extra": ["pip>=2"]}
-    with pytest.raises(LockError, match=f"^{NO_TOOLKIT}: cannot be resolved to wheels\n  No solution found"):
+    with pytest.raises(LockError):
         uv.resolve(with_extra(edit, "extra, pip==1.0"), NO_TOOLKIT, present)
     assert [len(call.bounds) for call in uv.calls] == [len(present.wheels), 0], "beside the locked wheels, then freely"
     assert len(uv.conflicts) == 1
@@ -635,17 +609,6 @@ def test_a_change_of_what_is_locked_resolves_all_again(tiny: Project, edit: Edit
     assert uv.closures == list(needs.values())
     assert {name: part.requirements for name, part in lock.components.items()} == needs
     assert lock.basis == lockfile.basis(project.matrix, group[0])
-    assert (lock.versions["pip"], lock.versions["notebook"]) == ("2.0", "2.0")
-    assert uv.conflicts == []
-
-
-def test_another_toolkit_moves_what_no_framework_pins(tiny: Project, edit: Edit, uv: Uv) -> None:
-    present = locks.lock_of(tiny, tiny.groups[GROUP])
-    uv.newest = "3.0"
-    uv.needs = {"cuda-toolkit[all]": [f"{SUMS}==12.10.9"], "ember": [f"{RUNTIME}==12.10.7", SUMS]}
-    lock = uv.resolve(edit("toolkit: 12.10.1", "toolkit: 12.10.2"), GROUP, present)
-    assert lock.basis.toolkit == "12.10.2"
-    assert lock.versions == {**present.versions, SUMS: "12.10.9"}
 
 
 # ---- the reason why a cell does not resolve
@@ -665,113 +628,29 @@ def test_the_reason_for_a_cell_that_the_matrix_need_not_have(tiny: Project, uv: 
     assert uv.resolver(tiny).reason(cell).startswith(f"{cell.id}: cannot be resolved to wheels\n  No solution found")
 
 
-def test_a_cell_that_resolves_and_still_does_not_work(edit: Edit, uv: Uv) -> None:
-    project = edit("packages: [board]", "packages: [tensorboard==2.9.1]")
-    [cell] = project.select(["qz-0.5-cu129-py311-board"])
-    message = uv.resolver(project).reason(cell)
-    assert "tensorboard 2.9.1 needs setuptools<82: it imports pkg_resources" in message
-
-
 # ---- errors
 
 
 UNREACHABLE = (2, "error: Failed to fetch: https://index.example.test/simple/ember/")
 
 
-def test_an_unreachable_index_is_not_a_reason(tiny: Project, uv: Uv) -> None:
-    uv.result = UNREACHABLE
-    with pytest.raises(FetchError, match="Failed to fetch"):
-        uv.resolver(tiny).reason(tiny.cells[0])
-    with pytest.raises(UnreachableError):
-        uv.resolve(tiny, GROUP)
-
-
-@pytest.mark.parametrize("output", INDEX_FAILURES.values(), ids=INDEX_FAILURES.keys())
-def test_a_failed_request_is_a_failure_of_the_index(tiny: Project, uv: Uv, output: str) -> None:
-    uv.result = 2, output
-    with pytest.raises(UnreachableError) as caught:
-        uv.resolve(tiny, GROUP)
-    assert caught.value.hint == "The package index did not respond correctly. `builder doctor` checks the index."
-
-
-@pytest.mark.parametrize("output", CONFLICTS)
-def test_a_name_with_a_word_of_networks_is_not_a_failure_of_the_index(tiny: Project, uv: Uv, output: str) -> None:
-    uv.result = 1, output
-    reason = uv.resolver(tiny).reason(tiny.cells[0])
-    assert output.splitlines()[-1].strip().removeprefix("cause: ") in reason
-    with pytest.raises(LockError) as caught:
-        uv.resolve(tiny, GROUP)
-    assert caught.value.hint.startswith("Change a version in matrix.yaml")
-
-
-def test_an_unreachable_index_is_not_a_conflict(tiny: Project, edit: Edit, uv: Uv) -> None:
+def test_an_unreachable_index_is_neither_a_conflict_nor_a_reason(tiny: Project, edit: Edit, uv: Uv) -> None:
     present = locks.lock_of(tiny, tiny.groups[NO_TOOLKIT])
     uv.result = UNREACHABLE
     with pytest.raises(UnreachableError):
         uv.resolve(with_extra(edit), NO_TOOLKIT, present)
-    assert len(uv.calls) == 1
     assert uv.conflicts == []
+    with pytest.raises(FetchError):
+        uv.resolver(tiny).reason(tiny.cells[0])
 
 
-def test_a_group_that_does_not_resolve_is_tried_once(tiny: Project, uv: Uv) -> None:
-    uv.result = 1, NO_SOLUTION
-    with pytest.raises(LockError, match=f"^{NO_TOOLKIT}: cannot be resolved to wheels\n  No solution found"):
-        uv.resolve(tiny, NO_TOOLKIT)
-    assert len(uv.calls) == 1
-    assert uv.messages == [f"{NO_TOOLKIT}: resolving 4 requirements"]
-
-
-@pytest.mark.parametrize(
-    ("result", "message"),
-    [
-        ((0, 'warning: `ember==1.10.0` is yanked (reason: "broken")\n'), ' ember==1.10.0 is yanked (reason: "broken")'),
-        ((0, "warning: `ember==1.10.0` is yanked\n"), " ember==1.10.0 is yanked"),
-        ((2, NO_SOLUTION), "cannot be resolved to wheels\n  No solution found"),
-    ],
-)
-def test_messages_of_uv(tiny: Project, uv: Uv, result: tuple[int, str], message: str) -> None:
-    uv.result = result
-    with pytest.raises(LockError) as caught:
-        uv.resolve(tiny, GROUP)
-    assert str(caught.value).startswith(f"{GROUP}: ")
-    assert message in str(caught.value)
-    assert caught.value.hint
-    if "yanked" in message:
-        assert caught.value.hint.endswith(f"builder lock --upgrade-package ember {GROUP} && builder render")
-
-
-def test_uv_in_its_own_words_without_decoration(tiny: Project, uv: Uv) -> None:
-    uv.result = 2, NO_SOLUTION
-    with pytest.raises(LockError) as caught:
-        uv.resolve(tiny, GROUP)
-    assert str(caught.value).splitlines() == [
-        f"{GROUP}: cannot be resolved to wheels",
-        "  No solution found when resolving dependencies",
-        "  Because you require ember==1.0 and ember==1.1, we can conclude that your requirements are unsatisfiable.",
-    ]
-
-
-@pytest.mark.parametrize(("output", "hint"), OUTPUTS.items(), ids=list(OUTPUTS.values()))
-def test_hints(tiny: Project, uv: Uv, output: str, hint: str) -> None:
-    uv.result = 2, output
-    with pytest.raises(LockError) as caught:
-        uv.resolve(tiny, GROUP)
-    assert hint in caught.value.hint
-
-
-def test_uv_takes_only_pre_releases_that_matrix_yaml_names(edit: Edit, uv: Uv) -> None:
-    """Its `explicit` takes those that a requirement or a constraint names, and none that only a package requires."""
-    lock = uv.resolve(edit("release: 0.5.3", "release: 0.6.0rc1"), NO_TOOLKIT)
-    assert lock.versions["quartz"] == "0.6.0rc1"
-    assert {command[command.index("--prerelease") + 1] for command in uv.commands} == {"explicit"}
-
-
-def test_uv_uses_the_main_index_alone(tiny: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("UV_EXTRA_INDEX_URL", "UV_OFFLINE"):
+def test_uv_uses_the_main_index_alone_and_gets_no_login(tiny: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("UV_EXTRA_INDEX_URL", "UV_OFFLINE", "UV_INDEX_COMPANY_USERNAME", "UV_INDEX_COMPANY_PASSWORD"):
         monkeypatch.setenv(name, "1")
     uv.resolve(tiny, GROUP)
     assert "UV_OFFLINE" in uv.environ
     assert "UV_EXTRA_INDEX_URL" not in uv.environ
+    assert not any("COMPANY" in name for name in uv.environ)
 
 
 def test_the_mirror_is_not_named(tiny: Project, uv: Uv) -> None:
@@ -821,18 +700,11 @@ def test_sizes_are_requested_with_the_settings_of_the_index(
         assert sent.headers["Authorization"].startswith("Basic ")
         assert sent.options["verify"] is False
     wire.answers = lambda _: Reply(status=403)
-    with pytest.raises(LockError, match=r"-any\.whl: the index returned 403 Forbidden"):
+    with pytest.raises(LockError, match="403 Forbidden"):
         uv.resolver(tiny, settings).lock(tiny.groups[NO_TOOLKIT], None, {})
 
 
 # ---- indexes
-
-
-def test_the_logins_of_indexes_are_not_passed_to_uv(tiny: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UV_INDEX_COMPANY_USERNAME", "me")
-    monkeypatch.setenv("UV_INDEX_COMPANY_PASSWORD", "s3cret")
-    uv.resolve(tiny, NO_TOOLKIT)
-    assert not any("COMPANY" in name for name in uv.environ)
 
 
 class Listing(Index):
@@ -846,80 +718,62 @@ class Listing(Index):
         return [SimpleNamespace(filename=path.name, url=path.as_uri()) for path in self._uv.wheels.glob("*.whl")]
 
 
-def without_server(index: Index, _: object) -> AbstractContextManager[tuple[str, LocalIndex]]:
-    return nullcontext(("http://127.0.0.1:1/s/simple/", LocalIndex(index)))
-
-
 def resolve_with_indexes(
-    uv: Uv, project: Project, present: Lock | None = None, *, group: str = GROUP, serve: Any = without_server
+    uv: Uv,
+    project: Project,
+    present: Lock | None = None,
+    *,
+    absent: Sequence[str] = (),
+    failures: Sequence[FetchError] = (),
 ) -> Lock:
-    resolver = Resolver(
-        project,
-        Host(index=IndexSettings().with_index("company", "https://python.example.test/simple")),
-        View(uv.console),
-    )
-    resolver.uv.run, resolver.uv.catalogue, resolver.uv.serve = uv, Listing(uv), serve
-    return resolver.lock(project.groups[group], present, {})
+    """Resolves GROUP. `absent` and `failures` are what the local index saw."""
+
+    def serve(index: Index, _: object) -> AbstractContextManager[tuple[str, LocalIndex]]:
+        local = LocalIndex(index)
+        local.absent += absent
+        local.failures += failures
+        return nullcontext(("http://127.0.0.1:1/s/simple/", local))
+
+    resolver = uv.resolver(project, IndexSettings().with_index("company", "https://python.example.test/simple"))
+    resolver.uv.catalogue, resolver.uv.serve = Listing(uv), serve
+    return resolver.lock(project.groups[GROUP], present, {})
 
 
 @pytest.fixture
-def company(edit: Edit) -> Project:
+def company(edit: Edit, monkeypatch: pytest.MonkeyPatch) -> Project:
     """The tiny project, whose `notebook` comes from an index of its own."""
+    monkeypatch.setenv("NETRC", "/nonexistent")
     edit("debian:\n", "indexes: {company: https://python.example.test/simple}\ndebian:\n")
     return edit("    packages: [notebook]\n", "    packages: [notebook]\n    index: company\n")
 
 
-def test_the_index_of_a_wheel_is_locked(company: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NETRC", "/nonexistent")
-    lock = resolve_with_indexes(uv, company)
+@pytest.mark.parametrize("has_lock", [False, True])
+def test_the_index_of_a_wheel_is_locked(tiny: Project, company: Project, uv: Uv, has_lock: bool) -> None:
+    """A locked wheel of another index is not kept."""
+    lock = resolve_with_indexes(uv, company, locks.locks(tiny)[GROUP] if has_lock else None)
     assert {wheel.name: wheel.index for wheel in lock.wheels if wheel.index} == {"notebook": "company"}
     assert uv.environ["UV_DEFAULT_INDEX"].startswith("http://127.0.0.1:")
     assert uv.environ["NO_PROXY"] == "127.0.0.1"
     assert lockfile.stale_reason(company.matrix, lock, company.groups[GROUP]) == ""
-
-
-def test_a_locked_wheel_of_another_index_is_not_kept(
-    tiny: Project, company: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NETRC", "/nonexistent")
-    lock = resolve_with_indexes(uv, company, locks.locks(tiny)[GROUP])
-    assert {wheel.name: wheel.index for wheel in lock.wheels if wheel.index} == {"notebook": "company"}
     uv.calls.clear()
     assert resolve_with_indexes(uv, company, lock) == lock
     assert uv.calls == []
 
 
-def test_a_package_that_its_index_does_not_have_is_named(
-    company: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NETRC", "/nonexistent")
-
-    @contextmanager
-    def serve(index: Index, _: object) -> Iterator[tuple[str, LocalIndex]]:
-        local = LocalIndex(index)
-        local.absent += ["pip", "notebook"]
-        yield "http://127.0.0.1:1/s/simple/", local
-
+def test_a_package_that_its_index_does_not_have_is_named(company: Project, uv: Uv) -> None:
     uv.result = 1, NO_SOLUTION
-    with pytest.raises(LockError, match=f"^{NO_TOOLKIT}: the index company has no package notebook$") as caught:
-        resolve_with_indexes(uv, company, group=NO_TOOLKIT, serve=serve)
-    assert not isinstance(caught.value, UnreachableError)
+    with pytest.raises(LockError, match="the index company has no package notebook") as caught:
+        resolve_with_indexes(uv, company, absent=["pip", "notebook"])
+    assert type(caught.value) is LockError
 
 
+@pytest.mark.parametrize("result", [(0, ""), (1, NO_SOLUTION)])
 def test_a_failure_of_an_index_is_not_one_of_the_requirements(
-    company: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch
+    company: Project, uv: Uv, result: tuple[int, str]
 ) -> None:
     """Even if uv found other versions, or blames the requirements."""
-    monkeypatch.setenv("NETRC", "/nonexistent")
-
-    @contextmanager
-    def serve(index: Index, _: object) -> Iterator[tuple[str, LocalIndex]]:
-        local = LocalIndex(index)
-        local.failures.append(FetchError("notebook: the index company returned 403 Forbidden", hint="Give a login."))
-        yield "http://127.0.0.1:1/s/simple/", local
-
-    for result in ((0, ""), (1, NO_SOLUTION)):
-        uv.result = result
-        with pytest.raises(UnreachableError, match=r"notebook: the index company returned 403 Forbidden$") as caught:
-            resolve_with_indexes(uv, company, group=NO_TOOLKIT, serve=serve)
-        assert caught.value.hint == "Give a login."
+    uv.result = result
+    failure = FetchError("notebook: the index company returned 403 Forbidden", hint="Give a login.")
+    with pytest.raises(UnreachableError, match=str(failure)) as caught:
+        resolve_with_indexes(uv, company, failures=[failure])
+    assert caught.value.hint == failure.hint
