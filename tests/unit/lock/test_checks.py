@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -19,145 +20,124 @@ from tests.fakes import locks
 from tests.paths import ROOT
 
 TORCH = Cell(framework="pytorch", short="pt", line="2.9", release="2.9.1", cuda="12.8", python="3.11", variant="plain")
+TORCH_13, TORCH_CPU = replace(TORCH, cuda="13.2"), replace(TORCH, cuda="cpu")
 FLOW = Cell(
     framework="tensorflow", short="tf", line="2.9", release="2.9.3", cuda="11.8", python="3.9", variant="jupyter"
 )
 LINUX = "py3-none-manylinux_2_27_x86_64"
 
 
-def wheel(name: str, version: str, tag: str = "py3-none-any") -> Wheel:
-    file = f"{name.replace('-', '_')}-{version}-{tag}.whl"
-    return Wheel(component="x", name=name, version=version, file=file, size=1, sha256="0" * 64)
+def wheel(name: str, version: str) -> Wheel:
+    return locks.wheel("x", name, version, 1)
 
 
 def library(name: str, version: str) -> Wheel:
-    return wheel(name, version, LINUX)
+    return locks.wheel("x", name, version, 1, LINUX)
 
 
-RUNTIME = library("nvidia-cuda-runtime-cu12", "12.8.90")
+RUNTIME, RUNTIME_13 = library("nvidia-cuda-runtime-cu12", "12.8.90"), library("nvidia-cuda-runtime", "13.2.75")
+RUNTIME_11 = library("nvidia-cuda-runtime-cu11", "11.8.89")
 CUDNN = library("nvidia-cudnn-cu12", "9.10.2.21")
-RIGHT = (RUNTIME, CUDNN, wheel("torch", "2.9.1", "cp311-cp311-manylinux_2_28_x86_64"), wheel("numpy", "2.3.5"))
-
-
-def refusal(cell: Cell, *wheels: Wheel) -> LockError:
-    with pytest.raises(LockError) as caught:
-        checks.check_wheels(cell, wheels, {wheel.name for wheel in wheels})
-    return caught.value
-
-
-@pytest.mark.parametrize(
-    ("cell", "wheels"),
-    [
-        (TORCH, RIGHT),
-        # From CUDA 13 on, NVIDIA's names have no suffix; the version is that of the CUDA.
-        (
-            replace(TORCH, cuda="13.2"),
-            [library("nvidia-cuda-runtime", "13.2.75"), library("nvidia-cudnn-cu13", "9.26")],
-        ),
-        (
-            FLOW,
-            [library("nvidia-cuda-runtime-cu11", "11.8.89"), wheel("numpy", "1.26.4"), wheel("tensorflow", "2.9.3")],
-        ),
-        # From NVIDIA, but plain Python.
-        (replace(TORCH, cuda="cpu"), [wheel("nvidia-ml-py", "13.580.82"), wheel("jax", "0.12.0")]),
-        (TORCH, [*RIGHT, wheel("pytz", "2025.2.post1"), wheel("local", "1.0+cu128")]),
-    ],
-    ids=["CUDA 12", "CUDA 13", "CUDA 11", "cpu", "post and local versions"],
-)
-def test_good_wheels(cell: Cell, wheels: list[Wheel]) -> None:
-    checks.check_wheels(cell, wheels, {wheel.name for wheel in wheels})
-
-
-@pytest.mark.parametrize(
-    "name", ["nvidia-cudnn-cu12", "nvidia-cuda-runtime-tools-cu12", "nvidia-cuda-nvrtc-cu12"], ids=str
-)
-def test_an_extra_that_resolves_to_cpu_only(name: str) -> None:
-    error = refusal(TORCH, library(name, "12.8.90"), wheel("torch", "2.9.1"))
-    assert str(error) == "pt-2.9-cu128-py311: no CUDA runtime among the wheels: pytorch 2.9.1 would be CPU only"
-    assert error.hint == (
-        "`builder explain pt-2.9-cu128-py311` shows which CUDA it supports, and with which extra. Correct "
-        'frameworks.pytorch.versions."2.9", or its package_on."12".'
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "version"), [("nvidia-cuda-runtime-cu12", "12.9.79"), ("nvidia-cuda-runtime", "12.80.1")]
-)
-def test_another_cuda_than_in_the_tag(name: str, version: str) -> None:
-    error = refusal(TORCH, library(name, version), CUDNN)
-    assert str(error) == f"pt-2.9-cu128-py311: pytorch 2.9.1 requires CUDA {version} ({name}), not 12.8"
-    assert error.hint == 'Correct frameworks.pytorch.versions."2.9".cuda.'
-
-
-@pytest.mark.parametrize(
-    ("cell", "stranger", "major"),
-    [
-        (TORCH, library("nvidia-nccl-cu13", "2.27.7"), "13"),
-        (TORCH, library("nvidia-cublas-cu11", "11.11.3.6"), "11"),
-        (TORCH, library("nvidia-cublas", "13.1.0.3"), "13"),
-        (replace(TORCH, cuda="13.2"), CUDNN, "12"),
-    ],
-    ids=["13 beside 12", "11 beside 12", "13 without a suffix beside 12", "12 beside 13"],
-)
-def test_wheels_of_two_cudas(cell: Cell, stranger: Wheel, major: str) -> None:
-    mine = RUNTIME if cell is TORCH else library("nvidia-cuda-runtime", "13.2.75")
-    error = refusal(cell, mine, stranger)
-    assert str(error) == (
-        f"{cell.id}: {stranger.name} is for CUDA {major}: wheels of two CUDA majors overwrite each other's files "
-        "(libcudnn, libnccl and others have the same path in both)"
-    )
-    assert error.hint == f"Find the package that requires it: it is not built for CUDA {cell.cuda}."
-
-
-def test_one_wheel_of_another_cuda_is_named() -> None:
-    strangers = [library(f"nvidia-{name}-cu13", "1") for name in ("nccl", "cudnn", "cusparselt")]
-    message = str(refusal(TORCH, *RIGHT, *strangers))
-    assert message.count("is for CUDA 13") == 1
-    assert "nvidia-nccl-cu13 is for" in message
-
-
-def test_a_cpu_package_with_cuda_wheels() -> None:
-    error = refusal(replace(TORCH, cuda="cpu"), *RIGHT)
-    assert str(error) == (
-        "pt-2.9-cpu-py311: pytorch 2.9.1 on this index is not a CPU build: "
-        "it requires CUDA wheels (nvidia-cuda-runtime-cu12 and 1 more)"
-    )
-    assert error.hint == "Name a CPU package in frameworks.pytorch.package_on, or remove `cpu` from its `cuda`."
-
-
-TRAPS = {
-    "NumPy 2 with a build before it": (
-        [("tensorflow", "2.9.3"), ("numpy", "2.0.2")],
-        "tensorflow 2.9.3 needs numpy<2, not 2.0.2: it was compiled with NumPy 1",
-    ),
-    "setuptools without pkg_resources": (
-        [("tensorboard", "2.9.1"), ("setuptools", "82.0.0")],
-        "tensorboard 2.9.1 needs setuptools<82, not 82.0.0: it imports pkg_resources",
-    ),
-    "no setuptools at all": ([("tensorboard", "2.9.1")], "tensorboard 2.9.1 needs setuptools<82: it imports"),
+RIGHT = [RUNTIME, CUDNN, wheel("torch", "2.9.1"), wheel("numpy", "2.3.5")]
+GOOD = {
+    "CUDA 12": (TORCH, RIGHT),
+    # From CUDA 13 on, NVIDIA's names have no suffix; the version is that of the CUDA.
+    "CUDA 13": (TORCH_13, [RUNTIME_13, library("nvidia-cudnn-cu13", "9.26")]),
+    "CUDA 11": (FLOW, [RUNTIME_11, wheel("numpy", "1.26.4"), wheel("tensorflow", "2.9.3")]),
+    "on the CPU, NVIDIA's plain Python": (TORCH_CPU, [wheel("nvidia-ml-py", "13.580.82"), wheel("jax", "0.12.0")]),
+    "post and local versions": (TORCH, [*RIGHT, wheel("pytz", "2025.2.post1"), wheel("local", "1.0+cu128")]),
 }
 
 
-@pytest.mark.parametrize(("others", "start"), TRAPS.values(), ids=TRAPS.keys())
-def test_bounds_that_no_metadata_has(others: list[tuple[str, str]], start: str) -> None:
-    wheels = [wheel(*pair) for pair in others]
-    error = refusal(FLOW, library("nvidia-cuda-runtime-cu11", "11.8.89"), *wheels)
-    assert str(error).startswith(f"tf-2.9-cu118-py39-jupyter: {start}")
-    assert error.hint == 'Add the bound to frameworks.tensorflow.versions."2.9".constraints.'
-    assert "\n" not in str(error)
+@pytest.mark.parametrize(("cell", "wheels"), GOOD.values(), ids=GOOD.keys())
+def test_good_wheels(cell: Cell, wheels: Sequence[Wheel]) -> None:
+    checks.check_wheels(cell, wheels, {wheel.name for wheel in wheels})
+
+
+CPU_ONLY = (
+    "no CUDA runtime among the wheels: pytorch 2.9.1 would be CPU only",
+    "`builder explain pt-2.9-cu128-py311` shows which CUDA it supports, and with which extra. "
+    'Correct frameworks.pytorch.versions."2.9", or its package_on."12".',
+)
+OTHER_CUDA = 'Correct frameworks.pytorch.versions."2.9".cuda.'
+OVERWRITE = "wheels of two CUDA majors overwrite each other's files (libcudnn, libnccl and others have the same path in"
+BUILT_FOR = "Find the package that requires it: it is not built for CUDA {}."
+BOUND = 'Add the bound to frameworks.tensorflow.versions."2.9".constraints.'
+FAULTS: dict[str, tuple[Cell, list[Wheel], str, str]] = {
+    "an extra that resolves to CPU only": (TORCH, [CUDNN], *CPU_ONLY),
+    "a tool is no runtime": (TORCH, [library("nvidia-cuda-runtime-tools-cu12", "12.8.90")], *CPU_ONLY),
+    "another CUDA than in the tag": (
+        TORCH,
+        [library("nvidia-cuda-runtime-cu12", "12.9.79"), CUDNN],
+        "pytorch 2.9.1 requires CUDA 12.9.79 (nvidia-cuda-runtime-cu12), not 12.8",
+        OTHER_CUDA,
+    ),
+    "a CUDA that begins alike": (
+        TORCH,
+        [library("nvidia-cuda-runtime", "12.80.1"), CUDNN],
+        "pytorch 2.9.1 requires CUDA 12.80.1 (nvidia-cuda-runtime), not 12.8",
+        OTHER_CUDA,
+    ),
+    "13 beside 12, named once": (
+        TORCH,
+        [*RIGHT, *(library(f"nvidia-{name}-cu13", "1") for name in ("nccl", "cudnn", "cusparselt"))],
+        f"nvidia-nccl-cu13 is for CUDA 13: {OVERWRITE}",
+        BUILT_FOR.format("12.8"),
+    ),
+    "13 without a suffix beside 12": (
+        TORCH,
+        [RUNTIME, library("nvidia-cublas", "13.1.0.3")],
+        f"nvidia-cublas is for CUDA 13: {OVERWRITE}",
+        BUILT_FOR.format("12.8"),
+    ),
+    "12 beside 13": (
+        TORCH_13,
+        [RUNTIME_13, CUDNN],
+        f"nvidia-cudnn-cu12 is for CUDA 12: {OVERWRITE}",
+        BUILT_FOR.format("13.2"),
+    ),
+    "a CPU package with CUDA wheels": (
+        TORCH_CPU,
+        RIGHT,
+        "pytorch 2.9.1 on this index is not a CPU build: it requires CUDA wheels (nvidia-cuda-runtime-cu12 and 1 more)",
+        "Name a CPU package in frameworks.pytorch.package_on, or remove `cpu` from its `cuda`.",
+    ),
+    # Bounds that no metadata has.
+    "NumPy 2 with a build before it": (
+        FLOW,
+        [RUNTIME_11, wheel("tensorflow", "2.9.3"), wheel("numpy", "2.0.2")],
+        "tensorflow 2.9.3 needs numpy<2, not 2.0.2: it was compiled with NumPy 1",
+        BOUND,
+    ),
+    "no setuptools at all": (
+        FLOW,
+        [RUNTIME_11, wheel("tensorboard", "2.9.1")],
+        "tensorboard 2.9.1 needs setuptools<82: it imports",
+        BOUND,
+    ),
+}
+
+
+@pytest.mark.parametrize(("cell", "wheels", "message", "hint"), FAULTS.values(), ids=FAULTS.keys())
+def test_faults(cell: Cell, wheels: list[Wheel], message: str, hint: str) -> None:
+    with pytest.raises(LockError) as caught:
+        checks.check_wheels(cell, wheels, {wheel.name for wheel in wheels})
+    assert str(caught.value).startswith(f"{cell.id}: {message}")
+    assert "\n" not in str(caught.value), "it is the only one"
+    assert caught.value.hint == hint
 
 
 def test_every_fault_is_shown_with_its_hint() -> None:
     """The heading says that they are faults of one image."""
-    error = refusal(
-        TORCH,
-        *(library("nvidia-cuda-runtime-cu12", "12.9.79"), library("nvidia-nccl-cu13", "2")),
-        *(wheel("tensorflow", "2.9.3"), wheel("numpy", "2.0.2")),
-    )
-    head, *rest = str(error).splitlines()
+    wheels = [
+        library("nvidia-cuda-runtime-cu12", "12.9.79"), library("nvidia-nccl-cu13", "2"),
+        wheel("tensorflow", "2.9.3"), wheel("numpy", "2.0.2"),
+    ]  # fmt: skip
+    with pytest.raises(LockError) as caught:
+        checks.check_wheels(TORCH, wheels, {wheel.name for wheel in wheels})
+    head, *rest = str(caught.value).splitlines()
     assert head == "3 faults in the wheels of pt-2.9-cu128-py311"
     assert [line.startswith("  -> ") for line in rest] == [False, True] * 3
-    assert all(line.startswith("pt-2.9-cu128-py311: ") for line in rest[::2])
 
 
 def test_packages_without_a_python(tiny: Project) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -156,6 +156,15 @@ def test_a_wheel_has_the_name_and_the_version_of_its_file(field: str, value: str
     assert entry["name"] == "board"
     message = refusal(kind, kind.text.replace(json.dumps(entry), json.dumps(entry | {field: value})))
     assert re.search(r"was edited by hand: \S+\.whl is not \S+ \S+$", message)
+
+
+@pytest.mark.parametrize(("wheels", "fault"), [(["board", "zinc"], "missing wheel zinc"), ([], "unused wheel board")])
+def test_wheels_that_are_missing_or_unused_are_named(wheels: list[str], fault: str) -> None:
+    kind = KINDS["wheels"]
+    lock = kind.parse(kind.text)
+    part = replace(lock.components["board"], wheels=wheels)
+    edited = kind.dump(replace(lock, components={**lock.components, "board": part}))
+    assert refusal(kind, edited).endswith(f"was edited by hand: {fault}")
 
 
 def test_a_wheel_is_for_the_platform_of_the_lock() -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import subprocess
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -89,38 +88,39 @@ def test_a_lock_is_kept_while_uv_has_its_build(uv: Uv) -> None:
 
 
 @pytest.mark.parametrize(
-    ("release", "hint"),
+    ("release", "date", "sha256", "message", "hint"),
     [
-        ("3.12.99", 'Change `uv` of python."3.12" in matrix.yaml. uv\'s newest release of it is 3.12.16.'),
-        ("3.99.1", 'Change `uv` of python."3.99" in matrix.yaml. uv has no Python 3.99.'),
+        (
+            "3.12.99", "", SHA256, "uv has no build of Python 3.12.99 that images can use",
+            'Change `uv` of python."3.12" in matrix.yaml. uv\'s newest release of it is 3.12.16.',
+        ),
+        (
+            "3.99.1", "", SHA256, "uv has no build of Python 3.99.1 that images can use",
+            'Change `uv` of python."3.99" in matrix.yaml. uv has no Python 3.99.',
+        ),
+        ("3.10.0", "pgo", SHA256, "uv has no build of Python 3.10.0 that images can use", ""),
+        ("3.12.12", "20260211", "unknown", "uv's list has no SHA-256 of its build of Python 3.12.12", ""),
     ],
-)
-def test_a_release_that_uv_does_not_have(uv: Uv, release: str, hint: str) -> None:
-    with pytest.raises(LockError, match=f"^uv has no build of Python {release} that images can use$") as caught:
+    ids=["no such release", "no such line", "an archive in another format", "no hash"],
+)  # fmt: skip
+def test_builds_that_cannot_be_locked(uv: Uv, release: str, date: str, sha256: str, message: str, hint: str) -> None:
+    uv.files |= {release: date} if date else {}
+    uv.sha256 = sha256
+    with pytest.raises(LockError) as caught:
         PythonBuilds(Host(), uv).lock(release, None)
-    assert caught.value.hint == hint
-
-
-def test_an_archive_in_another_format_is_not_locked(uv: Uv) -> None:
-    uv.files["3.10.0"] = "pgo"
-    with pytest.raises(LockError, match=r"^uv has no build of Python 3\.10\.0"):
-        PythonBuilds(Host(), uv).lock("3.10.0", None)
-
-
-def test_another_message_of_uv_is_no_hash(uv: Uv) -> None:
-    uv.sha256 = "unknown"
-    with pytest.raises(LockError, match=r"^uv's list has no SHA-256 of its build of Python 3\.12\.12$"):
-        PythonBuilds(Host(), uv).lock("3.12.12", None)
+    assert str(caught.value) == message
+    assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize(("status", "output"), [(2, "[]"), (0, "[]"), (0, "not JSON"), (0, '[{"key": 1}]')])
-def test_a_list_that_cannot_be_read(status: int, output: str) -> None:
+def test_a_list_that_cannot_be_read(tmp_path: Path, status: int, output: str) -> None:
     def fail(command: Sequence[str], **_: object) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, status, stdout=output, stderr=f"error: {MIRROR} is wrong")
 
-    with pytest.raises(LockError, match=r"^uv cannot list its builds of Python$") as caught:
+    with pytest.raises(LockError, match=r"^uv cannot list its builds of Python$"):
         PythonBuilds(Host(), fail).addresses()
-    assert "uv python list" in caught.value.hint
+    with pytest.raises(FetchError, match=r"uv cannot list its builds of Python$"):
+        fetch(fail, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -139,38 +139,29 @@ def test_an_edited_lock_is_refused(tmp_path: Path, old: str, new: str) -> None:
     text = PYTHON_LOCKS.dump(LOCKED)
     assert text.count(old) == 1
     (tmp_path / PYTHON_LOCKS.path(LOCKED.release)).write_text(text.replace(old, new))
-    with pytest.raises(
-        LockError, match=r"^locks/python-3\.12\.12\.json (was edited by hand|is damaged|has lock format)"
-    ):
+    with pytest.raises(LockError):
         PYTHON_LOCKS.read(tmp_path, "3.12.12")
 
 
-def fetch(uv: Uv, folder: Path) -> Path:
+def fetch(run: Callable[..., Any], folder: Path) -> Path:
     for name in ("blobs", "parts"):
         (folder / name).mkdir()
-    builds = PythonBuilds(Host(), uv)
+    builds = PythonBuilds(Host(), run)
     return PythonFetcher(builds, folder / "blobs", folder / "parts", policy=POLICY).fetch(LOCKED)
 
 
-@pytest.mark.parametrize("date", ["20260211", "20270101"])
+@pytest.mark.parametrize("date", ["20260211", "20270101", ""])
 def test_the_locked_build_is_downloaded_from_the_mirror(
     uv: Uv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, date: str
 ) -> None:
-    """Also if a newer uv has another build of the release."""
-    uv.files["3.12.12"] = date
+    """Also if a newer uv has another build of the release, or none."""
+    del uv.files["3.12.12"]
+    uv.files |= {"3.12.12": date} if date else {}
     wire = Wire.install(monkeypatch, lambda _: Reply(body=CONTENT))
     path = fetch(uv, tmp_path)
     assert path == tmp_path / "blobs" / SHA256
     assert path.read_bytes() == CONTENT
     assert [sent.url for sent in wire.seen] == [f"{MIRROR}/20260211/{LOCKED.file.replace('+', '%2B')}"]
-
-
-def test_a_build_of_a_release_that_uv_no_longer_has_is_downloaded(
-    uv: Uv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    del uv.files["3.12.12"]
-    Wire.install(monkeypatch, lambda _: Reply(body=CONTENT))
-    assert fetch(uv, tmp_path).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(
@@ -192,9 +183,3 @@ def test_what_is_not_the_locked_archive_is_an_error(
     assert hint in caught.value.hint
     assert "example.test" not in f"{caught.value} {caught.value.hint}"
     assert list((tmp_path / "blobs").iterdir()) == []
-
-
-def test_a_list_that_cannot_be_read_fails_the_download(tmp_path: Path, uv: Uv) -> None:
-    uv.files.clear()
-    with pytest.raises(FetchError, match=f"^{re.escape(LOCKED.file)}: uv cannot list its builds of Python$"):
-        fetch(uv, tmp_path)

@@ -81,15 +81,12 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         read_requirements(tmp_path / "binary.txt")
 
 
-def test_without_hashes_every_wheel_may_be_taken() -> None:
-    requirements.check_hashes([Requested(text="a")], {"a": wheel("a", ONE)})
-
-
 def test_with_hashes_every_wheel_must_have_one() -> None:
     """As with pip, also the wheels that others need."""
+    requirements.check_hashes([Requested(text="a")], {"a": wheel("a", ONE)})
     requested = [Requested(text="A", hashes=frozenset([ONE]))]
     requirements.check_hashes(requested, {"a": wheel("a", ONE)})
-    with pytest.raises(LockError, match=r"a-1-py3-none-any\.whl does not have one of its hashes"):
+    with pytest.raises(LockError, match="does not have one of its hashes"):
         requirements.check_hashes(requested, {"a": wheel("a", TWO)})
-    with pytest.raises(LockError, match=r"b-1-py3-none-any\.whl has no hash in the requirements"):
+    with pytest.raises(LockError, match="has no hash in the requirements"):
         requirements.check_hashes(requested, {"a": wheel("a", ONE), "b": wheel("b", TWO)})
