@@ -15,7 +15,7 @@ from builder.debian.os_lock import OS_LOCKS, OsRequest
 from builder.index.wheels import is_cuda_wheel
 from builder.layers.known_layers import KnownLayers
 from builder.lock import lockfile
-from builder.lock.lockfile import GROUP_LOCKS
+from builder.lock.lockfile import GROUP_LOCKS, Lock
 from builder.lock.python_lock import PYTHON_LOCKS
 from builder.matrix.project import Project
 from tests.fakes import locks
@@ -128,7 +128,6 @@ def stale(project: Project, cell_id: str = CELL) -> str:
 
 STALE = {
     "release": ("release: 1.10.0", "release: 1.10.1", "ember: matrix.yaml requires ember==1.10.1, "),
-    "packages of the line": ("ember-extra==1.10.0", "ember-extra==1.10.2", "ember: matrix.yaml requires "),
     "packages of a component": (
         "packages: [notebook]",
         "packages: [notebook, lab]",
@@ -254,11 +253,14 @@ def test_cuda_wheels(file: str, is_cuda: bool) -> None:
     assert is_cuda_wheel(file) is is_cuda
 
 
+def with_index(lock: Lock) -> Lock:
+    """The lock, with `notebook` from an index of its own."""
+    wheels = (replace(wheel, index="company") if wheel.name == "notebook" else wheel for wheel in lock.wheels)
+    return replace(lock, wheels=tuple(wheels))
+
+
 def test_the_name_of_an_index_is_beside_its_wheels_only(tiny: Project) -> None:
-    lock = locks.locks(tiny)[GROUP]
-    assert '"index"' not in GROUP_LOCKS.dump(lock)
-    wheels = tuple(replace(wheel, index="company") if wheel.name == "notebook" else wheel for wheel in lock.wheels)
-    lock = replace(lock, wheels=wheels)
+    lock = with_index(locks.locks(tiny)[GROUP])
     text = GROUP_LOCKS.dump(lock)
     (line,) = [line for line in text.splitlines() if '"index"' in line]
     assert line.strip().startswith('{"name": "notebook"')
@@ -277,7 +279,5 @@ def test_a_lock_with_wheels_of_another_index_is_out_of_date(tiny: Project, edit:
         assert lockfile.stale_reason(project.matrix, lock, [cell]) == (
             "notebook: matrix.yaml takes it from the index company, the lock from the default index"
         )
-    wheels = tuple(replace(wheel, index="company") if wheel.name == "notebook" else wheel for wheel in lock.wheels)
-    current = replace(lock, wheels=wheels)
-    assert lockfile.stale_reason(project.matrix, current, project.groups[GROUP]) == ""
+    assert lockfile.stale_reason(project.matrix, with_index(lock), project.groups[GROUP]) == ""
     assert lockfile.stale_reason(tiny.matrix, lock, tiny.groups[GROUP]) == ""

@@ -410,6 +410,7 @@ def test_wheels_for_arm64_are_for_its_platform(edit: Edit, uv: Uv) -> None:
 
 def test_versions_are_chosen_for_the_whole_group_then_wheels_for_each_component(tiny: Project, uv: Uv) -> None:
     group = tiny.groups[GROUP]
+    uv.needs = {"notebook": ["shared"], "board": ["shared"]}
     lock = uv.resolve(tiny, GROUP)
     [choice] = uv.version_calls
     assert choice.packages == ["board", "ember-extra==1.10.0", "ember==1.10.0", "emberkit", "notebook", "pip"]
@@ -426,22 +427,14 @@ def test_versions_are_chosen_for_the_whole_group_then_wheels_for_each_component(
     assert {name: part.wheels for name, part in lock.components.items()} == {
         "python": ["pip"],
         "ember": ["ember", "ember-extra", "emberkit", RUNTIME, SUMS],
-        "board": ["board"],
-        "jupyter": ["notebook"],
+        "board": ["board", "shared"],
+        "jupyter": ["notebook", "shared"],
     }
     assert [wheel.name for wheel in lock.wheels] == sorted(lock.versions)
     assert all(wheel.size == len(wheel.file) for wheel in lock.wheels)
     assert str(uv.wheels) not in GROUP_LOCKS.dump(lock)
     assert GROUP_LOCKS.parse(GROUP_LOCKS.dump(lock), GROUP) == lock
     assert lockfile.stale_reason(tiny.matrix, lock, group, group) == ""
-
-
-def test_a_wheel_that_two_components_need_is_locked_once(tiny: Project, uv: Uv) -> None:
-    uv.needs = {"notebook": ["shared"], "board": ["shared"]}
-    lock = uv.resolve(tiny, GROUP)
-    assert lock.components["jupyter"].wheels == ["notebook", "shared"]
-    assert lock.components["board"].wheels == ["board", "shared"]
-    assert [wheel.name for wheel in lock.wheels].count("shared") == 1
 
 
 def test_versions_of_the_toolkit_are_preferences(tiny: Project, uv: Uv) -> None:
@@ -577,15 +570,6 @@ def test_a_new_component_that_does_not_fit_resolves_all_again(tiny: Project, edi
     }  # fmt: skip
 
 
-def test_a_new_component_that_fits_nowhere(tiny: Project, edit: Edit, uv: Uv) -> None:
-    present = locks.lock_of(tiny, tiny.groups[NO_TOOLKIT])
-    uv.needs = {"extra": ["pip>=2"]}
-    with pytest.raises(LockError):
-        uv.resolve(with_extra(edit, "extra, pip==1.0"), NO_TOOLKIT, present)
-    assert [len(call.bounds) for call in uv.calls] == [len(present.wheels), 0], "beside the locked wheels, then freely"
-    assert len(uv.conflicts) == 1
-
-
 NOT_KEPT = {
     "requirements of a component": ("packages: [notebook]", "packages: [notebook<9]"),
     "release": ("release: 0.5.3", "release: 0.5.4"),
@@ -631,12 +615,9 @@ def test_the_reason_for_a_cell_that_the_matrix_need_not_have(tiny: Project, uv: 
 # ---- errors
 
 
-UNREACHABLE = (2, "error: Failed to fetch: https://index.example.test/simple/ember/")
-
-
 def test_an_unreachable_index_is_neither_a_conflict_nor_a_reason(tiny: Project, edit: Edit, uv: Uv) -> None:
     present = locks.lock_of(tiny, tiny.groups[NO_TOOLKIT])
-    uv.result = UNREACHABLE
+    uv.result = 2, "error: Failed to fetch: https://index.example.test/simple/ember/"
     with pytest.raises(UnreachableError):
         uv.resolve(with_extra(edit), NO_TOOLKIT, present)
     assert uv.conflicts == []
@@ -662,13 +643,13 @@ def test_the_mirror_is_not_named(tiny: Project, uv: Uv) -> None:
     assert "pw" not in str(caught.value)
 
 
-def test_a_uv_that_stalls(tiny: Project) -> None:
+def test_a_uv_that_stalls(tiny: Project, uv: Uv) -> None:
     def stall(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         raise subprocess.TimeoutExpired(command, uv_program.TIMEOUT_S)
 
-    resolver = Resolver(tiny, Host(), View(MemoryConsole()))
+    resolver = uv.resolver(tiny)
     resolver.uv.run = stall
-    with pytest.raises(UnreachableError, match=rf"^{GROUP}: uv timed out after {uv_program.TIMEOUT_S} s"):
+    with pytest.raises(UnreachableError, match="timed out"):
         resolver.lock(tiny.groups[GROUP], None, {})
 
 
@@ -679,9 +660,9 @@ def test_a_file_that_the_index_lists_but_does_not_have(tiny: Project, uv: Uv) ->
             path.unlink()
         return done
 
-    resolver = Resolver(tiny, Host(), View(uv.console))
+    resolver = uv.resolver(tiny)
     resolver.uv.run = lose
-    with pytest.raises(LockError, match=rf"^{GROUP}: the index does not serve emberkit-2.0-py3-none-any.whl"):
+    with pytest.raises(LockError, match=r"does not serve emberkit-2\.0-py3-none-any\.whl"):
         resolver.lock(tiny.groups[GROUP], None, {})
 
 

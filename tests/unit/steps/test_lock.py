@@ -217,16 +217,6 @@ def test_an_unused_component_leaves_the_lock(tiny: Project, edit: Edit, resolver
     assert resolver.update(project, "*") == []
 
 
-def test_the_present_lock_is_kept_unless_upgraded(tiny: Project, edit: Edit, resolver: FakeResolver) -> None:
-    write(tiny, {LOCKED: "8"})
-    present = read(tiny, LOCKED)
-    project = edit("packages: [notebook]", "packages: [notebook>=2]")
-    resolver.update(project, LOCKED, OLD_39)
-    assert resolver.present == {OLD_39: None, LOCKED: present}
-    assert resolver.update(project, LOCKED, upgrade=True) == paths(LOCKED)
-    assert resolver.present == {LOCKED: None}
-
-
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe"], ids=["empty", "cut short", "not UTF-8"])
 def test_a_damaged_lock_is_resolved_again(tiny: Project, resolver: FakeResolver, damage: bytes) -> None:
     (tiny.root / GROUP_LOCKS.path(LOCKED)).write_bytes(damage)
@@ -350,6 +340,7 @@ def test_versions_that_a_new_lock_prefers(tiny: Project, edit: Edit, resolver: F
     for path in paths(*locks.GROUPS):
         (tiny.root / path).unlink()
     write(tiny, case.locked)
+    present = {group: None if case.upgrade or case.packages else read(tiny, group) for group in case.locked}
     before = contents(tiny)
     resolver.newest = "10"
     resolver.broken = frozenset([case.broken])
@@ -357,8 +348,7 @@ def test_versions_that_a_new_lock_prefers(tiny: Project, edit: Edit, resolver: F
         edit(*case.edited) if case.edited[0] else tiny, [case.cells], upgrade=case.upgrade, packages=case.packages
     )
     assert resolver.preferred == case.preferred
-    if case.upgrade or case.packages:  # a lock that is kept would keep the versions too
-        assert set(resolver.present.values()) == {None}
+    assert resolver.present == {group: present.get(group) for group in case.preferred}, "no kept lock in an upgrade"
     after = contents(tiny)
     changed = [group for group in GROUPS if group in after and after[group] != before.get(group)]
     assert changed == [group for group in case.preferred if group != case.broken]
