@@ -17,7 +17,7 @@ from builder.common.errors import UsageError
 from builder.common.text import duration
 from builder.evidence.signing import Signer, Trust
 from builder.matrix.schema import Arch
-from builder.release.additions import Addition, Request, read_requested, read_team_file, read_variables
+from builder.release.additions import Addition, AdditionRequest, read_requested, read_team_file, read_variables
 from builder.release.image_sources import ALL
 from builder.steps.add import Added, AddOptions, add, find_parents
 
@@ -101,7 +101,7 @@ def add_command(
             additions = read_team_file(team)
         else:
             requested = read_requested(packages, files, "command line")
-            request = Request(requirements=requested, env=read_variables(env))
+            request = AdditionRequest(requirements=requested, env=read_variables(env))
             additions = [Addition(parent=parse_image(parent or ""), target=parse_image(target), request=request)]
         options = AddOptions(arch=arch, dry_run=dry_run, test=test, trust=trust, signer=signer)
         done = add(run, additions, options)

@@ -75,7 +75,14 @@ class Context:
         """What steps work with. With `start_engine`, installs and starts an engine if none is running."""
         from builder.engine.run import Run  # noqa: PLC0415  slow to import
 
-        return Run(checkout=project, host=self.host, store=self.store, view=View(self.err), starts_engine=start_engine)
+        return Run(
+            checkout=project,
+            host=self.host,
+            store=self.store,
+            view=View(self.err),
+            starts_engine=start_engine,
+            today=self.today,
+        )
 
     def say(self, text: str) -> None:
         self.err.print(Text(text), soft_wrap=True)

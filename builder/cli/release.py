@@ -75,7 +75,7 @@ def stage_command(
     with run.store.used():
         report = stage(
             run, area, planned,
-            today=context.today, revision=git.state(project.root), signer=signer,
+            revision=git.state(project.root), signer=signer,
             lookup=LayerLookup.of(run) if untested else None, images_only=images_only,
         )  # fmt: skip
     if form == "json":
@@ -144,7 +144,7 @@ def refresh_command(
         resolver = Resolver(project, context.host, run.view)
         report = refresh(
             run, chosen, resolver, ImageOptions(wait=context.wait, **values),
-            area=area, signer=signer, today=context.today,
+            area=area, signer=signer,
         )  # fmt: skip
     if report.outcomes:
         show_outcomes(context, report.outcomes, began=began, form="text")
@@ -214,7 +214,7 @@ def release_command(
     planned = {image.id: image for image in render.load_checked_plan(project, staged.cells(project)).images}
     context.say_support(project, [image.cell for image in planned.values()])
     allowed = [name for name in EXEMPTIONS if values.pop(f"allow_{name.replace('-', '_')}")]
-    how = ReleaseOptions(today=context.today, registry=registry, allowed=allowed, check_only=check, **values)
+    how = ReleaseOptions(registry=registry, allowed=allowed, check_only=check, **values)
     report = release(context.run(project), area, staged, planned, how)
     if check:
         context.say(f"release {staged.stamp}: {counted(len(report.outcomes), 'image')} may be released")

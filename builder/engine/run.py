@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
 from functools import cached_property
 
 from builder.common.console import View
@@ -19,7 +20,7 @@ class Run:
     """One run of a command. Most commands need no engine: it is connected to on first use.
 
     `checkout` is None outside a checkout, where some commands work too. With `starts_engine`, installs and starts an
-    engine if none is running. `connected` is an engine to use instead.
+    engine if none is running. `connected` is an engine to use instead. `today` is the day, in UTC.
     """
 
     checkout: Project | None
@@ -28,6 +29,7 @@ class Run:
     view: View
     starts_engine: bool = False
     connected: Engine | None = None
+    today: date = field(default_factory=lambda: datetime.now(UTC).date())
 
     @property
     def project(self) -> Project:

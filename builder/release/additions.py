@@ -44,7 +44,7 @@ def _check_variables(variables: dict[str, str]) -> dict[str, str]:
     return variables
 
 
-class Request(BaseModel, frozen=True, extra="forbid"):
+class AdditionRequest(BaseModel, frozen=True, extra="forbid"):
     """Packages and variables. An image has its request in a label. Raises UsageError for what must not be in an image.
 
     Requirements are read from text and written as text.
@@ -55,7 +55,7 @@ class Request(BaseModel, frozen=True, extra="forbid"):
 
 
 class _Label(BaseModel, frozen=True):
-    request: Request
+    request: AdditionRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class Addition:
 
     parent: ImageRef
     target: ImageRef
-    request: Request
+    request: AdditionRequest
     earlier: Mapping[Arch, Parent] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -156,7 +156,9 @@ def read_team_file(path: Path) -> list[Addition]:
         except ValueError as error:
             raise UsageError(f"{place}: {error}") from error
         requested = read_requested(each.packages, [path.parent / name for name in each.requirements], place)
-        additions.append(Addition(parent=parent, target=target, request=Request(requirements=requested, env=each.env)))
+        additions.append(
+            Addition(parent=parent, target=target, request=AdditionRequest(requirements=requested, env=each.env))
+        )
     names = [str(each.target) for each in additions]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"{path} has two images {twice[0]}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from datetime import date
 from typing import Literal, get_args
 
 from builder.common import errors
@@ -32,13 +31,12 @@ Checked = Candidate | BuilderError  # the error of an image that may not be rele
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseOptions:
-    """How to release: `today` is compared with the ends of support, `registry` overrides that of matrix.yaml.
+    """How to release: `registry` overrides that of matrix.yaml.
 
     Without `signer`, nothing is signed. `allowed` are checks to skip; `roll_back` lets tags move to older images.
     `check_only` publishes nothing.
     """
 
-    today: date
     registry: str = ""
     signer: Signer | None = None
     allowed: Collection[Exemption] = ()
@@ -77,7 +75,7 @@ class ReleaseChecks:
             except VerifyError as error:
                 refused.append(error)
         cells = [self._planned[entry.cell].cell for entry in entries if entry.cell in self._planned]
-        refused += support.refusals(project.matrix, cells, self._options.today)
+        refused += support.refusals(project.matrix, cells, self._run.today)
         with self._run.view.live():
             checked = [each for _, each in look_up(self.check_image, entries, CHECKS)]
         images = [each for each in checked if isinstance(each, Candidate)]

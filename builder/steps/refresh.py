@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import date
 
 from builder.build import outcomes
 from builder.build.outcomes import Report
@@ -27,7 +26,7 @@ from builder.steps.stage import stage
 
 def refresh(
     run: Run, chosen: Sequence[Cell], resolver: Resolver, options: ImageOptions, *,
-    area: StagingArea | None, signer: Signer | None, today: date,
+    area: StagingArea | None, signer: Signer | None,
 ) -> Report:  # fmt: skip
     """Locks the newest Debian packages of cells, then builds, tests and stages the images that differ.
 
@@ -74,7 +73,7 @@ def refresh(
             with run.store.used():
                 staged = stage(
                     run, area, render.load_checked_plan(project, passed),
-                    today=today, revision=git.state(project.root), signer=signer,
+                    revision=git.state(project.root), signer=signer,
                 )  # fmt: skip
             report.stamp = staged.stamp
             sent = {each.image.id: each for each in staged.outcomes}

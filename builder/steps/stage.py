@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from datetime import date
 
 from builder.build.layer_lookup import LayerLookup
 from builder.build.outcomes import Outcome, Report
@@ -28,7 +27,6 @@ def stage(
     area: StagingArea,
     plan: Plan,
     *,
-    today: date,
     revision: str,
     signer: Signer | None = None,
     lookup: LayerLookup | None = None,
@@ -36,16 +34,16 @@ def stage(
 ) -> Report:
     """Pushes the images of a plan that passed their tests by digest, and attaches their reports, signed by `signer`.
 
-    Then lists them as a release of today and of this `revision`. With `images_only`, lists them for the day alone. Also
-    attaches this machine's results to images that another machine staged. With a `lookup`, images that are neither
-    in the store nor staged are staged too, without test results. The caller holds the store.
+    Then lists them as a release of today and of this `revision`. With `images_only`, lists them for the day
+    alone. Also attaches this machine's results to images that another machine staged. With a `lookup`, images that are
+    neither in the store nor staged are staged too, without test results. The caller holds the store.
 
     Raises one error for all images that are neither in the store nor in staging, before anything is sent, and one for
     all failures.
     """
     if not plan.images:  # built-in sets may be empty; an empty release would be the newest one
         return Report()
-    day = tagging.first_stamp(area.open(INDEX), today)
+    day = tagging.first_stamp(area.open(INDEX), run.today)
     signer = signer and signer.with_trust(run.project)
     suite = Suite.of(*run.project.folders)
     images = errors.collect(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from datetime import date
 
 from builder.common.console import View
 from builder.common.errors import EngineError
@@ -23,6 +24,7 @@ def new_run(
     store: Store | None = None,
     host: Host | None = None,
     console: MemoryConsole | None = None,
+    today: date = date(2026, 11, 22),
 ) -> Run:
     """A run with a fake engine, and a store of its own beside the state of the project."""
     return Run(
@@ -31,6 +33,7 @@ def new_run(
         store=store or Store(project.state / "store"),
         view=View(console or MemoryConsole()),
         connected=engine or FakeEngine(),
+        today=today,
     )
 
 

@@ -8,7 +8,6 @@ import pwd
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from builder.matrix.project import Project
 from builder.matrix.schema import Trusted
 from builder.plan import plan
 from builder.plan.plan import Plan
-from builder.release.additions import Addition, Request
+from builder.release.additions import Addition, AdditionRequest
 from builder.release.staging import StagingArea
 from builder.steps import lock as locking
 from builder.steps.add import AddOptions
@@ -48,7 +47,7 @@ from tests.unit.matrix.test_cells import TINY_IDS
 
 PARENT, TARGET = "registry.example.test/org/em:1", "registry.example.test/team/vision:1"
 PUT = (PARENT, "einops", "--env", "A=b")
-REQUEST = Request(requirements=(parse_requirement("einops", "test"),), env={"A": "b"})
+REQUEST = AdditionRequest(requirements=(parse_requirement("einops", "test"),), env={"A": "b"})
 KEY = Trusted.model_construct(key="ours.pub")
 JOB = Trusted(identity="https://us.test", issuer="https://ci.test")
 NOBODY = Trust(signers=(), root=Path())
@@ -85,9 +84,9 @@ class Steps:
 
     def refresh(
         self, run: StepRun, chosen: Sequence[Cell], _: object, options: ImageOptions, *,
-        area: StagingArea | None, signer: Signer | None, today: date,
+        area: StagingArea | None, signer: Signer | None,
     ) -> Report:  # fmt: skip
-        assert (run.starts_engine, today) == (False, TODAY)
+        assert (run.starts_engine, run.today) == (False, TODAY)
         self.given.append((options, area and area.option, signer))
         self.cells.append([cell.id for cell in chosen])
         return Report(outcomes=self.outcomes, error=self.error)

@@ -8,7 +8,7 @@ import pytest
 
 from builder.common.errors import BuilderError, UsageError
 from builder.common.reference import ImageRef
-from builder.release.additions import Addition, Request, read_requested, read_team_file, read_variables
+from builder.release.additions import Addition, AdditionRequest, read_requested, read_team_file, read_variables
 
 PARENT, TARGET = ImageRef.parse("registry.example.test/org/em:1"), ImageRef.parse("registry.example.test/team/vision:1")
 
@@ -29,21 +29,21 @@ def test_variables() -> None:
 )  # fmt: skip
 def test_variables_that_are_refused(name: str, value: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        Request(env={name: value})
+        AdditionRequest(env={name: value})
 
 
 def test_a_request_reads_what_it_writes() -> None:
     text = f"einops>=0.7 --hash=sha256:{'1' * 64}"
-    request = Request(requirements=read_requested([text], [], "test"), env={"A": "b"})
+    request = AdditionRequest(requirements=read_requested([text], [], "test"), env={"A": "b"})
     data = request.model_dump()
     assert data == {"requirements": (text,), "env": {"A": "b"}}
-    assert Request.model_validate(data) == request
+    assert AdditionRequest.model_validate(data) == request
 
 
 @pytest.mark.parametrize("target", ["registry.example.test/a", f"registry.example.test/a@sha256:{'1' * 64}"])
 def test_the_image_needs_a_tag(target: str) -> None:
     with pytest.raises(UsageError, match="is no tag"):
-        Addition(parent=PARENT, target=ImageRef.parse(target), request=Request(env={"A": "b"}))
+        Addition(parent=PARENT, target=ImageRef.parse(target), request=AdditionRequest(env={"A": "b"}))
 
 
 # ---- a team's file

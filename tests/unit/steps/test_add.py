@@ -43,7 +43,7 @@ from builder.matrix import facts
 from builder.matrix.schema import Trusted
 from builder.registry import artifacts
 from builder.registry.client import Repository
-from builder.release.additions import Addition, Request
+from builder.release.additions import Addition, AdditionRequest
 from builder.release.image_sources import sources_in_registry
 from builder.release.parent import read_parent
 from builder.steps.add import IMPORTS, Added, AddOptions, add, find_parents
@@ -142,7 +142,7 @@ class Bench:
 
 def addition(*packages: str, env: Mapping[str, str] = {}, **fields: Any) -> Addition:
     requested = tuple(parse_requirement(package, "test") for package in packages)
-    request = Request(requirements=requested, env=dict(env))
+    request = AdditionRequest(requirements=requested, env=dict(env))
     return Addition(**{"parent": PARENT, "target": TARGET, "request": request, **fields})
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from datetime import date
 from typing import Any
 
 import pytest
@@ -93,7 +92,7 @@ class Builds:
     def refresh(self, *cells: str) -> Report:
         resolver = Resolver(self.project, Host(), self.run.view)
         chosen = self.project.select(cells)
-        return refresh(self.run, chosen, resolver, ImageOptions(), area=None, signer=None, today=date(2026, 11, 22))
+        return refresh(self.run, chosen, resolver, ImageOptions(), area=None, signer=None)
 
     @property
     def cells(self) -> list[list[str]]:

@@ -173,7 +173,7 @@ class ReleaseDesk:
                 self.area,
                 staged,
                 planned or {CELL: self.planned},
-                ReleaseOptions(today=TODAY, **options),
+                ReleaseOptions(**options),
             )
         if self.result.error:
             raise self.result.error

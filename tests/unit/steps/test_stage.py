@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +67,7 @@ class Yard:
         return self.open(ImageRef.parse(self.bench.image(cell).references[0]))
 
     def stage(self, **options: Any) -> Report:
-        today = date(2026, 11, 22)
-        return stage(self.bench.context, self.area, self.bench.plan, today=today, revision="abc", **options)
+        return stage(self.bench.context, self.area, self.bench.plan, revision="abc", **options)
 
     def reports(self, cell: str, digest: str) -> int:
         return len(artifacts.attached(self.repository(cell), digest, reports.TYPE))
