@@ -17,6 +17,7 @@ import requests
 from builder.build import operating_systems
 from builder.common import machine
 from builder.common.errors import BuilderError, EngineError, FileError, LockError, UsageError
+from builder.common.http import failure_sentence
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
 from builder.common.text import counted, listed, size
@@ -30,7 +31,7 @@ from builder.engine.run import Run
 from builder.engine.setup import parse_version, too_old
 from builder.index import host
 from builder.index.host import Host
-from builder.index.session import IndexSession, failure_sentence, fetch_errors
+from builder.index.session import IndexSession, fetch_errors
 from builder.index.wheels import PLATFORMS
 from builder.layers.oci import CONTAINERD
 from builder.matrix.cells import indexes_of_packages

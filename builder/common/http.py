@@ -104,6 +104,17 @@ def failure_of(error: BaseException) -> Failure:
     )
 
 
+def failure_sentence(error: BaseException, server: str = "the index") -> str:
+    """A message for a failed request: a library's own may contain addresses, and secrets in addresses."""
+    if isinstance(error, requests.HTTPError):
+        return f"{server} returned {status_text(error.response.status_code)}"
+    failure = failure_of(error)
+    sentence = failure.fault.sentence.format(server)
+    if failure.fault is Fault.CERTIFICATE:
+        return f"{sentence} ({failure.detail.partition(',')[0]})"  # the rest may have the name of the host
+    return f"{sentence} ({type(error).__name__})" if failure.fault is Fault.OTHER else sentence
+
+
 def status_text(status: int) -> str:
     """A status with its standard name. The server's own reason may contain anything."""
     return f"{status} {responses.get(status, '')}".rstrip()

@@ -16,14 +16,14 @@ from pathlib import Path
 import requests
 
 from builder.common.errors import EngineError, FetchError
-from builder.common.http import UNCOMPRESSED
+from builder.common.http import UNCOMPRESSED, failure_sentence
 from builder.common.tasks import RetryPolicy, thread_pool
 from builder.debian import mmdebstrap
 from builder.debian.apt import AptRunner
 from builder.debian.os_lock import DebianPackage, OsLock
 from builder.index.download import AbsentError, FileFetcher, LostError
 from builder.index.host import SNAPSHOT_ID, SYSTEM_BUNDLE, Apt, AptSource, Host, apt_of_debian
-from builder.index.session import IndexSession, failure_sentence
+from builder.index.session import IndexSession
 from builder.index.settings import IndexSettings
 from builder.matrix.schema import NO_SNAPSHOT, Matrix
 

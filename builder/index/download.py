@@ -23,10 +23,10 @@ import urllib3
 from packaging.utils import canonicalize_name
 
 from builder.common.errors import BuilderWarning, FetchError, store_error
-from builder.common.http import PIECE, TRANSIENT, Download, failure_of, read_pieces
+from builder.common.http import PIECE, TRANSIENT, Download, failure_of, failure_sentence, read_pieces
 from builder.common.tasks import Retries, RetryPolicy
 from builder.index.releases import Index
-from builder.index.session import DOCTOR, IndexSession, failure_sentence
+from builder.index.session import DOCTOR, IndexSession
 from builder.index.settings import IndexSettings, origin_of
 from builder.index.wheels import LockedWheel
 

@@ -22,7 +22,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
 from builder.common.errors import FetchError
-from builder.common.http import PIECE, TRANSIENT, UNCOMPRESSED, Fault, failure_of, status_text
+from builder.common.http import PIECE, TRANSIENT, UNCOMPRESSED, Fault, failure_of, failure_sentence
 from builder.index import logins
 from builder.index.settings import IndexSettings, host_of, origin_of
 
@@ -218,14 +218,3 @@ def fetch_errors(what: str, session: IndexSession) -> Iterator[None]:
         raise FetchError(f"{what}: {failure_sentence(error, server)}", hint=session.hint(error, again)) from error
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, KeyError, TypeError, ValueError) as error:
         raise FetchError(f"{what}: {Fault.INVALID.sentence.format(server)}", hint=DOCTOR) from error
-
-
-def failure_sentence(error: BaseException, server: str = "the index") -> str:
-    """A message for a failed request: a library's own may contain addresses, and secrets in addresses."""
-    if isinstance(error, requests.HTTPError):
-        return f"{server} returned {status_text(error.response.status_code)}"
-    failure = failure_of(error)
-    sentence = failure.fault.sentence.format(server)
-    if failure.fault is Fault.CERTIFICATE:
-        return f"{sentence} ({failure.detail.partition(',')[0]})"  # the rest may have the name of the host
-    return f"{sentence} ({type(error).__name__})" if failure.fault is Fault.OTHER else sentence

@@ -20,12 +20,12 @@ import requests
 from packaging.utils import BuildTag, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from builder.common.errors import LockError, UnreachableError, choose_again
-from builder.common.http import Fault
+from builder.common.http import Fault, failure_sentence
 from builder.common.tasks import thread_pool
 from builder.index.host import Host
 from builder.index.local_index import LocalIndex, serve_index
 from builder.index.releases import UPLOAD_AGAIN, Index
-from builder.index.session import DOCTOR, POOL, IndexSession, authority_hint, failure_sentence
+from builder.index.session import DOCTOR, POOL, IndexSession, authority_hint
 from builder.index.settings import IndexSettings
 from builder.index.wheels import PLATFORMS, KeptWheel, LockedWheel, tag_ranks
 from builder.lock.python_builds import uv_program

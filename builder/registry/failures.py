@@ -15,7 +15,7 @@ import requests
 from urllib3.exceptions import HTTPError
 
 from builder.common.errors import NoRegistryError, RegistryError
-from builder.common.http import TRANSIENT, Fault, failure_of, status_text
+from builder.common.http import TRANSIENT, Fault, failure_of, failure_sentence, status_text
 from builder.common.text import one_line
 from builder.registry.auth import login_hint
 from builder.registry.transport import FOLDER
@@ -26,6 +26,11 @@ UNREACHABLE_HINT = (
     "Check the registry's name and port and the network, and that the registry is running. Then run this again."
 )
 RUN_AGAIN = "Run this again: data already in the registry is not sent again."
+_HINTS = {
+    Fault.CERTIFICATE: "Save the certificate of its authority as {certificates}/ca.crt, or set SSL_CERT_FILE.",
+    Fault.CLIENT_CERTIFICATE: "Save a client certificate as {certificates}/client.cert, and its key as client.key.",
+    Fault.NO_TLS: "To allow plain http, add {registry} to `insecure` in matrix.yaml.",
+}
 # In words, or as the error number in docker-registry's JSON: ENOSPC, EDQUOT.
 _DISK_FULL = re.compile(r'no space left on device|disk quota exceeded|"Err":\s*(?:28|122)\b', re.IGNORECASE)
 
@@ -58,7 +63,9 @@ class StoppedError(RegistryError):
     """The caller set the stop event: the request did not fail."""
 
 
-def of_response(registry: str, action: str, response: requests.Response, hide: Callable[[str], str]) -> RegistryError:
+def error_of_response(
+    registry: str, action: str, response: requests.Response, hide: Callable[[str], str]
+) -> RegistryError:
     """The error for a response with an unexpected status. `hide` removes secrets from its text."""
     body = b""
     with suppress(HTTPError, OSError):  # the status is enough
@@ -96,28 +103,17 @@ def of_response(registry: str, action: str, response: requests.Response, hide: C
     return RejectedError(message, hint=hint, status=status, code=code)
 
 
-def of_exception(registry: str, action: str, error: Exception) -> RegistryError:
+def error_of_exception(registry: str, action: str, error: Exception) -> RegistryError:
     """The error for a request without a response.
 
     It holds no URL: a URL to which a registry redirected may be signed, and so a credential.
     """
-    failure, message, certificates = failure_of(error), f"{registry}: {action}", f"{FOLDER}/{registry}"
-    match failure.fault:
-        case Fault.CERTIFICATE:
-            hint = f"Save the certificate of its authority as {certificates}/ca.crt, or set SSL_CERT_FILE."
-            return RejectedError(f"{message}: certificate not trusted ({failure.detail})", hint=hint)
-        case Fault.CLIENT_CERTIFICATE:
-            hint = f"Save a client certificate as {certificates}/client.cert, and its key as client.key."
-            return RejectedError(f"{message}: client certificate required, or not accepted", hint=hint)
-        case Fault.NO_TLS:
-            hint = f"To allow plain http, add {registry} to `insecure` in matrix.yaml."
-            return RejectedError(f"{message}: the server does not use https", hint=hint)
-        case Fault.OTHER:
-            return RejectedError(f"{message}: invalid request ({type(error).__name__})")
-        case Fault.TIMEOUT | Fault.CONNECT_TIMEOUT:
-            message += ": request timed out"
-        case _:
-            message += f": {failure.detail or 'connection lost'}"
+    failure = failure_of(error)
+    detail = f" ({failure.detail})" if failure.detail and not failure.fault.is_final else ""
+    message = f"{registry}: {action}: {failure_sentence(error, 'the registry')}{detail}"
+    if failure.fault.is_final or failure.fault is Fault.OTHER:
+        hint = _HINTS.get(failure.fault, "").format(registry=registry, certificates=f"{FOLDER}/{registry}")
+        return RejectedError(message, hint=hint)
     if failure.is_unreachable:
         return NoRegistryError(message, hint=UNREACHABLE_HINT)
     return TransientError(message, hint=RUN_AGAIN, is_connected=failure.is_connected)

@@ -139,7 +139,7 @@ class Connection:
         """A response whose body is not read yet. Raises RegistryError for an unexpected status."""
         with self._authorized(request) if with_login else self._send(request) as response:
             if response.status_code not in request.expect:
-                raise failures.of_response(self.registry, request.action, response, self._login.hide)
+                raise failures.error_of_response(self.registry, request.action, response, self._login.hide)
             yield response
 
     def pieces(self, action: str, response: requests.Response, limit: float = inf) -> Iterator[bytes]:
@@ -153,7 +153,7 @@ class Connection:
                 yield piece
                 self.check_stop()
         except HTTPError as error:
-            raise failures.of_exception(self.registry, action, error) from None
+            raise failures.error_of_exception(self.registry, action, error) from None
 
     def location(self, answer: Answer) -> str:
         """The URL of an answer's Location header; the request's own if it has no such header."""
@@ -220,7 +220,7 @@ class Connection:
                 stream=True,
             )
         except (requests.RequestException, ValueError) as error:
-            raise failures.of_exception(self.registry, request.action, error) from None
+            raise failures.error_of_exception(self.registry, request.action, error) from None
 
     def _fetch_token(self, method: str, url: str, headers: Mapping[str, str], form: bytes | None) -> bytes:
         """Sends a token request, whose URL the registry chose; returns the body of the response."""

@@ -45,14 +45,14 @@ def test_certificates(bridge: str, keys: Path, tmp_path: Path, monkeypatch: pyte
     tls = registries.certificate(tmp_path / "server", bridge, clients=tmp_path / "client/cert.pem")
     sample = image(tmp_path / "image", 3000)
     with Server(folder=tmp_path / "server", ip=bridge, tls=tls).serving() as server:
-        with pytest.raises(RegistryError, match="certificate not trusted") as caught:
+        with pytest.raises(RegistryError, match="is not trusted") as caught:
             connect(server.address).exists()
         folder = tmp_path / "certs.d" / server.address
         assert f"/etc/docker/certs.d/{server.address}/ca.crt" in caught.value.hint
 
         folder.mkdir(parents=True)
         (folder / "ca.crt").symlink_to(tmp_path / "server/cert.pem")
-        with pytest.raises(RegistryError, match="client certificate required"):
+        with pytest.raises(RegistryError, match="requires a client certificate"):
             connect(server.address).exists()
 
         (folder / "us.cert").symlink_to(tmp_path / "client/cert.pem")
@@ -73,7 +73,7 @@ def test_plain_http_and_repositories_to_create(released: Checkout, bridge: str, 
         settings = f"staging: {server.address}/staging\ncreate_repository: {command}\n"
         released.edit("matrix.yaml", 'registry: ""\n', f'registry: ""\n{settings}')
         output = released.builder("stage", code=14)
-        assert "the server does not use https" in output
+        assert "the registry does not use https" in output
         assert f"add {server.address} to `insecure` in matrix.yaml" in output
         assert not created.exists()
 

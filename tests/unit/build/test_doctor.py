@@ -129,8 +129,8 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "certificate of its authority. The current file, /ca.pem, does not contain it.",
     ),
     "not an index": ({"index": []}, "index", "missing", "the configured mirror does not have pip: check its address"),
-    "no registry": ({}, "registry", "note", "connection lost: tried once"),
-    "plain registry": ({"registry": {HTTP: 200}}, "registry", "note", "connection lost"),
+    "no registry": ({}, "registry", "note", "the connection was lost: tried once"),
+    "plain registry": ({"registry": {HTTP: 200}}, "registry", "note", "connection was lost"),
     "login required": ({"registry": {HTTPS: 401}}, "registry", "note", "Run `docker login registry.example.test:5000`"),
     "no cosign": ({"which": {"docker"}}, "cosign", "note", "not installed: signatures cannot be made or checked"),
     "cosign": ({}, "cosign", "ok", "/bin/cosign"),
@@ -209,7 +209,7 @@ def test_an_engine_that_stops(tiny: Project, machine: dict[str, Any], monkeypatc
     ("setting", "state", "detail"),
     [
         ("staging: other.example.test/staging", "ok", "other.example.test answers"),
-        ("staging: away.example.test", "note", "connection lost"),
+        ("staging: away.example.test", "note", "connection was lost"),
         ("staging: registry.example.test:5000/staging", None, ""),
     ],
 )

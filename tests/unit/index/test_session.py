@@ -13,7 +13,8 @@ import requests
 from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
 from builder.common.errors import FetchError
-from builder.index.session import IndexSession, failure_sentence, fetch_errors
+from builder.common.http import failure_sentence
+from builder.index.session import IndexSession, fetch_errors
 from builder.index.settings import IndexSettings
 from tests.fakes.wire import Reply, Sent, Wire, part, untrusted
 

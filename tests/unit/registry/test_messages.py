@@ -59,43 +59,43 @@ def refused(*listed: object, status: int = 400) -> Reply:
 Row = tuple[Reply | Exception, type[RegistryError], int, str, str]
 # The answer to all requests for a blob; the error, the number of tries, the end of the message, the start of the hint.
 ANSWERS: dict[str, Row] = {
-    "cut": (broken(), RegistryError, 3, "reset by peer: tried 3 times", AGAIN),
-    "slow": (requests.ReadTimeout("x"), RegistryError, 3, "request timed out: tried 3 times", AGAIN),
+    "cut": (broken(), RegistryError, 3, "reset by peer): tried 3 times", AGAIN),
+    "slow": (requests.ReadTimeout("x"), RegistryError, 3, "the registry timed out: tried 3 times", AGAIN),
     "no route any more": (
         requests.ConnectionError(ProtocolError("aborted", OSError(errno.EHOSTUNREACH, "No route"))),
-        RegistryError, 3, "no route: tried 3 times", AGAIN,
+        RegistryError, 3, "(no route): tried 3 times", AGAIN,
     ),
     "no connection": (
         requests.ConnectionError(ConnectTimeoutError("x")),
-        NoRegistryError, 3, "request timed out: tried 3 times", AGAIN,
+        NoRegistryError, 3, "the connection to the registry timed out: tried 3 times", AGAIN,
     ),
     "connection refused": (
-        without_connection(errno.ECONNREFUSED), NoRegistryError, 1, "connection refused", UNREACHABLE,
+        without_connection(errno.ECONNREFUSED), NoRegistryError, 1, "(connection refused)", UNREACHABLE,
     ),
-    "no route": (without_connection(errno.EHOSTUNREACH), NoRegistryError, 1, "no route to host", UNREACHABLE),
-    "no network": (without_connection(errno.ENETUNREACH), NoRegistryError, 1, "network is unreachable", UNREACHABLE),
-    "no name": (of_urllib3(socket.gaierror(socket.EAI_NONAME, "x")), NoRegistryError, 1, "unknown host", UNREACHABLE),
-    "no data": (of_urllib3(socket.gaierror(socket.EAI_NODATA, "x")), NoRegistryError, 1, "unknown host", UNREACHABLE),
-    "busy DNS": (of_urllib3(socket.gaierror(socket.EAI_AGAIN, "x")), NoRegistryError, 3, "x: tried 3 times", AGAIN),
+    "no route": (without_connection(errno.EHOSTUNREACH), NoRegistryError, 1, "(no route to host)", UNREACHABLE),
+    "no network": (without_connection(errno.ENETUNREACH), NoRegistryError, 1, "(network is unreachable)", UNREACHABLE),
+    "no name": (of_urllib3(socket.gaierror(socket.EAI_NONAME, "x")), NoRegistryError, 1, "(unknown host)", UNREACHABLE),
+    "no data": (of_urllib3(socket.gaierror(socket.EAI_NODATA, "x")), NoRegistryError, 1, "(unknown host)", UNREACHABLE),
+    "busy DNS": (of_urllib3(socket.gaierror(socket.EAI_AGAIN, "x")), NoRegistryError, 3, "(x): tried 3 times", AGAIN),
     "unknown authority": (
-        untrusted(), RejectedError, 1, "certificate not trusted (unable to get local issuer certificate)",
+        untrusted(), RejectedError, 1, "is not trusted (unable to get local issuer certificate)",
         f"Save the certificate of its authority as /etc/docker/certs.d/{HOST}/ca.crt, or set SSL_CERT_FILE.",
     ),
     "http": (
-        of_tls("WRONG_VERSION_NUMBER"), RejectedError, 1, "the server does not use https",
+        of_tls("WRONG_VERSION_NUMBER"), RejectedError, 1, "the registry does not use https",
         f"To allow plain http, add {HOST} to `insecure`",
     ),
     **{
         reason: (
-            of_tls(reason), RejectedError, 1, "client certificate required, or not accepted",
+            of_tls(reason), RejectedError, 1, "requires a client certificate, or refuses this one",
             f"Save a client certificate as /etc/docker/certs.d/{HOST}/client.cert",
         )
         for reason in (
             "SSLV3_ALERT_BAD_CERTIFICATE", "TLSV13_ALERT_CERTIFICATE_REQUIRED", "TLSV1_ALERT_UNKNOWN_CA",
         )
     },
-    "TLS": (of_tls("DECRYPTION_FAILED_OR_BAD_RECORD_MAC"), RegistryError, 3, "x: tried 3 times", AGAIN),
-    "invalid": (requests.exceptions.InvalidURL("x"), RejectedError, 1, "invalid request (InvalidURL)", ""),
+    "TLS": (of_tls("DECRYPTION_FAILED_OR_BAD_RECORD_MAC"), RegistryError, 3, "(x): tried 3 times", AGAIN),
+    "invalid": (requests.exceptions.InvalidURL("x"), RejectedError, 1, "the registry failed (InvalidURL)", ""),
     "code": (refused({"code": "X"}), RejectedError, 1, "answered 400 Bad Request (X)", ""),
     "control characters": (
         refused({"code": "X", "message": "a\x1b[31m\nb\u202e"}), RejectedError, 1, "(X: a b\ufffd)", "",
@@ -211,7 +211,8 @@ ACTS: dict[str, tuple[Act, Answers, str, str]] = {
     ),
     "no registry to mount from": (
         lambda registry: registry.mount(DIGEST, "a/other"), lambda _: without_connection(errno.ECONNREFUSED),
-        f"mounting blob {SHORT} of a/b from a/other: connection refused", UNREACHABLE,
+        f"mounting blob {SHORT} of a/b from a/other: cannot connect to the registry, or the connection was lost "
+        "(connection refused)", UNREACHABLE,
     ),
     "no token": (
         put, tokens(refused({"code": "DENIED", "message": "no"}, status=403)),
