@@ -116,7 +116,7 @@ def _by_component(context: Context, image: PlannedImage, opened: set[str]) -> di
             raise BuildError(f"{image.id}: the store does not have layer {layer.name}", hint="Build the image first.")
         wheels = [wheel for source in (layer, *map(by_inputs.get, layer.compiled)) if source for wheel in source.wheels]
         owners = {"base"} if layer.kind == "os" else {wheel.component for wheel in wheels if not wheel.is_cuda}
-        files = {entry.name for entry in stored_layers.read_toc(store, stored) if entry.type == "reg"}
+        files = {entry.name for entry in stored_layers.read_stored_toc(store, stored) if entry.type == "reg"}
         if owners and (hits := opened & files):
             owner = max(owners, key=image.components.index)
             result.setdefault(owner, set()).update(map(without_versions, hits))

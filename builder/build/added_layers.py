@@ -59,13 +59,13 @@ def make_layers(run: Run, fetcher: Fetcher, parent: Parent, wheels: Sequence[Loc
     for each_wheel in largest_first:
         fetcher.drop(each_wheel)
     return [
-        AddedLayer(planned=each, layer=layer, toc=stored_layers.read_toc(run.store, layer))
+        AddedLayer(planned=each, layer=layer, toc=stored_layers.read_stored_toc(run.store, layer))
         for each in planned
         if (layer := stored[each.inputs])
     ]
 
 
-def check_paths(name: str, parent: Parent, added: Sequence[AddedLayer]) -> list[str]:
+def check_added_paths(name: str, parent: Parent, added: Sequence[AddedLayer]) -> list[str]:
     """Returns warnings. Raises RefusedError if a layer has another file for a path of the parent."""
     files = [entry for _, entry in parent.files.values()]
     planned = PlannedLayer(kind="files", name="the parent", component="", inputs=parent.image.manifest.digest)
@@ -75,7 +75,7 @@ def check_paths(name: str, parent: Parent, added: Sequence[AddedLayer]) -> list[
         raise RefusedError(str(error), hint=CONFLICT) from error
 
 
-def write_image(
+def write_added_image(
     store: Store, parent: Parent, addition: Addition, wheels: Sequence[LockedWheel], added: Sequence[AddedLayer]
 ) -> Image:
     """Writes the configuration and the manifest. The same request, lock and parent give the same bytes."""

@@ -207,7 +207,7 @@ class Assembler:
 
         # The paths of bytecode follow from those of its modules.
         contents = [
-            (planned, stored_layers.read_toc(store, built))
+            (planned, stored_layers.read_stored_toc(store, built))
             for planned, built in zip(image.layers, stack, strict=True)
             if planned.kind not in ("os", "bytecode")
         ]
@@ -316,7 +316,7 @@ class Assembler:
                 with tarfile.open(tar_path, mode="w") as tar:
                     _add(tar, _PROGRAM, self._program)
                     for wheels in wheel_layers:  # of two files with one path, the later one stays
-                        files = stored_layers.read_toc(store, wheels)
+                        files = stored_layers.read_stored_toc(store, wheels)
                         with store.path(wheels.digest).open("rb") as blob:
                             for file in files:
                                 is_in_site = file.name.startswith(f"{scheme.site}/")

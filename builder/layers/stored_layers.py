@@ -87,7 +87,7 @@ def wheel_entries(
         yield from splice.prefetched_first(entries, prefetch)
 
 
-def read_toc(store: Store, layer: Layer) -> tuple[TocEntry, ...]:
+def read_stored_toc(store: Store, layer: Layer) -> tuple[TocEntry, ...]:
     """The files of a layer in the store. Raises DamagedError."""
     try:
         with store.path(layer.digest).open("rb") as blob:

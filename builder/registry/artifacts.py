@@ -32,7 +32,7 @@ ATTEMPTS = 30  # to list artifacts while other writers replace the index; each t
 _HINT = "Look for other tags of this manifest before you delete it: all its tags are deleted with it."
 
 
-def manifest(
+def artifact_manifest(
     kind: str, documents: Mapping[str, bytes], notes: Mapping[str, str] = {}, subject: Descriptor | None = None
 ) -> Manifest:
     """The manifest of an artifact of the type `kind`: documents by media type, and annotations."""
@@ -48,7 +48,7 @@ def put_artifact(repository: Repository, artifact: Manifest, contents: Iterable[
             path = Path(folder) / str(len(files))
             path.write_bytes(content)
             files[Descriptor.of(content, "application/octet-stream")] = path  # the manifest has their real types
-        transfer.push_image(repository, artifact, files)
+        transfer.send_image(repository, artifact, files)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Attachments:
 
     def add(self, kind: str, documents: Mapping[str, bytes], notes: Mapping[str, str] = {}) -> Manifest:
         """Adds an artifact, as in `manifest`; returns its manifest. Raises RegistryError."""
-        artifact = manifest(kind, documents, notes, self.subject)
+        artifact = artifact_manifest(kind, documents, notes, self.subject)
         put_artifact(self.repository, artifact, documents.values())
         self._stored.append(artifact)
         return artifact

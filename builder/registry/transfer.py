@@ -36,7 +36,7 @@ class Sent:
         return ", ".join(f"{size(count)} {state}" for count, state in parts if count)
 
 
-def push_image(
+def send_image(
     repository: Repository,
     manifest: Manifest,
     files: Mapping[Descriptor, Path | None],

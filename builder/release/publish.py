@@ -262,12 +262,12 @@ def push_image(
 ) -> Sent:
     """Pushes an image by digest, with its progress in the view; sets no tag.
 
-    `mount_from` and `fetch` are as in `transfer.push_image`.
+    `mount_from` and `fetch` are as in `transfer.send_image`.
     """
     stored = (image.stored.config, *(layer.descriptor for layer in image.stored.layers))
     paths = {blob: run.store.path(blob.digest) for blob in stored}
     files = {blob: path if path.exists() else None for blob, path in paths.items()}
     progress = Meter(run.view, image.cell, "checked or sent", sum(blob.size for blob in files)).add
-    return transfer.push_image(
+    return transfer.send_image(
         repository, image.stored.manifest, files, fetch=fetch, mount_from=mount_from, progress=progress
     )

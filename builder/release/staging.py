@@ -190,7 +190,7 @@ class StagingArea:
         Each list has a tag of its own: several machines may write theirs at the same time.
         """
         content = StagedRelease(stamp=day, revision="", images=tuple(images)).model_dump_json().encode()
-        artifact = artifacts.manifest(TYPE, {TYPE: content})
+        artifact = artifacts.artifact_manifest(TYPE, {TYPE: content})
         self._put(f"{LIST}{day}-{short_digest(artifact.digest)}", artifact, content)
 
     def lists(self) -> list[str]:
@@ -220,7 +220,7 @@ class StagingArea:
     def record(self, released: StagedRelease) -> None:
         """Writes the record of a release, beside the staged release."""
         content = released.model_dump_json().encode()
-        artifact = artifacts.manifest(RELEASED_TYPE, {RELEASED_TYPE: content})
+        artifact = artifacts.artifact_manifest(RELEASED_TYPE, {RELEASED_TYPE: content})
         self._put(f"{RELEASED}{released.stamp}", artifact, content)
 
     def _put(self, tag: str, artifact: Manifest, content: bytes) -> None:
@@ -241,7 +241,7 @@ class StagingArea:
         for stamp in tags.stamps(max(day, newest.partition(".")[0])):
             release = StagedRelease(stamp=stamp, revision=revision, images=tuple(images))
             content, tag = release.model_dump_json().encode(), f"{PREFIX}{stamp}"
-            artifact, present = artifacts.manifest(TYPE, {TYPE: content}), repository.digest_of(tag)
+            artifact, present = artifacts.artifact_manifest(TYPE, {TYPE: content}), repository.digest_of(tag)
             if present is None and tags.stamp_order(stamp) <= tags.stamp_order(newest):
                 continue  # the stamp of a deleted release: with it, this release would be older than the newest one
             if present not in (None, artifact.digest):
@@ -267,7 +267,7 @@ class StagingArea:
         if _own(project, content).exists():
             return
         # The digest of exactly this list, whatever its tag names now.
-        repository, digest = self.open(INDEX), artifacts.manifest(TYPE, {TYPE: content}).digest
+        repository, digest = self.open(INDEX), artifacts.artifact_manifest(TYPE, {TYPE: content}).digest
         if signing.has_signature(repository, digest):
             signer, _ = signing.signer_of_manifest(repository, digest, {}, Trust.of(project))
             if signer:

@@ -284,9 +284,9 @@ def make_image(
         raise BuildError(f"{addition.target} would have {count} layers; the limit is {layer_order.MOST}")
 
     # Nothing may replace a file of the parent, such as one of the framework or the launcher.
-    for warning in added_layers.check_paths(str(addition.target), parent, layers):
+    for warning in added_layers.check_added_paths(str(addition.target), parent, layers):
         run.view.say(warning)
-    image = added_layers.write_image(run.store, parent, addition, wheels, layers)
+    image = added_layers.write_added_image(run.store, parent, addition, wheels, layers)
     sizes = sum(each.layer.size for each in layers)
     _say(run, "layers", f"{len(layers)} new ({size(sizes)}), {len(parent.image.layers)} of the parent (0 B)")
     return AddedImage(parent=parent, wheels=wheels, image=image, layers=[each.layer for each in layers])
@@ -369,7 +369,7 @@ def _evidence(engine: Engine, image: Image, modules: Sequence[str]) -> Evidence:
 def push(run: Run, added: Added, signer: Signer | None) -> Added:
     """Pushes the images by digest, with results and signatures. Raises RefusedError for a tag that must not move."""
     target, repository = added.target, Repository(added.target, host=run.host, write=True)
-    sents = [push_image(run, repository, added.addition, each) for each in added.images]
+    sents = [push_added_image(run, repository, added.addition, each) for each in added.images]
     for each in (each for each in added.images if each.results):
         reports.attach_evidence(repository, each.image.manifest.descriptor, each.results, signer)
     manifest = added.images[0].image.manifest
@@ -386,7 +386,7 @@ def push(run: Run, added: Added, signer: Signer | None) -> Added:
     return replace(added, manifest=manifest, sent=sent)
 
 
-def push_image(run: Run, repository: Repository, addition: Addition, added: AddedImage) -> Sent:
+def push_added_image(run: Run, repository: Repository, addition: Addition, added: AddedImage) -> Sent:
     """Pushes an image by digest. The registry mounts the layers of a parent that it has; others pass this machine."""
     source, image, store = added.parent.source, added.image, run.store
     files: dict[Descriptor, Path | None] = {image.config: store.path(image.config.digest)}
@@ -395,7 +395,7 @@ def push_image(run: Run, repository: Repository, addition: Addition, added: Adde
     fetch = partial(transfer.fetch_blob, source.repository, store) if isinstance(source, RegistrySource) else None
     mounts = [addition.parent.repository] if addition.parent.registry == addition.target.registry else []
     progress = Meter(run.view, "push", "sent", 0).add
-    return transfer.push_image(repository, image.manifest, files, fetch=fetch, mount_from=mounts, progress=progress)
+    return transfer.send_image(repository, image.manifest, files, fetch=fetch, mount_from=mounts, progress=progress)
 
 
 def sign(signer: Signer, repository: Repository, added: Added, manifest: Manifest) -> None:

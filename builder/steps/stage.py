@@ -47,7 +47,7 @@ def stage(
     signer = signer and signer.with_trust(run.project)
     suite = Suite.of(*run.project.folders)
     images = errors.collect(
-        lambda planned: find_image(run, area, suite, planned, lookup), plan.images, "images cannot be staged"
+        lambda planned: find_candidate(run, area, suite, planned, lookup), plan.images, "images cannot be staged"
     )
 
     # Without a release, list them before any is pushed: `prune` deletes what no list names.
@@ -95,7 +95,7 @@ def stage(
     return report
 
 
-def find_image(
+def find_candidate(
     run: Run, area: StagingArea, suite: Suite, planned: PlannedImage, lookup: LayerLookup | None
 ) -> Candidate:
     """The image to stage: of the store; else one that another machine staged for the same plan; else of known layers.

@@ -109,7 +109,7 @@ def complete_tests(
             # `stage --untested` had neither the wheels nor the layers to compare the files that they share.
             view.begin(image.id, "comparing the files of layers")
             layers = [
-                (layer, stored_layers.read_toc(store, made))
+                (layer, stored_layers.read_stored_toc(store, made))
                 for layer, made in zip(image.layers, stored.layers, strict=True)
                 if layer.kind not in ("os", "bytecode")  # the paths of bytecode follow from those of its modules
             ]

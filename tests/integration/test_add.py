@@ -61,7 +61,7 @@ class Team:
             path.write_bytes(memory.contents[blob])
             files[Descriptor(media_type=LAYER_TYPE, digest=blob, size=path.stat().st_size)] = path
         repository = self.repository("org/em")
-        transfer.push_image(repository, oci.Manifest.of(content), files)
+        transfer.send_image(repository, oci.Manifest.of(content), files)
         return repository.put_manifest("1", content, MANIFEST_TYPE)
 
     def repository(self, name: str) -> Repository:
@@ -112,7 +112,7 @@ class Team:
         files[blob] = path = self.folder / blob.digest[7:]
         path.write_bytes(content)
         forged = oci.Manifest.of(json.dumps(data).encode())
-        transfer.push_image(repository, forged, files)
+        transfer.send_image(repository, forged, files)
         repository.put_manifest("1", forged.content, MANIFEST_TYPE)
         os.environ["COSIGN_PASSWORD"] = ""
         signer = Signer(key=f"{keys}/ours.key")

@@ -60,7 +60,7 @@ def test_certificates(bridge: str, keys: Path, tmp_path: Path, monkeypatch: pyte
             connect(server.address)
         (folder / "us.key").symlink_to(tmp_path / "client/key.pem")
         registry = connect(server.address)
-        transfer.push_image(registry, Manifest.of(sample.manifest, IMAGE), sample.files)
+        transfer.send_image(registry, Manifest.of(sample.manifest, IMAGE), sample.files)
         assert registry.manifest(sample.digest)
         Signer(key=str(keys / "ours.key")).sign_manifest(registry, sample.digest, {"cell": "c"})
         assert signing.has_signature(registry, sample.digest)

@@ -66,7 +66,7 @@ def push(registry: Repository, sample: Image, *mount_from: str) -> Sent:
     """Pushes an image; the registry has all of it then, and the progress is complete."""
     progress: list[int] = []
     manifest = Manifest.of(sample.manifest, IMAGE)
-    pushed = transfer.push_image(registry, manifest, sample.files, mount_from=mount_from, progress=progress.append)
+    pushed = transfer.send_image(registry, manifest, sample.files, mount_from=mount_from, progress=progress.append)
     assert sum(progress) == pushed.sent + pushed.present + pushed.mounted == sample.size
     assert registry.manifest(sample.digest) == manifest
     for blob in sample.blobs:

@@ -116,7 +116,7 @@ def test_nothing_is_staged_by_a_machine_whose_clock_is_ahead(
     stage: Run, monkeypatch: pytest.MonkeyPatch, option: list[str]
 ) -> None:
     monkeypatch.setattr(MemoryRegistry, "clock", lambda _: datetime(2026, 11, 22, 12, tzinfo=UTC))
-    monkeypatch.setattr(transfer, "push_image", None)
+    monkeypatch.setattr(transfer, "send_image", None)
     result = stage(EMBER, *option, today=date(2026, 11, 23))
     assert result.code == 14
     assert "a release of 2026-11-23 would be in the future: the clock of " in result.err

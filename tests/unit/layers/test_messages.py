@@ -143,7 +143,7 @@ CASES: dict[str, tuple[Callable[[Store], object], str, str]] = {
         "",
     ),
     "lost layer": (
-        lambda s: stored_layers.read_toc(s, known.layer()),
+        lambda s: stored_layers.read_stored_toc(s, known.layer()),
         f"layer {known.layer().digest} disappeared from the store during the build",
         "Run the same command again",
     ),

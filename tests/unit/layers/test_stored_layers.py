@@ -81,7 +81,7 @@ def test_layers_conflict_if_a_path_has_two_files_or_is_a_file_and_a_folder(
 def contents(store: Store, *layers: PlannedLayer) -> list[PathsOfLayer]:
     """Each layer and its files, as the store has them."""
     stored = [(layer, stored_layers.stored_layer(store, layer.inputs)) for layer in layers]
-    return [(layer, stored_layers.read_toc(store, each)) for layer, each in stored if each]
+    return [(layer, stored_layers.read_stored_toc(store, each)) for layer, each in stored if each]
 
 
 def test_layers_may_share_equal_files_and_links(store: Store, make: Make) -> None:
@@ -159,7 +159,7 @@ def test_a_damaged_layer_of_the_store_is_named(store: Store, make: Make, damage:
     else:
         path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(DamagedError) as raised:
-        stored_layers.read_toc(store, layer)
+        stored_layers.read_stored_toc(store, layer)
     assert raised.value.blob == layer.digest
 
 

@@ -29,7 +29,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
 
 
 def document(text: str) -> Manifest:
-    return artifacts.manifest(TYPE, {TYPE: text.encode()}, {"note": text}, SUBJECT)
+    return artifacts.artifact_manifest(TYPE, {TYPE: text.encode()}, {"note": text}, SUBJECT)
 
 
 def attach(registry: MemoryRegistry, text: str) -> str:

@@ -64,7 +64,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[CreatingService]:
 def send(wire: Lay, service: CreatingService, repository: str = "a/b", host: Host = MACHINE) -> Wire:
     """Pushes a manifest."""
     laid = wire(service.answer)
-    transfer.push_image(connect(repository=repository, host=host), IMAGE, {})
+    transfer.send_image(connect(repository=repository, host=host), IMAGE, {})
     return laid
 
 

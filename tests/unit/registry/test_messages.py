@@ -259,7 +259,7 @@ def test_a_blob_that_cannot_be_sent(lay: Lay, tmp_path: Path, content: bytes | N
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(BuilderError) as caught:
-        transfer.push_image(connect(), Manifest.of(b"{}", IMAGE), {blob: path if content is not None else None})
+        transfer.send_image(connect(), Manifest.of(b"{}", IMAGE), {blob: path if content is not None else None})
     assert str(caught.value).endswith(message.format(path))
     assert caught.value.hint.startswith(hint)
 

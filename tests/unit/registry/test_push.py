@@ -51,7 +51,7 @@ def push(
     """Pushes; the result and the progress. No thread is left in any case."""
     progress: list[int] = []
     try:
-        pushed = transfer.push_image(registry, CONTENT, files, progress=progress.append, parallel=parallel, **options)
+        pushed = transfer.send_image(registry, CONTENT, files, progress=progress.append, parallel=parallel, **options)
     finally:
         assert workers() == []
     return pushed, progress
@@ -181,7 +181,7 @@ def test_an_interrupt_ends_the_push(files: Files) -> None:
     registry.on_upload = upload
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        transfer.push_image(registry, CONTENT, files, parallel=1)
+        transfer.send_image(registry, CONTENT, files, parallel=1)
     assert time.monotonic() - start < 10
     assert registry.stop.is_set()
     [left] = workers()

@@ -216,7 +216,7 @@ def test_an_image_goes_with_its_reports_and_their_signatures_with_the_next_run(p
 @pytest.mark.parametrize("cosign", [2, 3])
 def test_a_list_goes_with_its_signature(place: Place, cosign: int) -> None:
     content, documents = release("20261122", "").model_dump_json().encode(), place.documents
-    document = artifacts.manifest(staging.TYPE, {staging.TYPE: content})
+    document = artifacts.artifact_manifest(staging.TYPE, {staging.TYPE: content})
     artifacts.put_artifact(documents, document, [content])
     documents.put_manifest("release-20261122", document.content, document.media_type)
     documents.put_manifest("released-20261122", b"record", MANIFEST_TYPE)

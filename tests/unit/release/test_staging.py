@@ -209,7 +209,7 @@ def test_tags_that_are_no_stamps_are_ignored(place: StagingArea, registry: Memor
     ],
 )  # fmt: skip
 def test_a_document_that_cannot_be_read(place: StagingArea, registry: MemoryRegistry, content: bytes) -> None:
-    artifact = artifacts.manifest(staging.TYPE, {staging.TYPE: content})
+    artifact = artifacts.artifact_manifest(staging.TYPE, {staging.TYPE: content})
     artifacts.put_artifact(registry, artifact, [content])
     registry.put_manifest("release-20261122", artifact.content, artifact.media_type)
     with pytest.raises(VerifyError):
@@ -256,7 +256,9 @@ def test_what_was_released(place: StagingArea, tmp_path: Path) -> None:
 def test_the_record_of_a_release_with_control_characters_cannot_be_read(place: StagingArea) -> None:
     """`status` prints it."""
     document = {"stamp": "20261122", "revision": "abc", "images": [], "allowed": ["\x1b[2J"]}
-    artifact = artifacts.manifest(staging.RELEASED_TYPE, {staging.RELEASED_TYPE: json.dumps(document).encode()})
+    artifact = artifacts.artifact_manifest(
+        staging.RELEASED_TYPE, {staging.RELEASED_TYPE: json.dumps(document).encode()}
+    )
     place._put("released-20261122", artifact, json.dumps(document).encode())
     with pytest.raises(VerifyError, match="allowed"):
         place.released("20261122")

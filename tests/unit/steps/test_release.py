@@ -571,7 +571,7 @@ def test_an_image_that_is_taken_out_of_a_staged_release_prevents_it(
     other = image.model_copy(update={"cell": f"{CELL}-board"})
     desk.area.write(desk.project, STAMP, "abc", [image, other])
     part = desk.staged().model_dump_json().encode()
-    artifact = artifacts.manifest(staging.TYPE, {staging.TYPE: part})
+    artifact = artifacts.artifact_manifest(staging.TYPE, {staging.TYPE: part})
     artifacts.put_artifact(cast("Repository", desk.registry), artifact, [part])
     desk.registry.put_manifest(f"release-{STAMP}", artifact.content, artifact.media_type)
     with pytest.raises(VerifyError, match="signed the list of its images") as caught:

@@ -127,7 +127,7 @@ def test_an_index_is_copied_with_what_is_attached_to_its_images(
     images: dict[str, Descriptor] = {}
     for arch in ("amd64", "arm64"):
         layer = gzip.compress(arch.encode())
-        image = artifacts.manifest("", {LAYER_TYPE: layer})
+        image = artifacts.artifact_manifest("", {LAYER_TYPE: layer})
         artifacts.put_artifact(source, image, [layer])
         images[arch] = Descriptor(media_type=image.media_type, digest=image.digest, size=len(image.content))
         registry_fakes.attach(source, images[arch], "application/x-note", {"text/plain": layer})
