@@ -14,7 +14,6 @@ from builder.common.text import counted
 from builder.debian import os_lock
 from builder.lock import checks
 from builder.lock.resolve import Resolver
-from builder.steps import lock as locking
 
 
 @click.command(name="lock", epilog=ALL_CELLS_HELP)
@@ -63,6 +62,7 @@ def lock_command(
         return
     # Imported here: these modules load docker-py and others, which `--check` does not need.
     from builder.plan import budget, plan  # noqa: PLC0415
+    from builder.steps import lock as locking  # noqa: PLC0415
 
     with context.locked(project, "lock"):
         resolver = Resolver(project, context.host, View(context.err))
