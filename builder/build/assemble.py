@@ -50,8 +50,8 @@ _PROGRAM, _RESULT = "tmp/compile.py", "/tmp/bytecode.zip"  # noqa: S108  in a co
 class Assembler:
     """Makes the images of one run. `start` starts their layers, `build` waits for those of one image.
 
-    `jobs` is the number of operating systems that are made at a time. With the `lookup` and the
-    `archives` of what came before, uses no server that did not respond there.
+    `jobs` is the number of operating systems that are made at a time. `lookup` and `archives` are those that looked for
+    stale locks: they skip servers that did not respond then.
     """
 
     def __init__(
