@@ -220,7 +220,7 @@ def _read_repository(repository: Repository, listed: Collection[str], view: View
     named = {*listed, *(digest for tag, digest in present.items() if not _ATTACHED_TAG.fullmatch(tag))}
     subjects = sorted({*named, *_subjects(present)})
     attached = dict(look_up(lambda subject: _attached(repository, subject, present), subjects))
-    # What is attached to an image has a tag, too, if it is signed. It is no image.
+    # A signed attachment has a tag of its own, but is not an image.
     attachments = {digest for subject, digests in attached.items() for digest in digests if digest != subject}
     images = {*named, *subjects} - (attachments - named)
     existing = _digests(repository, images)
