@@ -119,7 +119,7 @@ class _RemoteBlob(io.RawIOBase):
 
 
 def find_images(run: Run, reference: ImageRef, arch: str) -> Sequence[ImageSource]:
-    """The images that a reference names: in its registry, see `sources_in_registry`, or one in the store.
+    """The images that a reference names: those in its registry (`sources_in_registry`), or the one in the store.
 
     In the store, it is a name, a cell or a tag. Raises UsageError if the store has no such image.
     """

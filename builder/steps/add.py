@@ -430,7 +430,7 @@ def sign(signer: Signer, repository: Repository, added: Added, manifest: Manifes
 
 
 def set_tag(run: Run, added: Added) -> Added:
-    """Sets the tag of a complete image: in its registry, or without one in the engine and in the store."""
+    """Tags a complete image: in the registry of its target, or, if that has none, in the engine and in the store."""
     if added.manifest:
         repository = Repository(added.target, host=run.host, write=True)
         repository.put_manifest(added.target.tag, added.manifest.content, added.manifest.media_type)
