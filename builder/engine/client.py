@@ -12,9 +12,11 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import tarfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -403,12 +405,26 @@ class RunningContainer:
         """
         with translated(f"running {command[0]}"):
             container: Any = self._container
-            status, (out, err) = container.exec_run(
-                ["timeout", f"{timeout_s:.0f}", *command], environment=dict(environment), user=user, demux=True
-            )
+            api = container.client.api
+            words = ["timeout", f"{timeout_s:.0f}", *command]
+            program = api.exec_create(container.id, words, environment=dict(environment), user=user)["Id"]
+            # exec_start of docker-py reads the socket, not the buffer of its HTTP reader: output that arrives together
+            # with the headers is lost (docker-py issue 3332). A busy machine showed no output, with status 0.
+            request = {"Detach": False, "Tty": False}
+            answer = api._post_json(api._url("/exec/{0}/start", program), data=request, timeout=None)
+            frames, streams = io.BytesIO(api._result(answer, binary=True)), {1: b"", 2: b""}
+            while header := frames.read(8):
+                stream, length = struct.unpack(">BxxxL", header)
+                streams[stream] += frames.read(length)
+            # The output can end before the engine has the status.
+            deadline = time.monotonic() + CALL_S
+            while (status := api.exec_inspect(program)["ExitCode"]) is None:
+                if time.monotonic() > deadline:
+                    raise EngineError(f"the engine has no exit status of {command[0]}", hint="Restart the engine.")
+                time.sleep(0.05)
         if status == _TIMED_OUT:
             raise subprocess.TimeoutExpired(list(command), timeout_s)
-        output, errors = ((text or b"").decode(errors="replace") for text in (out, err))
+        output, errors = (streams[number].decode(errors="replace") for number in (1, 2))
         return subprocess.CompletedProcess(list(command), status, output, errors)
 
 

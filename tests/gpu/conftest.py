@@ -24,6 +24,7 @@ from tests.images.conftest import (  # noqa: F401  pytest finds fixtures and hoo
     subject,
     write_report,
 )
+from tests.images.containers import run_in
 
 HERE = Path(__file__).parent
 INSIDE = "/tmp/gpu-tests"
@@ -62,9 +63,7 @@ def results(container: Container, request: pytest.FixtureRequest) -> dict[str, d
     for item in request.session.items:
         if isinstance(item, pytest.Function) and item.path == request.path:
             command += ["--only", str(item.callspec.params["name"])]
-    answer: Any = container.exec_run(command, demux=True)
-    status, (out, err) = answer
-    log = (err or b"").decode("utf-8", "replace")
+    status, out, log = run_in(container, command)
     print(log)
     assert out, f"run.py ended with status {status}:\n{log[-3000:]}"
     data: dict[str, Any] = json.loads(out)

@@ -10,7 +10,6 @@ import ctypes
 import json
 import os
 import signal
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from docker.models.containers import Container
 from docker.models.volumes import Volume
 from testinfra.host import Host
 
-from tests.images.containers import runs, wait_until
+from tests.images.containers import run_in, runs, wait_until
 
 # Modules with assertions that are not test files.
 pytest.register_assert_rewrite("tests.images.dist_check", "tests.images.examples")
@@ -249,17 +248,10 @@ class Shell:
         self.container = container
 
     def result(self, command: str | list[str], user: str = "") -> tuple[int, str]:
-        """Status and output (stdout and stderr) of a command; bash runs a command that is one string."""
+        """Status and output (stdout, then stderr) of a command; bash runs a command that is one string."""
         words = ["bash", "-ec", command] if isinstance(command, str) else command
-        engine: Any = self.container.client
-        run = engine.api.exec_create(self.container.id, words, user=user)["Id"]
-        output: bytes = engine.api.exec_start(run)
-        # The output may end before the engine has the exit code.
-        deadline = time.monotonic() + CALL_S
-        while (status := engine.api.exec_inspect(run)["ExitCode"]) is None:
-            assert time.monotonic() < deadline, f"{words} has not ended"
-            time.sleep(0.05)
-        return int(status), output.decode()
+        ended = run_in(self.container, words, user)
+        return ended.status, ended.out + ended.err
 
     def run(self, command: str | list[str], user: str = "") -> str:
         """The output of a command that must succeed."""

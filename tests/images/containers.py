@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from docker.models.containers import Container
+
+STATUS_S = 120
 
 
 def wait_until(probe: Callable[[], bool], *, seconds: float, what: str) -> None:
@@ -14,6 +19,37 @@ def wait_until(probe: Callable[[], bool], *, seconds: float, what: str) -> None:
     while not probe():
         assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
         time.sleep(0.2)
+
+
+class Ended(NamedTuple):
+    """What a program wrote, and its status."""
+
+    status: int
+    out: str
+    err: str
+
+
+def run_in(container: Container, command: Sequence[str], user: str = "") -> Ended:
+    """Runs a program in a container, as `docker exec` does.
+
+    exec_run of docker-py reads the socket, not the buffer of its HTTP reader: output that arrives together with the
+    headers is lost (docker-py issue 3332). On a busy machine, programs that wrote seemed to write nothing.
+    """
+    engine: Any = container.client
+    api = engine.api
+    program = api.exec_create(container.id, list(command), user=user)["Id"]
+    request = {"Detach": False, "Tty": False}
+    answer = api._post_json(api._url("/exec/{0}/start", program), data=request, timeout=None)
+    frames, streams = io.BytesIO(api._result(answer, binary=True)), {1: b"", 2: b""}
+    while header := frames.read(8):
+        stream, length = struct.unpack(">BxxxL", header)
+        streams[stream] += frames.read(length)
+    # The output can end before the engine has the status.
+    deadline = time.monotonic() + STATUS_S
+    while (status := api.exec_inspect(program)["ExitCode"]) is None:
+        assert time.monotonic() < deadline, f"{command} has no status"
+        time.sleep(0.05)
+    return Ended(int(status), streams[1].decode(errors="replace"), streams[2].decode(errors="replace"))
 
 
 def runs(container: Container, program: str) -> bool:

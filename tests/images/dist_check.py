@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from docker.models.containers import Container
 
+from tests.images.containers import run_in
+
 Pair = list[tuple[Container, str]]
 
 
 def run(container: Container, *options: str) -> tuple[int, str, str]:
     """Runs dist-check: its exit code, stdout and stderr."""
-    result: Any = container.exec_run(["dist-check", *options], demux=True)
-    out, err = (part.decode() if part else "" for part in result.output)
-    return int(result.exit_code), out, err
+    return run_in(container, ["dist-check", *options])
 
 
 def assert_success(report: dict[str, Any], library: str) -> None:

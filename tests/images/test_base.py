@@ -13,7 +13,7 @@ import pytest
 from docker.models.containers import Container
 from testinfra.host import Host
 
-from tests.images.containers import runs
+from tests.images.containers import run_in, runs
 
 SHELLS = ["sh -c", "bash -c", "sh -lc", "bash -lc", "bash -ic", "env -i sh -lc", "env -i HOME=/tmp bash -lc"]
 
@@ -559,8 +559,7 @@ def test_users_see_what_root_removes_in_a_derived_image(shell: Callable[..., Any
 def test_a_container_with_another_entrypoint_is_healthy(start: Callable[..., Container], user: str) -> None:
     """Dev containers override the entrypoint."""
     container = start(["infinity"], entrypoint=["sleep"], user=user)
-    result = container.exec_run(["check-services"])
-    assert (result.exit_code, result.output) == (0, b"")
+    assert run_in(container, ["check-services"]) == (0, "", "")
 
 
 @pytest.mark.parametrize("options", [{}, {"init": True}, {"pid_mode": "host"}, {"user": "1234:1234"}], ids=str)
@@ -584,9 +583,9 @@ def test_a_container_is_unhealthy_until_its_hooks_have_run(
     put(container, "/etc/start.d", {"wait.sh": "until [ -e /tmp/go ]; do sleep 0.1; done"})
     container.start()
     until(lambda: runs(container, "sleep"), seconds=60, what="the hook")
-    result = container.exec_run(["check-services"])
-    assert result.exit_code == 1
-    assert b"has not started" in result.output
+    result = run_in(container, ["check-services"])
+    assert result.status == 1
+    assert "has not started" in result.out + result.err
     assert container.exec_run(["touch", "/tmp/go"]).exit_code == 0
     until(lambda: container.exec_run(["check-services"]).exit_code == 0, seconds=60, what="the command")
 

@@ -14,7 +14,7 @@ import testinfra
 from docker.models.containers import Container
 from testinfra.host import Host
 
-from tests.images.containers import runs
+from tests.images.containers import run_in, runs
 
 START_S = 60
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43 + " someone"
@@ -386,10 +386,9 @@ def test_the_launcher_retries_at_the_process_limit(
     environment = {"SSH_PUBLIC_KEY": client[1], "JUPYTER_TOKEN": "chosen-by-me"}
     container = start(environment=environment, pids_limit=100)
     until(lambda: b"ready after" in container.logs(), seconds=START_S, what="all services")
-    result = container.exec_run(["python", "-c", FILL])
-    assert result.exit_code == 0, result.output
-    assert isinstance(result.output, bytes)
-    assert int(result.output) > 0
+    filled = run_in(container, ["python", "-c", FILL])
+    assert filled.status == 0, filled.err
+    assert int(filled.out) > 0
     until(lambda: listens(container), seconds=START_S, what="sshd once more")
     container.reload()
     log = container.logs().decode()
