@@ -58,26 +58,29 @@ ci: test demo ## what CI runs for every change: all tests of the project, then t
 lint: .venv/.ready ## ruff, mypy, hadolint, shellcheck, workflow checks, rendered files up to date
 	@.venv/bin/python tests/lint.py
 
+# Keeps what each failed test printed, after the terminal is gone.
+PYTEST = .venv/bin/pytest --junit-xml .builder/tests/$@.xml
+
 unit: .venv/.ready ## unit tests: no engine, no network
-	@.venv/bin/pytest -q -n auto tests/unit
+	@$(PYTEST) -q -n auto tests/unit
 
 local: .venv/.ready ## tests with programs and servers of this machine: no engine
-	@.venv/bin/pytest -q -n auto tests/local
+	@$(PYTEST) -q -n auto tests/local
 
 PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder --durations 15
 NIGHTLY := tests/integration/nightly
 
 integration: engine ## integration tests: the real engine, tiny wheels
-	@.venv/bin/pytest $(PARALLEL) --ignore $(NIGHTLY) tests/integration
+	@$(PYTEST) $(PARALLEL) --ignore $(NIGHTLY) tests/integration
 
 nightly: engine ## further integration tests (FILES=test_podman.py): other engines and registries, the workflows
-	@.venv/bin/pytest $(PARALLEL) $(addprefix $(NIGHTLY)/,$(FILES)) $(if $(FILES),,$(NIGHTLY))
+	@$(PYTEST) $(PARALLEL) $(addprefix $(NIGHTLY)/,$(FILES)) $(if $(FILES),,$(NIGHTLY))
 
 browser: engine ## Jupyter and TensorBoard in a real Chromium, with the newest Jupyter image of PyTorch
-	@.venv/bin/pytest tests/browser
+	@$(PYTEST) tests/browser
 
 arm64: engine ## a tiny image for arm64, made on this machine by emulation: takes minutes
-	@.venv/bin/pytest tests/emulation
+	@$(PYTEST) tests/emulation
 
 packages: engine ## install what people add into the images on this machine, check it, write docs/packages.md (PACKAGES='cupy-cuda12x')
 	@.venv/bin/python -m tests.packages.run --cells '$(CELLS)' --packages '$(PACKAGES)'
