@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from builder.common.errors import SigningError
 from builder.common.text import one_line
+from builder.registry.failures import RUN_AGAIN, TransientError
 
 TIMEOUT_S = 300
 RELEASES = "https://github.com/sigstore/cosign/releases"
@@ -18,6 +19,11 @@ RELEASES = "https://github.com/sigstore/cosign/releases"
 _FAILED_REQUEST = re.compile(
     r"\b(GET|HEAD|PUT|POST|PATCH|DELETE|Get|Head|Put|Post|Patch|Delete) \"?https?://"
     r"|dial tcp|no such host|connection (refused|reset)|deadline exceeded|i/o timeout|unexpected EOF|tls: "
+)
+# After the URL, cosign prints the registry's error code or, without one, the status.
+_TRANSIENT = re.compile(
+    r": (TOOMANYREQUESTS|UNAVAILABLE)\b|\bunexpected status code (408|425|429|50[02-46]|5[1-9]\d)\b"
+    r"|\bEOF\b|connection reset|deadline exceeded|i/o timeout|TLS handshake timeout"
 )
 _DENIED = re.compile(r": (UNAUTHORIZED|DENIED)\b|: unexpected status code 40[13]\b")
 _REPETITION = "\nerror during command execution: "
@@ -39,7 +45,8 @@ def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -
 def run_cosign(*arguments: str) -> str:
     """Runs cosign; returns its output. Raises SigningError with its error, in which KEY stands for the key.
 
-    It is a CosignError unless a request to a server failed, such as the registry.
+    It is a CosignError unless a request to a server failed, such as the registry. Raises TransientError if that request
+    may succeed at a later attempt.
     """
     if not shutil.which("cosign"):
         raise SigningError(
@@ -60,6 +67,8 @@ def run_cosign(*arguments: str) -> str:
         if not _FAILED_REQUEST.search(reason):
             hint = "Set COSIGN_PASSWORD to the password of the key." if "decryption failed" in reason else ""
             raise CosignError(message, hint=hint)
+        if _TRANSIENT.search(reason):
+            raise TransientError(message, hint=RUN_AGAIN)
         if _DENIED.search(reason):
             hint = "Run `docker login` for this registry as a user with access, also to write if the command signs."
         else:

@@ -80,7 +80,7 @@ class Signer:
         return replace(self, trust=Trust.of(project))
 
     def sign_manifest(self, repository: Repository, digest: str, annotations: Mapping[str, str] = {}) -> None:
-        """Signs a manifest of a repository, unless it has this signature. Raises SigningError.
+        """Signs a manifest of a repository, unless it has this signature. Raises SigningError, RegistryError.
 
         Checks and repeats: cosign 2 loses signatures that several jobs add at the same time.
         """
@@ -100,7 +100,7 @@ class Signer:
         statements: Mapping[str, bytes],
         is_same: Callable[[Any, Any], bool] = operator.eq,
     ) -> None:
-        """Attaches the statements, by kind, that are not signed yet. Raises SigningError.
+        """Attaches the statements, by kind, that are not signed yet. Raises SigningError, RegistryError.
 
         Checks and repeats: cosign loses statements that several jobs attach at the same time, and cosign 3 hides those
         of cosign 2.
@@ -161,7 +161,7 @@ def signer_of_manifest(
 ) -> tuple[str, list[Mapping[str, str]]]:
     """The first trusted signer of a manifest with these annotations, and all annotations of each signature.
 
-    Both are empty if there is no such signature. Raises SigningError.
+    Both are empty if there is no such signature. Raises SigningError, RegistryError.
     """
     for name, output in _verified(trust, repository, digest, "verify"):
         if signatures := _signatures(output, annotations):
@@ -198,7 +198,10 @@ def has_signature(repository: Repository, digest: str) -> bool:
 
 
 def statements_of_image(repository: Repository, digest: str, kind: str, trust: Trust) -> list[bytes]:
-    """The statements of one kind about an image that the first trusted signer made. Raises SigningError."""
+    """The statements of one kind about an image that the first trusted signer made.
+
+    Raises SigningError, RegistryError.
+    """
     outputs = _verified(trust, repository, digest, "verify-attestation", f"--type={kind}")
     _, output = next(outputs, ("", ""))
     return [json.dumps(predicate).encode() for predicate in _predicates(output)]
@@ -212,7 +215,7 @@ def _predicates(output: str) -> list[Any]:
 def _cosign_manifest(repository: Repository, digest: str, command: str, *options: str) -> str:
     """Runs cosign for a manifest in a registry, which it reaches as `registry` does; returns its output.
 
-    Raises SigningError.
+    Raises SigningError, RegistryError.
     """
     repository.check_stop()
     transport = repository.transport
@@ -231,4 +234,5 @@ def _cosign_manifest(repository: Repository, digest: str, command: str, *options
         if transport.client:
             certificate, key = transport.client
             connection_options += [f"--registry-client-cert={certificate}", f"--registry-client-key={key}"]
-        return run_cosign(command, *options, *connection_options, f"{repository.name}@{digest}")
+        words = (command, *options, *connection_options, f"{repository.name}@{digest}")
+        return repository.retry_program(lambda: run_cosign(*words), digest)

@@ -13,6 +13,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
@@ -48,6 +49,7 @@ NO_DELETION = ("UNSUPPORTED", "DENIED")  # error codes of registries that do not
 STORED = (HTTPStatus.CREATED, HTTPStatus.OK)  # the specification: 201
 PAGES = 100  # of a list, at most: a registry may name a next page without end
 CREATION_S = 120
+PROGRAM_DELAY_S = 8.0
 # docker-registry refuses some manifests while another client uploads one of their blobs again, such as the empty blob
 # of all artifacts: 347 of 8,245, measured with two clients of each kind. Likewise an index, while another client
 # writes one of its manifests again.
@@ -100,6 +102,25 @@ class Repository:
     def check_stop(self) -> None:
         """Raises StoppedError if the event of `stoppable` is set."""
         self._http.check_stop()
+
+    def retry_program(self, run: Callable[[], str], digest: str) -> str:
+        """Runs a program that works on a manifest of this repository, again after each TransientError of `run`.
+
+        A program prints no Retry-After header: before the next attempt, a request of this client waits as long as the
+        registry asks for, and ends the attempts if the registry does not answer at all. Raises RegistryError.
+        """
+        # More often than one request: `cosign sign` sends 14, and a single 429 ends it.
+        patient = copy.copy(self._http)
+        patient.policy = replace(patient.policy, retries=4 * patient.policy.retries, longest_delay_s=PROGRAM_DELAY_S)
+
+        def attempt() -> str:
+            try:
+                return run()
+            except TransientError:
+                self.digest_of(digest)
+                raise
+
+        return patient.retry(attempt)
 
     def exists(self) -> bool:
         """True if the repository exists."""

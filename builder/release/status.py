@@ -259,7 +259,7 @@ class StatusReader:
                     return UNTRUSTED, ""
         except (VerifyError, RejectedError):
             return "invalid list", ""
-        except SigningError as error:
+        except (SigningError, RegistryError) as error:
             return f"not checked: {error}", ""
         return YES, signer
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from requests.adapters import HTTPAdapter
 
-from builder.common.errors import SigningError
+from builder.common.errors import RegistryError, SigningError
 from builder.common.reference import ImageRef
 from builder.evidence import signing
 from builder.evidence.cosign import CosignError, run_cosign
@@ -23,9 +23,10 @@ from builder.index.settings import IndexSettings
 from builder.matrix.schema import Trusted
 from builder.registry import transport
 from builder.registry.client import Repository
-from builder.registry.failures import StoppedError
+from builder.registry.failures import RUN_AGAIN, StoppedError
 from tests.fakes.engine import Programs
 from tests.fakes.registry import MemoryRegistry
+from tests.fakes.wire import Reply, Wire, connect
 
 KEY = Trusted(key="keys/ci.pub")
 IDENTITY = Trusted(identity="https://example.test/workflow@main", issuer="https://issuer.example.test")
@@ -351,12 +352,8 @@ def test_cosign_is_not_started_after_a_stop(cosign: Cosign) -> None:
         (1, f"GET {SIGNATURE_URL}: DENIED: requested access to the resource is denied", "", LOGIN),
         (1, f"GET {SIGNATURE_URL}: UNAUTHORIZED: authentication required", "", LOGIN),
         (1, f"GET {SIGNATURE_URL}: unexpected status code 403 Forbidden: <html>no</html>", "", LOGIN),
-        (1, f"GET {SIGNATURE_URL}: unexpected status code 503 Service Unavailable", "", CONNECTION),
-        (1, f"GET {SIGNATURE_URL}: TOOMANYREQUESTS: slow down", "", CONNECTION),
-        (1, f'Get "{SIGNATURE_URL}": EOF', "", CONNECTION),
-        (1, f'Get "{SIGNATURE_URL}?X-Signature=abc": EOF', f'Get "{SIGNATURE_URL}": EOF', CONNECTION),
+        (1, f"GET {SIGNATURE_URL}: unexpected status code 505 HTTP Version Not Supported", "", CONNECTION),
         (1, "dial tcp: lookup x: no such host", "", CONNECTION),
-        (1, "context deadline exceeded", "", CONNECTION),
         (-2, "", "was ended by signal 2", ""),
     ],
 )
@@ -372,6 +369,40 @@ def test_a_request_that_fails_is_not_a_missing_signature(
         cosign.signer(KEY)
     assert str(caught.value).removeprefix("cosign verify").removeprefix(":").strip() == (message or printed)
     assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        (f"GET {SIGNATURE_URL}: unexpected status code 503 Service Unavailable", ""),
+        (f"GET {SIGNATURE_URL}: unexpected status code 429 Too Many Requests: <html>no</html>", ""),
+        (f"no matching signatures: GET {SIGNATURE_URL}: TOOMANYREQUESTS: slow down", ""),
+        (f'Get "{SIGNATURE_URL}?X-Signature=abc": EOF', f'Get "{SIGNATURE_URL}": EOF'),
+        ("context deadline exceeded", ""),
+    ],
+)
+def test_cosign_runs_again_after_a_request_that_may_succeed_later(
+    cosign: Cosign, monkeypatch: pytest.MonkeyPatch, failure: str, message: str
+) -> None:
+    """One 429 ended a release. cosign prints no Retry-After header: a request of the client waits for it."""
+    answers = iter([Reply(429, headers={"Retry-After": "0"}), *[Reply(404)] * 99])
+    wire = Wire.install(monkeypatch, lambda _: next(answers))
+    failures = iter([failure] * 3)
+    succeed = Statements(cosign, [SBOM])._answer
+
+    def answer(command: list[str]) -> tuple[int, str, str]:
+        return (1, "", f"Error: {printed}") if (printed := next(failures, "")) else succeed(command)
+
+    cosign.programs.answer = answer
+    trust = Trust(signers=[KEY], root=cosign.root)
+    assert signing.statements_of_image(connect(), DIGEST, "cyclonedx", trust) == [SBOM[1].encode()]
+    assert wire.methods == ["HEAD"] * 4
+
+    cosign.programs.answer = lambda _: (1, "", f"Error: {failure}")
+    with pytest.raises(RegistryError) as caught:
+        signing.statements_of_image(connect(), DIGEST, "cyclonedx", trust)
+    assert str(caught.value) == f"cosign verify-attestation: {message or failure}: tried 9 times"
+    assert caught.value.hint == RUN_AGAIN
 
 
 def test_cosign_reaches_a_registry_as_the_client_does(
