@@ -81,13 +81,15 @@ class Outcome:
 class Report:
     """The result of a command, up to the error that ended it, if there was one.
 
-    `stamp` is that of the release that it staged or published, `tags` are the tags that it set or found.
+    `stamp` is that of the release that it staged or published, `tags` are the tags that it set or found. `written` are
+    the files of the checkout that it changed.
     """
 
     outcomes: list[Outcome] = field(default_factory=list)
     error: BuilderError | None = None
     stamp: str = ""
     tags: list[TagChange] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
 
     @property
     def sent(self) -> list[Outcome]:

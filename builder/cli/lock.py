@@ -8,12 +8,10 @@ import click
 
 from builder.cli.context import Context
 from builder.cli.options import ALL_CELLS_HELP, cells_argument
-from builder.common.console import View
-from builder.common.errors import for_cells
+from builder.common.errors import IncompleteError, for_cells
 from builder.common.text import counted
 from builder.debian import os_lock
 from builder.lock import checks
-from builder.lock.resolve import Resolver
 
 
 @click.command(name="lock", epilog=ALL_CELLS_HELP)
@@ -65,18 +63,14 @@ def lock_command(
     from builder.steps import lock as locking  # noqa: PLC0415
 
     with context.locked(project, "lock"):
-        resolver = Resolver(project, context.host, View(context.err))
-        updated = locking.lock(
-            context.run(project), chosen, resolver, upgrade=upgrade, refresh=refresh, packages=packages,
-        )  # fmt: skip
+        report = locking.lock(context.run(project), chosen, upgrade=upgrade, refresh=refresh, packages=packages)
     if refresh:
         context.say_support(project, chosen)
-    if error := updated.error:
-        if not updated.done:  # otherwise the error lists them
-            context.say_written(updated.written)
-        raise error
-    context.say_written(updated.written)
-    if not updated.written:
+    if not isinstance(report.error, IncompleteError):  # it lists them
+        context.say_written(report.written)
+    if report.error:
+        raise report.error
+    if not report.written:
         hints = [] if upgrade else [f"`{for_cells('builder lock --upgrade', patterns)}` chooses newer wheels"]
         hints += [] if refresh else [f"`{for_cells('builder lock --os', patterns)}` chooses newer Debian packages"]
         context.say("; ".join(["all locks unchanged", *hints]))

@@ -18,7 +18,6 @@ from builder.cli.images import gpu_option, show_outcomes
 from builder.common import git
 from builder.common.text import counted, duration, size
 from builder.evidence.signing import Signer
-from builder.lock.resolve import Resolver
 from builder.matrix.project import Project
 from builder.plan import plan, render
 from builder.plan.plan import Plan
@@ -141,11 +140,7 @@ def refresh_command(
     context.say_support(project, chosen)
     with context.locked(project, "refresh"):
         run = context.run(project, start_engine=start_engine)
-        resolver = Resolver(project, context.host, run.view)
-        report = refresh(
-            run, chosen, resolver, ImageOptions(wait=context.wait, **values),
-            area=area, signer=signer,
-        )  # fmt: skip
+        report = refresh(run, chosen, ImageOptions(wait=context.wait, **values), area=area, signer=signer)
     if report.outcomes:
         show_outcomes(context, report.outcomes, began=began, form="text")
     else:

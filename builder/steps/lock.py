@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from textwrap import indent
 
 from packaging.utils import canonicalize_name
 
 from builder.build.apt_container import ContainerApt
+from builder.build.outcomes import Report
 from builder.common.errors import BuilderError, IncompleteError, LockError, UsageError, did_you_mean, join
 from builder.common.text import counted
 from builder.debian import os_lock, os_resolve
@@ -24,50 +24,20 @@ from builder.matrix.cells import Cell
 from builder.matrix.schema import AMD64
 
 
-@dataclass(frozen=True, kw_only=True)
-class Updated:
-    """The result of locking: `written` are the changed paths.
-
-    `done` and `failures` name Debian releases, releases of uv's Pythons, and groups.
-    """
-
-    written: tuple[str, ...]
-    done: tuple[str, ...]
-    failures: Mapping[str, Sequence[BuilderError]]
-
-    @property
-    def error(self) -> BuilderError | None:
-        """One error for all failures, of the class of the first; IncompleteError if something else was done."""
-        if not self.failures:
-            return None
-        if not self.done:
-            return join([error for errors in self.failures.values() for error in errors], "locks failed")
-        lines = [f"{counted(len(self.failures), 'lock update')} failed, {len(self.done)} done", "failed:"]
-        for name, errors in self.failures.items():
-            for error in errors:
-                message = indent(str(error), "    ").strip()
-                lines.append(f"  {message if message.startswith(name) else f'{name}: {message}'}")
-                lines += [f"    -> {error.hint}"] if error.hint else []
-        lines += ["done:", *(f"  {name}" for name in self.done)]
-        lines += ["written:", *(f"  {name}" for name in self.written)] if self.written else ["nothing changed"]
-        return IncompleteError("\n".join(lines))
-
-
 def lock(
     run: Run,
     chosen: Sequence[Cell],
-    resolver: Resolver,
     *,
     upgrade: bool,
     refresh: bool,
     packages: Collection[str] = (),
-    builds: PythonBuilds | None = None,
-) -> Updated:
+) -> Report:
     """Locks the wheels, the operating systems and uv's Pythons of `chosen` that have no current lock.
 
     `upgrade` chooses the newest wheels, `refresh` the newest Debian packages. `packages` are names of packages to
     choose again in the groups that have them. Raises UsageError for one that no lock has. A failure does not stop
-    the rest: see `Updated.error`. Raises FileError for a lock of a newer builder, before anything is written.
+    the rest: the report then has one error for all, an IncompleteError if something was locked. Raises FileError for a
+    lock of a newer builder, before anything is written.
     """
     project, matrix = run.project, run.project.matrix
     # All groups, not only the chosen ones: their versions are preferred, so that images share layers.
@@ -93,7 +63,7 @@ def lock(
             done.append(f"Debian {release}{part}")
 
     # uv's Pythons.
-    builds = builds or PythonBuilds(run.host)
+    builds = PythonBuilds(run.host)
     for release in python_lock.uv_releases(matrix, chosen):
         before = PYTHON_LOCKS.find(project.root, release)
         try:
@@ -120,7 +90,7 @@ def lock(
 
     # Wheels.
     sound = [cell for cell in chosen if cell.python not in faulty]
-    changed, resolved, wheel_failures = _lock_wheels(run, present, sound, resolver, upgrade=upgrade, packages=names)
+    changed, resolved, wheel_failures = _lock_wheels(run, present, sound, upgrade=upgrade, packages=names)
     written = [*changed, *written]
     done += resolved
     failures |= {group: [error] for group, error in wheel_failures.items()}
@@ -130,7 +100,29 @@ def lock(
         for name in checks.stray_locks(project):
             (project.root / name).unlink()
             written.append(f"{name} (removed: no cell needs it)")
-    return Updated(written=tuple(written), done=tuple(done), failures=failures)
+    return Report(written=written, error=_error(failures, done, written))
+
+
+def _error(
+    failures: Mapping[str, Sequence[BuilderError]], done: Sequence[str], written: Sequence[str]
+) -> BuilderError | None:
+    """One error for all failures, of the class of the first; an IncompleteError that lists all if something was done.
+
+    `failures` and `done` name Debian releases, releases of uv's Pythons, and groups.
+    """
+    if not failures:
+        return None
+    if not done:
+        return join([error for errors in failures.values() for error in errors], "locks failed")
+    lines = [f"{counted(len(failures), 'lock update')} failed, {len(done)} done", "failed:"]
+    for name, errors in failures.items():
+        for error in errors:
+            message = indent(str(error), "    ").strip()
+            lines.append(f"  {message if message.startswith(name) else f'{name}: {message}'}")
+            lines += [f"    -> {error.hint}"] if error.hint else []
+    lines += ["done:", *(f"  {name}" for name in done)]
+    lines += ["written:", *(f"  {name}" for name in written)] if written else ["nothing changed"]
+    return IncompleteError("\n".join(lines))
 
 
 def lock_systems(run: Run, chosen: Sequence[Cell], *, refresh: bool) -> tuple[list[str], list[LockError]]:
@@ -188,7 +180,6 @@ def _lock_wheels(
     run: Run,
     present: Mapping[str, Lock | None],
     chosen: Sequence[Cell],
-    resolver: Resolver,
     *,
     upgrade: bool,
     packages: Collection[str],
@@ -200,7 +191,7 @@ def _lock_wheels(
     upgrade, only those of its framework: two frameworks that are upgraded separately would otherwise keep each other's
     versions forever.
     """
-    project = run.project
+    project, resolver = run.project, Resolver(run.project, run.host, run.view)
     # A group is resolved as a whole, also if only some of its cells are chosen: they share the lock.
     stale = [
         group

@@ -13,7 +13,6 @@ from builder.common.text import counted
 from builder.engine.run import Run
 from builder.evidence.signing import Signer
 from builder.lock import checks
-from builder.lock.resolve import Resolver
 from builder.matrix.cells import Cell
 from builder.plan import plan, render
 from builder.release.staging import StagingArea
@@ -25,9 +24,8 @@ from builder.steps.stage import stage
 
 
 def refresh(
-    run: Run, chosen: Sequence[Cell], resolver: Resolver, options: ImageOptions, *,
-    area: StagingArea | None, signer: Signer | None,
-) -> Report:  # fmt: skip
+    run: Run, chosen: Sequence[Cell], options: ImageOptions, *, area: StagingArea | None, signer: Signer | None
+) -> Report:
     """Locks the newest Debian packages of cells, then builds, tests and stages the images that differ.
 
     They are compared with the last commit, or, without git, with the state before. Without `area`, nothing is staged.
@@ -42,15 +40,15 @@ def refresh(
         before = {image.id: image.plan for image in plan.make_plan(project, project.cells).images}
 
     # Today's Debian packages, and the wheels of groups whose lock is missing or out of date.
-    updated = lock(run, chosen, resolver, upgrade=False, refresh=True)
-    failures = [updated.error] if updated.error else []
-    if failures and not updated.done:
-        raise failures[0]
+    locked = lock(run, chosen, upgrade=False, refresh=True)
+    failures = [locked.error] if locked.error else []
+    if locked.error and not isinstance(locked.error, IncompleteError):
+        raise locked.error
 
     # Dockerfiles. Cells whose locks could not be made have nothing to render or build.
     current = checks.current_cells(project)
     _, rendered = render_images(project, current, is_part=len(current) < len(project.cells))
-    written = [*updated.written, *rendered]
+    written = [*locked.written, *rendered]
 
     for name in written:
         view.say(f"written: {name}")  # now: what follows takes long, and may be interrupted
@@ -86,7 +84,7 @@ def refresh(
         except BuilderError as error:
             failures.append(error)
 
-    if failures and not (passed or updated.error):
+    if failures and not (passed or locked.error):
         report.error = failures[0]
     elif failures:
         lines = [f"{error}\n  -> {error.hint}" if error.hint else str(error) for error in failures]

@@ -20,7 +20,6 @@ from builder.index.host import Host
 from builder.index.wheels import PLATFORMS, LockedWheel, Wheel
 from builder.lock import lockfile
 from builder.lock.lockfile import Lock, LockedComponent
-from builder.lock.python_builds import PythonBuilds
 from builder.lock.python_lock import PYTHON_LOCKS, LockedPython
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
@@ -144,19 +143,6 @@ class FakeArchive:
         self.resolved.append(request.path)
         lock = os_lock_of(request, self.versions[request.debian])
         return replace(lock, time=time, packages=tuple(replace(each, source=self.source) for each in lock.packages))
-
-
-class FakeBuilds(PythonBuilds):
-    """uv's list with one build of each release but `unknown`; keeps a lock that is present."""
-
-    def __init__(self, unknown: str = "") -> None:
-        super().__init__(Host())
-        self.unknown = unknown
-
-    def lock(self, release: str, present: LockedPython | None) -> LockedPython:
-        if release == self.unknown:
-            raise LockError(f"uv has no build of Python {release} that images can use")
-        return present or python_lock_of(release)
 
 
 class FakeArchives(Archives):

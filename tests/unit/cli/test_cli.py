@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from types import ModuleType
@@ -19,17 +19,17 @@ import pytest
 import yaml
 
 from builder import cli
+from builder.build.outcomes import Report
 from builder.cli import COMMANDS
 from builder.cli.context import SHOWN
 from builder.common import errors
 from builder.common.console import View
-from builder.common.errors import BuilderError, LockError
+from builder.common.errors import BuilderError, IncompleteError, LockError
 from builder.common.text import size
 from builder.lock.lockfile import GROUP_LOCKS
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.steps import lock as locking
-from builder.steps.lock import Updated
 from tests.fakes import locks
 from tests.fakes.engine import MemoryConsole
 from tests.unit.cli.conftest import CELL, Run, store_of
@@ -358,9 +358,9 @@ def test_updates_are_listed_for_a_workflow(run: Run, tiny: Project) -> None:
 def update(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Sets the result of the step that locks."""
 
-    def set_result(*written: str, done: tuple[str, ...] = ("x",), failures: Mapping[str, list[LockError]] = {}) -> None:
-        updated = Updated(written=written, done=done, failures=failures)
-        monkeypatch.setattr(locking, "lock", lambda *_, **__: updated)
+    def set_result(*written: str, error: BuilderError | None = None) -> None:
+        report = Report(written=list(written), error=error)
+        monkeypatch.setattr(locking, "lock", lambda *_, **__: report)
 
     return set_result
 
@@ -377,14 +377,15 @@ def test_lock_names_what_it_wrote_or_how_to_upgrade(run: Run, update: Callable[.
     assert run("lock", "--os", CELL, "em-*").err == f"all locks unchanged; {chosen}\n"
 
 
-@pytest.mark.parametrize(("done", "code"), [((), 4), (("x",), 18)])
+@pytest.mark.parametrize(
+    ("error", "code"), [(LockError("y: no"), 4), (IncompleteError("failed:\n  y: no\nwritten:\n  locks/x.json"), 18)]
+)
 def test_lock_names_what_it_wrote_after_a_failure_too(
-    run: Run, update: Callable[..., None], done: tuple[str, ...], code: int
+    run: Run, update: Callable[..., None], error: BuilderError, code: int
 ) -> None:
-    update("locks/x.json", done=done, failures={"y": [LockError("y: no", hint="change it")]})
+    update("locks/x.json", error=error)
     result = run("lock")
     assert result.code == code
-    assert "-> change it" in result.err
     assert result.err.count("locks/x.json") == 1
 
 

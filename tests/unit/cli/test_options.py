@@ -39,7 +39,6 @@ from builder.release.staging import StagingArea
 from builder.steps import lock as locking
 from builder.steps.add import AddOptions
 from builder.steps.images import ImageOptions
-from builder.steps.lock import Updated
 from builder.steps.verify import VerifyOptions
 from tests.fakes.engine import FakeEngine
 from tests.unit.cli.conftest import CELL, TODAY, Run
@@ -83,7 +82,7 @@ class Steps:
         return self.outcomes
 
     def refresh(
-        self, run: StepRun, chosen: Sequence[Cell], _: object, options: ImageOptions, *,
+        self, run: StepRun, chosen: Sequence[Cell], options: ImageOptions, *,
         area: StagingArea | None, signer: Signer | None,
     ) -> Report:  # fmt: skip
         assert (run.starts_engine, run.today) == (False, TODAY)
@@ -91,9 +90,9 @@ class Steps:
         self.cells.append([cell.id for cell in chosen])
         return Report(outcomes=self.outcomes, error=self.error)
 
-    def lock(self, *_: object, **options: object) -> Updated:
+    def lock(self, *_: object, **options: object) -> Report:
         self.given.append(options)
-        return Updated(written=(), done=(), failures={})
+        return Report()
 
     def add(self, _: object, additions: Sequence[Addition], options: AddOptions) -> list[Any]:
         signers = list(options.trust.signers)

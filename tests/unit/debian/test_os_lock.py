@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from builder.common.console import View
 from builder.common.errors import IncompleteError, LockError, MatrixError, StaleError
 from builder.debian import apt, os_lock, os_resolve
 from builder.debian.archives import Kept
@@ -20,7 +19,6 @@ from builder.debian.os_lock import OS_LOCKS, OsLock, OsRequest
 from builder.index.host import Apt, AptSource, Host, RunProgram
 from builder.lock import checks
 from builder.lock.lockfile import GROUP_LOCKS
-from builder.lock.resolve import Resolver
 from builder.matrix.project import Project
 from builder.matrix.schema import Arch
 from builder.plan.plan import PACKAGES_SCRIPT
@@ -183,12 +181,11 @@ def update(project: Project, *names: str, refresh: bool = False) -> tuple[list[s
 
 def update_all(project: Project, *names: str, refresh: bool = False) -> list[str]:
     """Updates wheels and systems: the changed paths. Raises the error for what failed."""
-    resolver = Resolver(project, Host(), View(MemoryConsole()))
     chosen = project.select(names) if names else []
-    updated = locking.lock(new_run(project), chosen, resolver, upgrade=False, refresh=refresh)
-    if updated.error:
-        raise updated.error
-    return list(updated.written)
+    report = locking.lock(new_run(project), chosen, upgrade=False, refresh=refresh)
+    if report.error:
+        raise report.error
+    return report.written
 
 
 def test_a_missing_or_damaged_lock_is_written(tiny: Project, archive: locks.FakeArchive) -> None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
+from builder.build.outcomes import Report
 from builder.common.errors import FileError, IncompleteError, LockError, StaleError, UsageError
 from builder.debian import os_lock
 from builder.lock import checks, lockfile
 from builder.lock.lockfile import GROUP_LOCKS, Lock, LockedComponent
 from builder.lock.python_builds import PythonBuilds
-from builder.lock.python_lock import PYTHON_LOCKS
+from builder.lock.python_lock import PYTHON_LOCKS, LockedPython
 from builder.lock.resolve import Resolver
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
-from builder.steps import lock as locking
+from builder.steps.lock import lock
 from tests.fakes import locks
 from tests.fakes.engine import MemoryConsole
 from tests.fakes.run import new_run
@@ -55,10 +57,11 @@ def lock_of(project: Project, group: str, versions: Mapping[str, str]) -> Lock:
 
 @dataclass
 class FakeResolver:
-    """Makes a lock for each group that is not `broken`.
+    """Stands in for `Resolver.lock` and for uv's list: makes a lock for each group that is not `broken`.
 
     Versions of the present lock are taken first, then preferred ones, else `newest`. `present` and `preferred` are what
-    each group of the latest update was resolved with, in order.
+    each group of the latest update was resolved with, in order; `sizes` are those that the resolver knew. uv has one
+    build of each release of Python but `unknown`.
     """
 
     newest: str = "9"
@@ -66,6 +69,7 @@ class FakeResolver:
     present: dict[str, Lock | None] = field(default_factory=dict)
     preferred: dict[str, dict[str, str]] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
+    unknown: str = ""
     console: MemoryConsole = field(default_factory=MemoryConsole)
 
     @property
@@ -80,26 +84,34 @@ class FakeResolver:
         *,
         upgrade: bool = False,
         packages: Sequence[str] = (),
-        builds: PythonBuilds | None = None,
-    ) -> locking.Updated:
+    ) -> Report:
         """Locks cells with this resolver."""
         self.project = project
         self.present.clear()
         self.preferred.clear()
         self.console = MemoryConsole()
-        return locking.lock(
-            new_run(project, console=self.console), project.select(names), cast("Resolver", self),
-            upgrade=upgrade, refresh=False, packages=packages, builds=builds,
-        )  # fmt: skip
+        run = new_run(project, console=self.console)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Resolver, "lock", lambda resolver, *options: self.lock(resolver.sizes, *options))
+            patch.setattr(PythonBuilds, "lock", lambda _, *options: self.lock_python(*options))
+            return lock(run, project.select(names), upgrade=upgrade, refresh=False, packages=packages)
 
     def update(self, project: Project, *names: str, **options: Any) -> list[str]:
         """The changed paths; raises the error for what failed."""
-        updated = self.run(project, names, **options)
-        if updated.error:
-            raise updated.error
-        return list(updated.written)
+        report = self.run(project, names, **options)
+        if report.error:
+            raise report.error
+        return report.written
 
-    def lock(self, group: Sequence[Cell], present: Lock | None, prefer: Mapping[str, str]) -> Lock:
+    def lock_python(self, release: str, present: LockedPython | None) -> LockedPython:
+        if release == self.unknown:
+            raise LockError(f"uv has no build of Python {release} that images can use")
+        return present or locks.python_lock_of(release)
+
+    def lock(
+        self, sizes: dict[str, int], group: Sequence[Cell], present: Lock | None, prefer: Mapping[str, str]
+    ) -> Lock:
+        self.sizes = sizes
         name = group[0].group
         assert list(group) == self.project.groups[name], "a group is resolved as a whole"
         assert name not in self.preferred, "a group is resolved once"
@@ -344,7 +356,7 @@ def test_versions_that_a_new_lock_prefers(tiny: Project, edit: Edit, resolver: F
     before = contents(tiny)
     resolver.newest = "10"
     resolver.broken = frozenset([case.broken])
-    updated = resolver.run(
+    report = resolver.run(
         edit(*case.edited) if case.edited[0] else tiny, [case.cells], upgrade=case.upgrade, packages=case.packages
     )
     assert resolver.preferred == case.preferred
@@ -352,7 +364,7 @@ def test_versions_that_a_new_lock_prefers(tiny: Project, edit: Edit, resolver: F
     after = contents(tiny)
     changed = [group for group in GROUPS if group in after and after[group] != before.get(group)]
     assert changed == [group for group in case.preferred if group != case.broken]
-    assert list(updated.failures) == ([case.broken] if case.broken else [])
+    assert [case.broken] == re.findall(r"^  (\S+): cannot be", str(report.error), re.MULTILINE) or not report.error
 
 
 def test_an_unknown_package_is_a_usage_error(tiny: Project, resolver: FakeResolver) -> None:
@@ -396,35 +408,26 @@ BY_UV = '"3.11": {debian: newbird, uv: 3.11.15, apt: [python3, python3-venv]}'
 PYTHON_LOCK = "locks/python-3.11.15.json"
 
 
-def update_pythons(project: Project, unknown: str = "") -> locking.Updated:
-    return FakeResolver().run(project, ["*"], builds=locks.FakeBuilds(unknown))
-
-
-def test_the_build_of_uv_is_locked_once(edit: Edit) -> None:
+def test_the_build_of_uv_is_locked_once(edit: Edit, resolver: FakeResolver) -> None:
     project = edit('"3.11": {debian: newbird}', BY_UV)
     assert f"{PYTHON_LOCK}: missing" in stale_lines(project)
     assert LOCKED not in {cell.id for cell in checks.current_cells(project)}
-    updated = update_pythons(project)
-    assert updated.error is None
-    assert PYTHON_LOCK in updated.written
-    assert "Python 3.11.15" in updated.done
+    assert PYTHON_LOCK in resolver.update(project, "*")
     assert PYTHON_LOCKS.read(project.root, "3.11.15") == locks.python_lock_of("3.11.15")
     checks.check_locks(project, project.cells)
-    assert update_pythons(project).written == ()
+    assert resolver.update(project, "*") == []
 
     (project.root / PYTHON_LOCK).write_text("{}")
     assert any(line.startswith(f"{PYTHON_LOCK} is damaged") for line in stale_lines(project))
-    assert update_pythons(project).written == (PYTHON_LOCK,)
+    assert resolver.update(project, "*") == [PYTHON_LOCK]
 
     project = edit(BY_UV, '"3.11": {debian: newbird}')
     assert stale_lines(project)[-1] == f"{PYTHON_LOCK}: belongs to no cell"
-    assert update_pythons(project).written == (f"{PYTHON_LOCK} (removed: no cell needs it)",)
+    assert resolver.update(project, "*") == [f"{PYTHON_LOCK} (removed: no cell needs it)"]
 
 
-def test_a_python_that_uv_does_not_have_stops_nothing_else(edit: Edit) -> None:
+def test_a_python_that_uv_does_not_have_stops_nothing_else(edit: Edit, resolver: FakeResolver) -> None:
     project = edit('"3.11": {debian: newbird}', BY_UV)
-    updated = update_pythons(project, unknown="3.11.15")
-    assert list(updated.failures) == ["Python 3.11.15"]
-    assert isinstance(updated.error, IncompleteError)
-    assert LOCKED_QUARTZ not in updated.failures
-    assert OLD_39 in updated.done
+    resolver.unknown = "3.11.15"
+    with pytest.raises(IncompleteError, match=rf"^1 lock [\s\S]*\n  Python 3.11.15: [\s\S]*\n  {OLD_39}\n"):
+        resolver.update(project, "*")

@@ -30,10 +30,8 @@ from builder.debian.archives import Archives, Kept, PackageLocations
 from builder.debian.os_lock import OsLock
 from builder.engine.run import Run
 from builder.evidence.results import Coverage
-from builder.index.host import Host
 from builder.layers.store import Store
 from builder.lock.lockfile import GROUP_LOCKS
-from builder.lock.resolve import Resolver
 from builder.matrix.project import Project
 from builder.plan import plan, render
 from builder.plan.plan import Plan
@@ -90,9 +88,7 @@ class Builds:
         return outcomes
 
     def refresh(self, *cells: str) -> Report:
-        resolver = Resolver(self.project, Host(), self.run.view)
-        chosen = self.project.select(cells)
-        return refresh(self.run, chosen, resolver, ImageOptions(), area=None, signer=None)
+        return refresh(self.run, self.project.select(cells), ImageOptions(), area=None, signer=None)
 
     @property
     def cells(self) -> list[list[str]]:
