@@ -229,9 +229,9 @@ def obstacle_here() -> str:
 class Mmdebstrap:
     """Runs mmdebstrap for one run of the builder. Every method may be called from several threads."""
 
-    def __init__(self, run: Run, programs: Programs | None = None) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
-        self._programs = programs or Programs()
+        self.programs = Programs()
         self.stopped = threading.Event()
         self._choosing, self._pulling, self._counting = threading.Lock(), threading.Lock(), threading.Lock()
         self._container: str | None = None  # the image to run in; empty: this machine
@@ -241,7 +241,7 @@ class Mmdebstrap:
     def stop(self) -> None:
         """Kills all that runs, on this machine and in containers of this checkout; nothing starts from now on."""
         self.stopped.set()
-        self._programs.stop()
+        self.programs.stop()
         if self._container:
             with suppress(BuilderError):  # the next run removes them
                 self._run.engine.sweep(str(self._run.project.root))
@@ -347,7 +347,7 @@ class Mmdebstrap:
                         log=log,
                         timeout_s=TIMEOUT_S,
                     )
-                    status = self._programs.run(program, on_line)
+                    status = self.programs.run(program, on_line)
                 if status == 0:
                     return folder / _RESULT
                 if not (is_in_memory and is_disk_full("\n".join(tail))):

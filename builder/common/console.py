@@ -28,7 +28,6 @@ class Row:
     state: str = "waiting"
     note: str = ""
     began: float = 0.0
-    printed: float = 0.0  # when a note was printed
 
 
 @dataclass
@@ -92,15 +91,12 @@ class View:
             sep="", highlight=False, soft_wrap=True,
         )  # fmt: skip
 
-    def note(self, image: str, note: str, *, pause_s: float = 0.0) -> None:
-        """Shows `note` beside the state of the image. Elsewhere, prints it, unless one was printed `pause_s` before."""
+    def note(self, image: str, note: str) -> None:
+        """Shows `note` beside the state of the image on a terminal, prints it elsewhere."""
         with self._lock:
-            row = self.rows.setdefault(image, Row())
-            row.note = note
-            if self.is_live or (row.printed and time.monotonic() - row.printed < pause_s):
-                return
-            row.printed = time.monotonic()
-        self.say(f"{image}: {note}")
+            self.rows.setdefault(image, Row()).note = note
+        if not self.is_live:
+            self.say(f"{image}: {note}")
 
     def _table(self) -> RenderableType:
         table = Table.grid(padding=(0, 2))

@@ -35,10 +35,10 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
         raise
 
 
-def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Replaces the contents of `path`, as `replacing`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, mode=mode) as stream:
+    with replacing(path) as stream:
         stream.write(text.encode())
 
 

@@ -36,6 +36,11 @@ class RetryPolicy:
     first_delay_s: float = 0.5
     longest_delay_s: float = 60
 
+    @property
+    def timeouts(self) -> tuple[float, float]:
+        """The timeouts of a request, as the requests library takes them."""
+        return self.connect_s, self.read_s
+
     def delay(self, failures: int, at_least: float = 0) -> float:
         """Seconds to wait after so many consecutive failures, with jitter: many builders do not retry at once."""
         delay: float = min(self.first_delay_s * 2 ** (failures - 1), self.longest_delay_s)

@@ -39,9 +39,9 @@ def duration(seconds: float) -> str:
     return f"{int(seconds // 60)} min {int(seconds % 60)} s"
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """1 image, 2 images; `plural` where an s is not enough: `counted(2, "library", "libraries")`."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+def counted(number: int, noun: str) -> str:
+    """1 image, 2 images."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def listed(names: Sequence[str], most: int) -> str:

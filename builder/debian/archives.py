@@ -29,7 +29,6 @@ from builder.matrix.schema import NO_SNAPSHOT, Matrix
 
 CONNECTIONS = 8  # requests at once to an archive
 SNAPSHOT_CONNECTIONS = 2  # snapshot services limit the rate
-POLICY = RetryPolicy(connect_s=10, read_s=30, retries=4, first_delay_s=1)
 LOOK_UP_POLICY = RetryPolicy(connect_s=10, read_s=15, retries=2)
 _NO_ANSWER = (401, 407, 408, 425, 429)  # of a server that may have the file
 _MOVED = "none of the locked packages was found"  # the release has moved, or it is not such an archive
@@ -146,7 +145,7 @@ class Archives:
         proxy = self._host.apt.proxy
         bundle = self._host.index.ca_bundle or (str(SYSTEM_BUNDLE) if SYSTEM_BUNDLE.exists() else "")
         settings = IndexSettings(ca_bundle=bundle, proxy=proxy)
-        session = IndexSession(settings, timeout=(policy.connect_s, policy.read_s), retries=retries)
+        session = IndexSession(settings, timeout=policy.timeouts, retries=retries)
         session.trust_env = not proxy  # requests prefers the proxies of the environment, apt its own
         return session
 
@@ -242,10 +241,9 @@ class DebianFetcher(FileFetcher[DebianPackage]):
         parts: Path,
         *,
         progress: Callable[[int], None] = lambda _: None,
-        policy: RetryPolicy = POLICY,
         stopped: threading.Event | None = None,
     ) -> None:
-        super().__init__(blobs, parts, archives.session(policy), progress=progress, policy=policy, stopped=stopped)
+        super().__init__(blobs, parts, archives.session(self.policy), progress=progress, stopped=stopped)
         self._archives = archives
         self._os_lock = lock
         self.again = f"Lock the current versions: builder refresh {cell}"

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from builder.common.console import View
-from builder.index.host import KEYRING, AptSource, RunProgram, parse_targets
+from builder.index.host import KEYRING, AptSource, parse_targets
 
 INSTALL_S = 600
 SOURCES_S = 60
@@ -47,13 +47,13 @@ def is_installed() -> bool:
     return shutil.which("mmdebstrap") is not None and Path(KEYRING).exists()
 
 
-def sources(release: str, run: RunProgram = subprocess.run) -> tuple[AptSource, ...]:
+def sources(release: str) -> tuple[AptSource, ...]:
     """Debian's own archives, as mmdebstrap writes them for a release; none if it cannot run."""
     # The hook stops mmdebstrap before it downloads or installs packages: a mode without root or namespaces is enough.
     hook = f'sed "s/^/{_MARK}/" "$1/etc/apt/sources.list" >&2; exit 1'
     command = ["mmdebstrap", "--quiet", "--mode=chrootless", "--variant=custom", "--format=null"]
     try:
-        done = run(
+        done = subprocess.run(
             [*command, f"--setup-hook={hook}", release, "/dev/null"],
             capture_output=True,
             text=True,

@@ -65,16 +65,16 @@ class Engine:
         return self._client.api
 
     @classmethod
-    def connect(cls, environ: Mapping[str, str] = os.environ) -> Engine:
+    def connect(cls) -> Engine:
         """Connects to the engine that the `docker` command would use.
 
         Raises NoEngineError if no engine answers, EngineError for a wrong context or if this user has no access.
         """
-        address = engine_address(environ)
+        address = engine_address(os.environ)
         try:
             # With use_ssh_client, docker-py runs ssh as the docker command does; without, it needs a library.
             client = docker.from_env(
-                environment={**environ, **address.variables}, timeout=CALL_S, use_ssh_client=True, use_context=False
+                environment={**os.environ, **address.variables}, timeout=CALL_S, use_ssh_client=True, use_context=False
             )
             client.ping()
         except (DockerException, requests.RequestException) as error:

@@ -37,11 +37,11 @@ class Suite:
     tests: Mapping[str, Mapping[str, frozenset[str]]]
 
     @classmethod
-    def of(cls, *roots: Path, package: Path = PACKAGE) -> Suite:
+    def of(cls, *roots: Path) -> Suite:
         """The test files and the tests of a checkout. A file of an earlier root replaces that of a later one.
 
         The files are the Python files and notebooks of the image tests, the modules below `tests` that these import,
-        and the module of `package` that runs them. Other files (an editor's swap file) and file modes change no test.
+        and the module of `PACKAGE` that runs them. Other files (an editor's swap file) and file modes change no test.
         """
         paths = {path: root for root in roots for top in (IMAGE_TESTS, GPU_TESTS) for path in files_below(root / top)}
         waiting = [path.relative_to(root).as_posix() for path, root in paths.items() if path.suffix in (".py", ".ipy")]
@@ -58,7 +58,7 @@ class Suite:
                         waiting += [f"{below}.py", f"{below}/__init__.py"]
         return cls(
             files={
-                RUNNER: digest_of_bytes((package / RUNNER.removeprefix("builder/")).read_bytes()),
+                RUNNER: digest_of_bytes((PACKAGE / RUNNER.removeprefix("builder/")).read_bytes()),
                 **{name: digest_of_bytes(content) for name, content in sorted(contents.items())},
             },
             tests={name: _tests_of(name, contents) for name in contents if name.endswith(".py")},

@@ -37,7 +37,6 @@ CONNECTIONS = 4  # downloads at once
 LARGEST_UNKNOWN = 2_000_000_000  # bytes of a file whose size is not locked
 LONGEST_REASON = 200  # characters of the reason for which a file is yanked
 LOCK_S = 0.2  # between two attempts to lock a wheel that another process downloads
-DEFAULT_POLICY = RetryPolicy(connect_s=10, read_s=30, retries=4, first_delay_s=1)
 _KEPT = "The part that was downloaded is kept: run again."
 _DISTRUST = "Do not use this index until the difference is explained."
 
@@ -78,6 +77,7 @@ class FileFetcher(ABC, Generic[_File]):
     again = DOCTOR  # hints: if a file is absent, or is another one
     distrust = _DISTRUST
     server = ""  # in messages; empty for the label of the session
+    policy = RetryPolicy(connect_s=10, read_s=30, retries=4, first_delay_s=1)
 
     def __init__(
         self,
@@ -86,13 +86,11 @@ class FileFetcher(ABC, Generic[_File]):
         session: IndexSession | None,
         *,
         progress: Callable[[int], None],
-        policy: RetryPolicy,
         stopped: threading.Event | None = None,
     ) -> None:
         self._folder, self._parts = folder, parts
         self._only_session = session
         self._progress = progress
-        self._policy = policy
         self._lock = threading.Lock()
         self._stopped = stopped or threading.Event()
 
@@ -163,7 +161,7 @@ class FileFetcher(ABC, Generic[_File]):
 
         Raises AbsentError, LostError, or FetchError for another file.
         """
-        part, retries = Download.resumed(file, self._progress), Retries(self._policy)
+        part, retries = Download.resumed(file, self._progress), Retries(self.policy)
         while True:
             try:
                 self._attempt(locked, part, address if isinstance(address, str) else address())
@@ -249,9 +247,8 @@ class Fetcher(FileFetcher[LockedWheel]):
         *,
         progress: Callable[[int], None] = lambda _: None,
         catalogue: Index | None = None,
-        policy: RetryPolicy = DEFAULT_POLICY,
     ) -> None:
-        super().__init__(folder, folder, None, progress=progress, policy=policy)
+        super().__init__(folder, folder, None, progress=progress)
         self._catalogue = catalogue
         self._settings = settings
         self._sessions: dict[str, IndexSession] = {}
@@ -276,8 +273,7 @@ class Fetcher(FileFetcher[LockedWheel]):
                         f"{locked.file}: matrix.yaml has no index {locked.index!r}, from which it was locked",
                         hint="Add it under indexes:, or lock again: builder lock && builder render",
                     ) from error
-                timeout = (self._policy.connect_s, self._policy.read_s)
-                self._sessions[locked.index] = IndexSession(settings, timeout=timeout)
+                self._sessions[locked.index] = IndexSession(settings, timeout=self.policy.timeouts)
             return self._sessions[locked.index]
 
     def _package(self, locked: LockedWheel) -> str:

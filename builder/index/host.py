@@ -186,15 +186,14 @@ class Host:
         return {f"{FOLDER}/{name}": content for name, content in files.items()}
 
 
-def read_host(environ: Mapping[str, str] | None = None) -> Host:
+def read_host() -> Host:
     """This machine's settings; raises UsageError if one cannot be read."""
-    environ = os.environ if environ is None else environ
     try:
-        settings = index.read_index_settings(environ, Path.home())
+        settings = index.read_index_settings(os.environ, Path.home())
     except ValueError as error:
         raise UsageError(str(error)) from error
     proxies = {"HTTP_PROXY": settings.proxy, "HTTPS_PROXY": settings.proxy} if settings.proxy else {}
-    proxies |= {name: value for name, value in environ.items() if name.upper() in PROXY_NAMES and value}
+    proxies |= {name: value for name, value in os.environ.items() if name.upper() in PROXY_NAMES and value}
     return Host(index=settings, ca=_ca(settings), proxies=proxies, archives=None)
 
 

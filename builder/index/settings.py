@@ -20,6 +20,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 UV_INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
+ETC = Path("/etc")
 PYTHON_MIRROR = "UV_PYTHON_INSTALL_MIRROR"
 CA_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE")
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -115,15 +116,15 @@ def split(url: str) -> SplitResult:
         return SplitResult("", "", "", "", "")
 
 
-def read_index_settings(environ: Mapping[str, str], home: Path, etc: Path = Path("/etc")) -> IndexSettings:
-    """Settings from the environment, then from files of the user in `home` and of the system in `etc`.
+def read_index_settings(environ: Mapping[str, str], home: Path) -> IndexSettings:
+    """Settings from the environment, then from files of the user in `home` and of the system in `ETC`.
 
     Raises ValueError for a file that is not a configuration file.
     """
     user = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
-    pip = read_pip_options(environ, home, etc)
+    pip = read_pip_options(environ, home)
     own = environ.get("UV_CONFIG_FILE")
-    uv_files = [Path(own)] if own else [user / "uv/uv.toml", etc / "uv/uv.toml"]
+    uv_files = [Path(own)] if own else [user / "uv/uv.toml", ETC / "uv/uv.toml"]
     uv_index, uv_mirror = _uv_settings(uv_files)
     url = (_first(environ, *UV_INDEX_VARIABLES) or uv_index or pip.get("index-url", "")).strip()
     trusted = _first(environ, "UV_INSECURE_HOST") or pip.get("trusted-host", "")
@@ -148,7 +149,7 @@ def _first(environ: Mapping[str, str], *names: str) -> str:
     return next((environ[name] for name in names if environ.get(name)), "")
 
 
-def read_pip_options(environ: Mapping[str, str], home: Path, etc: Path = Path("/etc")) -> dict[str, str]:
+def read_pip_options(environ: Mapping[str, str], home: Path) -> dict[str, str]:
     """The options that `pip install` takes from its environment variables and its configuration files.
 
     Raises ValueError for a file that is not a configuration file. Source: pip documentation, "Configuration",
@@ -156,7 +157,7 @@ def read_pip_options(environ: Mapping[str, str], home: Path, etc: Path = Path("/
     """
     override = environ.get("PIP_CONFIG_FILE", "")
     user = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
-    files = [etc / "xdg/pip/pip.conf", etc / "pip.conf"]  # later ones override earlier ones
+    files = [ETC / "xdg/pip/pip.conf", ETC / "pip.conf"]  # later ones override earlier ones
     if override == os.devnull:
         files = []
     elif override and Path(override).is_file():
@@ -202,10 +203,10 @@ def _uv_settings(files: Sequence[Path]) -> tuple[str, str]:
     return index, mirror
 
 
-def main(etc: Path = Path("/etc")) -> int:
+def main() -> int:
     """Prints `export NAME=value` lines for the set-up script."""
     try:
-        settings = read_index_settings(os.environ, Path.home(), etc)
+        settings = read_index_settings(os.environ, Path.home())
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -20,8 +20,7 @@ from tempfile import TemporaryDirectory
 from urllib.parse import quote, unquote
 
 from builder.common.errors import FetchError, LockError
-from builder.common.tasks import RetryPolicy
-from builder.index.download import DEFAULT_POLICY, FileFetcher
+from builder.index.download import FileFetcher
 from builder.index.host import Host, RunProgram
 from builder.index.session import IndexSession
 from builder.lock.python_lock import ARCHIVE, LockedPython, python_key
@@ -39,15 +38,18 @@ def uv_program() -> str:
 
 
 class PythonBuilds:
-    """uv's list of its builds for the images' platform. Reads it on first use, from several threads."""
+    """uv's list of its builds for the images' platform. Reads it on first use, from several threads.
 
-    def __init__(self, host: Host, run: RunProgram = subprocess.run) -> None:
+    `run` runs uv.
+    """
+
+    def __init__(self, host: Host) -> None:
         self.host = host
+        self.run: RunProgram = subprocess.run
         # Without the user's settings of uv, which may turn off downloads. With UV_PYTHON_CACHE_DIR, the empty archive
         # of `lock` would stay in that cache.
         others = {name: value for name, value in os.environ.items() if not name.startswith("UV_") or name == LIST}
         self._environ = others | host.index.environment()
-        self._run = run
         self._read: dict[str, str] = {}
         self._lock = threading.Lock()
 
@@ -102,7 +104,7 @@ class PythonBuilds:
 
     def _uv(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         try:
-            return self._run(
+            return self.run(
                 [uv_program(), "python", *arguments, "--no-config", "--color", "never"],
                 env=self._environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
             )  # fmt: skip
@@ -130,11 +132,10 @@ class PythonFetcher(FileFetcher[LockedPython]):
         parts: Path,
         *,
         progress: Callable[[int], None] = lambda _: None,
-        policy: RetryPolicy = DEFAULT_POLICY,
         stopped: threading.Event | None = None,
     ) -> None:
-        mirror = IndexSession(builds.host.index, timeout=(policy.connect_s, policy.read_s))
-        super().__init__(blobs, parts, mirror, progress=progress, policy=policy, stopped=stopped)
+        mirror = IndexSession(builds.host.index, timeout=self.policy.timeouts)
+        super().__init__(blobs, parts, mirror, progress=progress, stopped=stopped)
         self._builds = builds
 
     def _get(self, locked: LockedPython, file: BufferedRandom) -> None:

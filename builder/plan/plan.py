@@ -202,16 +202,14 @@ class Plan:
         }
 
 
-def make_plan(project: Project, selected: Sequence[Cell], locks: Mapping[str, Lock | None] | None = None) -> Plan:
+def make_plan(project: Project, selected: Sequence[Cell]) -> Plan:
     """The plan for `selected` cells; those without a lock are listed in `unlocked`. Raises LockError, StaleError.
 
-    `locks` are those of groups, by default those in locks/. An image depends on its own cell alone, not on the other
-    cells selected or the rest of the matrix.
+    An image depends on its own cell alone, not on the other cells selected or the rest of the matrix.
     """
     references = tags.compute(project.matrix, project.cells)
-    if locks is None:
-        groups = dict.fromkeys(cell.group for cell in selected)
-        locks = {group: GROUP_LOCKS.read(project.root, group) for group in groups}
+    groups = dict.fromkeys(cell.group for cell in selected)
+    locks = {group: GROUP_LOCKS.read(project.root, group) for group in groups}
     planner = _Planner(project)
     locked: list[tuple[Cell, Lock, _System]] = []
     by_group: dict[str, list[Cell]] = {}

@@ -73,10 +73,11 @@ class Repository:
     """One repository. Threads may share it.
 
     `confirm_s` are the seconds until a list or a tag that was just written is read again: longer than another writer
-    takes between reading and replacing it.
+    takes between reading and replacing it. `transfers` is the number of blobs that are sent or downloaded at a time.
     """
 
     confirm_s = 1.0
+    transfers = 4
 
     def __init__(self, reference: ImageRef, *, host: Host, write: bool, policy: RetryPolicy = DEFAULT_POLICY) -> None:
         """Ignores tag and digest of `reference`. `write` requests permission to push."""

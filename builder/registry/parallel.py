@@ -15,7 +15,6 @@ from builder.registry.failures import StoppedError
 
 LOOKUPS = 8  # small requests, which mostly wait for the registry
 CHECKS = 4  # of images, each with programs of its own: cosign, a scanner
-TRANSFERS = 4  # of blobs
 FINISHES = 4  # of images, which mostly wait for the registry
 NOTICE_S = 1  # seconds until an interrupt is noticed, at most
 GRACE_S = 5  # seconds for requests that wait for a response when the command is interrupted
@@ -34,9 +33,9 @@ def look_up(
 
 
 def transfer(
-    repository: Repository, function: Callable[[Repository, _Input], _Output], inputs: Iterable[_Input], parallel: int
+    repository: Repository, function: Callable[[Repository, _Input], _Output], inputs: Iterable[_Input]
 ) -> list[_Output]:
-    """Calls the function for all inputs at once; returns the results, in order.
+    """Calls the function for `transfers` inputs at once; returns the results, in order.
 
     The first error stops all other transfers, and is raised. The registry that the function gets raises StoppedError
     then, as it does after an interrupt.
@@ -55,7 +54,7 @@ def transfer(
             stop.set()
             raise
 
-    with thread_pool(parallel, "transfer") as pool:
+    with thread_pool(repository.transfers, "transfer") as pool:
         try:
             futures = [pool.submit(run, item) for item in inputs]
             # A signal that arrives just before a wait begins is noticed when the wait ends.

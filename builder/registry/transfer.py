@@ -17,7 +17,7 @@ from builder.layers.oci import Manifest
 from builder.layers.store import Store
 from builder.registry.client import Repository
 from builder.registry.failures import RejectedError
-from builder.registry.parallel import TRANSFERS, transfer
+from builder.registry.parallel import transfer
 
 DAMAGED = ("DIGEST_INVALID", "SIZE_INVALID")
 State = Literal["sent", "mounted", "present"]
@@ -44,7 +44,6 @@ def send_image(
     fetch: Callable[[Descriptor], Path] | None = None,
     mount_from: Sequence[str] = (),
     progress: Callable[[int], None] = lambda _: None,
-    parallel: int = TRANSFERS,
 ) -> Sent:
     """Pushes an image by digest; sets no tag. The first failure ends the push. Creates the repository if necessary.
 
@@ -96,7 +95,7 @@ def send_image(
     unique = {blob.digest: blob for blob in files}.values()
     largest_first = sorted(unique, key=lambda blob: blob.size, reverse=True)
     sizes: Counter[State] = Counter()
-    for blob, state in zip(largest_first, transfer(repository, push_blob, largest_first, parallel), strict=True):
+    for blob, state in zip(largest_first, transfer(repository, push_blob, largest_first), strict=True):
         sizes[state] += blob.size
     # The manifest last: a registry rejects a manifest whose blobs it lacks.
     repository.put_manifest(manifest.digest, manifest.content, manifest.media_type)
@@ -118,7 +117,7 @@ def fetch_blobs(
             written.digest = blob.digest
         return blob.size
 
-    return sum(transfer(repository, fetch_blob, sorted(missing, key=lambda blob: -blob.size), TRANSFERS))
+    return sum(transfer(repository, fetch_blob, sorted(missing, key=lambda blob: -blob.size)))
 
 
 def fetch_blob(repository: Repository, store: Store, blob: Descriptor) -> Path:

@@ -29,7 +29,6 @@ from builder.registry.artifacts import Attachments
 TYPE, OUTPUT_TYPE = "application/vnd.gpu-images.scan.v2+json", "text/plain"
 SCAN = "urn:gpu-images:scan:2"  # a kind of predicate
 PASSED, UNSCANNED = "passed", "unscanned"
-TIMEOUT_S = 600
 SHOWN_LINES = 15
 
 
@@ -64,10 +63,15 @@ class ImageScan:
 
 
 class Scanner:
-    """Runs the scanner of matrix.yaml in the checkout, where it finds its own settings. Thread-safe."""
+    """Runs the scanner of matrix.yaml in the checkout, where it finds its own settings. Thread-safe.
 
-    def __init__(self, project: Project, settings: Scan, timeout_s: float = TIMEOUT_S) -> None:
-        self._project, self._settings, self._timeout_s = project, settings, timeout_s
+    It is killed after `timeout_s` seconds.
+    """
+
+    timeout_s: float = 600
+
+    def __init__(self, project: Project, settings: Scan) -> None:
+        self._project, self._settings = project, settings
         self._slots = threading.BoundedSemaphore(settings.parallel)
 
     def scan_sbom(self, cell: str, image: str, sbom: bytes) -> ImageScan:
@@ -86,7 +90,7 @@ class Scanner:
                     status = subprocess.run(
                         [word.replace(SBOM, str(path)) for word in self._settings.command],
                         cwd=self._project.root, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                        timeout=self._timeout_s, check=False,
+                        timeout=self.timeout_s, check=False,
                     ).returncode  # fmt: skip
                 except subprocess.TimeoutExpired:
                     pass  # what it printed until then is shown below
@@ -101,7 +105,7 @@ class Scanner:
         log.write_text(text, encoding="utf-8")
         last = [f"  | {one_line(line)}" for line in text.splitlines() if line.strip()][-SHOWN_LINES:]
         if status is None or status < 0:
-            reason = f"no result within {duration(self._timeout_s)}" if status is None else f"ended by signal {-status}"
+            reason = f"no result within {duration(self.timeout_s)}" if status is None else f"ended by signal {-status}"
             raise VerifyError("\n".join([f"{cell}: {program}: {reason}", *last]), hint=f"Full output: {log}")
         if status:
             raise RefusedError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Literal
@@ -99,9 +99,7 @@ class StagingArea:
     Never that of the public images.
     """
 
-    def __init__(
-        self, text: str, registry: str, host: Host, *, new_registry: Callable[..., Repository] | None = None
-    ) -> None:
+    def __init__(self, text: str, registry: str, host: Host) -> None:
         """`text` is the place, `registry` the registry if it names none. Raises UsageError."""
         if not text:
             raise UsageError(
@@ -109,7 +107,6 @@ class StagingArea:
                 hint='Set `registry: "registry.example.com"` there, or use --staging registry.example.com/staging.',
             )
         self._text, self._default, self._host = text, registry, host
-        self._new_registry = new_registry or Repository
         self.option = ""  # that names it, to repeat it in hints
         try:
             first = self.repository("x")
@@ -147,7 +144,7 @@ class StagingArea:
         return staged_repository(self._text, self._default, name)
 
     def open(self, name: str, *, write: bool = False) -> Repository:
-        return self._new_registry(self.repository(name), host=self._host, write=write)
+        return Repository(self.repository(name), host=self._host, write=write)
 
     # ---- releases
 

@@ -13,12 +13,15 @@ from urllib.parse import parse_qsl, urlsplit
 
 from builder.common.errors import BuilderError
 from builder.common.files import digest_of_bytes, is_digest
+from builder.common.reference import ImageRef
+from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.layers.oci import Manifest
 from builder.registry import artifacts
 from builder.registry.client import Repository
 from builder.registry.failures import RejectedError
+from builder.release.staging import StagingArea
 from tests.fakes.wire import Reply, Sent, part
 
 
@@ -213,6 +216,17 @@ class Registries(dict[str, MemoryRegistry]):
         if "Range" in sent.headers:
             return part(registry.contents[reference], sent)
         return Reply(body=registry.contents.get(reference, b""))
+
+
+class MemoryArea(StagingArea):
+    """A staging area whose repositories are in memory: `registry_of` returns the one of a reference."""
+
+    def __init__(self, text: str, registry_of: Callable[[ImageRef], MemoryRegistry]) -> None:
+        super().__init__(text, "", Host())
+        self._registry_of = registry_of
+
+    def open(self, name: str, *, write: bool = False) -> Repository:
+        return self._registry_of(self.repository(name))
 
 
 def attach(

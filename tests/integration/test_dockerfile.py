@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping
+from unittest.mock import patch
 
 import pytest
 
@@ -58,7 +59,8 @@ def _label(image: str, name: str) -> str:
 
 def _plain_docker_build(checkout: Checkout) -> str:
     base = checkout.base_image()
-    host_files = host.read_host(checkout.environ).files("bookworm")
+    with patch.dict(os.environ, checkout.environ, clear=True):
+        host_files = host.read_host().files("bookworm")
     for name, content in host_files.items():
         (checkout.root / name).write_bytes(content)
     assert "templates/host/index.env" in host_files

@@ -65,7 +65,9 @@ class Folder:
 
     def fetcher(self, policy: RetryPolicy = QUICK) -> Fetcher:
         settings = IndexSettings(url=self._index.url)
-        return Fetcher(settings, self.path, progress=self.progress.append, policy=policy)
+        fetcher = Fetcher(settings, self.path, progress=self.progress.append)
+        fetcher.policy = policy
+        return fetcher
 
     def fetch(self, policy: RetryPolicy = QUICK, wheel: Wheel = WHEEL) -> Path:
         return self.fetcher(policy).fetch(wheel)

@@ -16,6 +16,7 @@ import sys
 import tarfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -207,7 +208,8 @@ def test_the_pinned_uv_has_the_hash_of_its_builds(minor: str, monkeypatch: pytes
 def test_plain_docker_build_gives_the_same_files(made: Checkout, build: Build) -> None:
     """Its uv reads our list of downloads from the settings of the build host."""
     base = made.base_image()
-    files = host.read_host(made.environ).files("bookworm")
+    with patch.dict(os.environ, made.environ, clear=True):
+        files = host.read_host().files("bookworm")
     index = "templates/host/index.env"
     assert b"UV_PYTHON_INSTALL_MIRROR" in files[index]
     files[index] += f"export UV_PYTHON_DOWNLOADS_JSON_URL=http://{made.index.address}/files/list/{LIST}\n".encode()

@@ -18,6 +18,7 @@ from builder.build.operating_systems import Mmdebstrap
 from builder.build.programs import Program
 from builder.common.errors import BuildError, DiskError, EngineError, UsageError
 from builder.debian.os_lock import DebianPackage, OsLock
+from builder.engine.run import Run
 from builder.index.host import Apt, AptSource, Host
 from builder.matrix.project import Project
 from tests.fakes.engine import INFO, FakeEngine, MemoryConsole, Programs
@@ -107,10 +108,16 @@ class Machine:
         monkeypatch.setattr("builder.common.machine.MEMINFO", folder / "meminfo")
         monkeypatch.setattr("builder.common.machine.CGROUP", folder)
         run = new_run(project, engine=self.engine, host=HOST, console=self.console)
-        self.mmdebstrap = Mmdebstrap(run, self.children)
+        self.mmdebstrap = self.new_mmdebstrap(run)
+
+    def new_mmdebstrap(self, run: Run) -> Mmdebstrap:
+        """mmdebstrap whose programs are `children`."""
+        mmdebstrap = Mmdebstrap(run)
+        mmdebstrap.programs = self.children
+        return mmdebstrap
 
     def use(self, host: Host) -> None:
-        self.mmdebstrap = Mmdebstrap(replace(self.mmdebstrap._run, host=host), self.children)
+        self.mmdebstrap = self.new_mmdebstrap(replace(self.mmdebstrap._run, host=host))
 
     def set_memory(self, free: int) -> None:
         (self.folder / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable:   {free >> 10} kB\n")
@@ -320,7 +327,7 @@ def test_a_base_image_for_another_architecture_never_replaces_that_of_the_engine
     """A pull would: buildx gets it itself from a registry that has it."""
     assert machine.mmdebstrap.base_image("newbird", "arm64") == f"example/base:new@sha256:{'2' * 64}"
     assert machine.engine.calls == []
-    again = Mmdebstrap(replace(machine.mmdebstrap._run, connected=ContainerEngine(registry=False)), machine.children)
+    again = machine.new_mmdebstrap(replace(machine.mmdebstrap._run, connected=ContainerEngine(registry=False)))
     name = again.base_image("newbird", "arm64")
     assert name.endswith("-arm64")
     assert again._run.engine.calls == [f"import {name} for arm64"]  # type: ignore[attr-defined]

@@ -51,7 +51,7 @@ def desk(rendered: Project, store: Store, monkeypatch: pytest.MonkeyPatch) -> Re
 def stage(rendered: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> Run:
     """Stages an image that passed its tests."""
     yard = test_stage.Yard(PublishBench(rendered, tmp_path / "store", monkeypatch))
-    monkeypatch.setattr(staging, "Repository", yard.open)
+    monkeypatch.setattr(staging, "Repository", lambda reference, **_: yard.open(reference))
 
     def call(*arguments: str, **options: Any) -> Result:
         return run("--store", str(yard.bench.store.root), "stage", *arguments, "--staging", PLACE, **options)

@@ -74,15 +74,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def test_notes_without_a_terminal_may_pause(console: MemoryConsole, clock: Clock) -> None:
-    view = View(console)
-    for pause, note in ((0, "first"), (59, "second"), (2, "third"), (59, "fourth")):
-        clock.now += pause
-        view.note("a", note, pause_s=60)
-    assert console.text.splitlines() == ["a: first", "a: third"]
-    assert view.rows["a"].note == "fourth"
-
-
 @pytest.mark.parametrize(
     ("total", "added", "lines"),
     [

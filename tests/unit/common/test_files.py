@@ -23,11 +23,11 @@ def test_a_new_file_has_its_mode_whatever_the_umask(tmp_path: Path) -> None:
     path = tmp_path / "a/b/c.txt"
     old = os.umask(0o077)
     try:
-        write_atomically(path, "é\n", mode=0o640)
+        write_atomically(path, "é\n")
     finally:
         os.umask(old)
     assert path.read_bytes() == "é\n".encode()
-    assert path.stat().st_mode & 0o777 == 0o640
+    assert path.stat().st_mode & 0o777 == 0o644
     assert [file.name for file in path.parent.iterdir()] == ["c.txt"]
 
 

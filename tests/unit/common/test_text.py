@@ -61,7 +61,6 @@ def test_a_duration_is_printed_in_seconds_or_minutes(seconds: float, text: str) 
 
 def test_a_noun_is_in_the_singular_for_one() -> None:
     assert [counted(number, "image") for number in (0, 1, 2)] == ["0 images", "1 image", "2 images"]
-    assert [counted(number, "library", "libraries") for number in (1, 2)] == ["1 library", "2 libraries"]
 
 
 MIRROR = "https://user:secret@mirror.example.test:8443/simple"

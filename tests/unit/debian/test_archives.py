@@ -355,10 +355,12 @@ def test_an_error_of_the_server_is_no_missing_package(tiny: Project, world: Worl
 # ---- downloads
 
 
-def fetcher(known_archives: Archives, folder: Path, *, policy: RetryPolicy = POLICY) -> DebianFetcher:
+def fetcher(known_archives: Archives, folder: Path) -> DebianFetcher:
     for name in ("blobs", "parts"):
         (folder / name).mkdir(exist_ok=True)
-    return DebianFetcher(known_archives, LOCK, "a-cell", folder / "blobs", folder / "parts", policy=policy)
+    downloads = DebianFetcher(known_archives, LOCK, "a-cell", folder / "blobs", folder / "parts")
+    downloads.policy = POLICY
+    return downloads
 
 
 def test_the_packages_are_named_by_their_hash(tiny: Project, world: World, tmp_path: Path) -> None:

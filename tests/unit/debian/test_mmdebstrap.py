@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from builder.debian import mmdebstrap
 from builder.index.host import AptSource
 from tests.fakes.engine import Programs
@@ -14,7 +16,7 @@ deb [signed-by="/x.gpg"] http://archive.example.test/debian-security newbird-sec
 """
 
 
-def test_the_addresses_that_mmdebstrap_writes() -> None:
+def test_the_addresses_that_mmdebstrap_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its hook prints them and ends it, before it has downloaded anything."""
 
     def answer(command: list[str]) -> tuple[int, str, str]:
@@ -24,7 +26,8 @@ def test_the_addresses_that_mmdebstrap_writes() -> None:
         return 1, "", "".join(f"{mark[1]}{line}\n" for line in WRITTEN.splitlines()) + "E: command failed\n"
 
     programs = Programs(answer)
-    assert mmdebstrap.sources("newbird", programs) == (
+    monkeypatch.setattr("subprocess.run", programs)
+    assert mmdebstrap.sources("newbird") == (
         AptSource(kind="main", uri="http://archive.example.test/debian"),
         AptSource(kind="security", uri="http://archive.example.test/debian-security"),
     )
@@ -32,5 +35,6 @@ def test_the_addresses_that_mmdebstrap_writes() -> None:
     assert "--mode=chrootless" in programs.calls[0], "other modes need root or namespaces"
 
 
-def test_there_are_none_if_it_cannot_run() -> None:
-    assert mmdebstrap.sources("newbird", Programs(lambda _: (25, "", "E: mount failed"))) == ()
+def test_there_are_none_if_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subprocess.run", Programs(lambda _: (25, "", "E: mount failed")))
+    assert mmdebstrap.sources("newbird") == ()

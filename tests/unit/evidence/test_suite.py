@@ -45,13 +45,14 @@ def test_other_files_are_no_part_of_the_suite(tmp_path: Path) -> None:
     assert Suite.of(tmp_path).files == before
 
 
-def test_the_module_that_runs_the_tests_is_part_of_the_suite(tmp_path: Path) -> None:
+def test_the_module_that_runs_the_tests_is_part_of_the_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builder.evidence.suite.PACKAGE", tmp_path / "builder")
     runner = tmp_path / "builder/build/pytest_run.py"
     runner.parent.mkdir(parents=True)
     suites = []
     for content in ("first", "second"):
         runner.write_text(content)
-        suites.append(Suite.of(tmp_path, package=tmp_path / "builder").files)
+        suites.append(Suite.of(tmp_path).files)
     assert results.changed_files(*suites) == ["builder/build/pytest_run.py"]
 
 

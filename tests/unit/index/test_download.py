@@ -21,10 +21,10 @@ import requests
 from builder.common.errors import DiskError, FetchError
 from builder.common.http import PIECE
 from builder.common.tasks import RetryPolicy
-from builder.index.download import DEFAULT_POLICY, Fetcher
+from builder.index.download import Fetcher
 from builder.index.settings import IndexSettings
 from builder.index.wheels import Wheel
-from tests.fakes.wire import QUICK, Reply, Sent, Wire, broken, untrusted
+from tests.fakes.wire import Reply, Sent, Wire, broken, untrusted
 
 CONTENT = bytes(range(256)) * 4000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -81,20 +81,21 @@ class Setting:
         self.wire = Wire.install(monkeypatch, lambda sent: (self.page if "/simple/" in sent.url else self.file)(sent))
         self.whl, self.part = folder / f"{SHA256}.whl", folder / f"{SHA256}.part"
 
-    def fetcher(self, policy: RetryPolicy = DEFAULT_POLICY, **settings: str) -> Fetcher:
+    def fetcher(self, policy: RetryPolicy = Fetcher.policy, **settings: str) -> Fetcher:
         options: dict[str, Any] = {"url": INDEX} | settings
         index = IndexSettings(**options)
-        fetcher = Fetcher(index, self.folder, progress=self.progress.append, policy=policy)
+        fetcher = Fetcher(index, self.folder, progress=self.progress.append)
+        fetcher.policy = policy
         fetcher._stopped = Stop(self.waited)
         return fetcher
 
     def fetches(self, wheel: Wheel = WHEEL, **settings: str) -> None:
-        assert self.fetcher(DEFAULT_POLICY, **settings).fetch(wheel) == self.whl
+        assert self.fetcher(Fetcher.policy, **settings).fetch(wheel) == self.whl
         assert self.whl.read_bytes() == CONTENT
         assert list(self.folder.iterdir()) == [self.whl]
         assert sum(self.progress) == len(CONTENT)
 
-    def fails(self, policy: RetryPolicy = DEFAULT_POLICY, **settings: str) -> FetchError:
+    def fails(self, policy: RetryPolicy = Fetcher.policy, **settings: str) -> FetchError:
         with pytest.raises(FetchError) as caught:
             self.fetcher(policy, **settings).fetch(WHEEL)
         message = str(caught.value)
@@ -133,7 +134,7 @@ def test_a_wheel_of_a_named_index_is_requested_from_that_index_alone(
 ) -> None:
     monkeypatch.setenv("UV_INDEX_COMPANY_PASSWORD", "cret")
     settings = IndexSettings(url=INDEX).with_index("company", "https://private.example.test/simple")
-    fetcher = Fetcher(settings, setting.folder, policy=DEFAULT_POLICY)
+    fetcher = Fetcher(settings, setting.folder)
     fetcher.fetch(replace(WHEEL, index="company"))
     assert {sent.url.split("/")[2] for sent in setting.wire.seen} == {"private.example.test"}
     assert all(sent.headers["Authorization"].startswith("Basic ") for sent in setting.wire.seen)
@@ -246,7 +247,7 @@ def folder_fetcher(setting: Setting, content: bytes) -> Fetcher:
     folder.mkdir()
     (folder / FILE).write_bytes(content)
     settings = IndexSettings(url=INDEX).with_index("own", "", folder=folder)
-    return Fetcher(settings, setting.folder, progress=setting.progress.append, policy=QUICK)
+    return Fetcher(settings, setting.folder, progress=setting.progress.append)
 
 
 @pytest.mark.parametrize(
@@ -324,7 +325,7 @@ def test_a_fault_that_may_pass_is_retried(setting: Setting, what: str, fault: Re
     setting.forget()
     setattr(setting, what, lambda _: fault)
     setting.fails()
-    assert len(setting.waited) == 1 + DEFAULT_POLICY.retries
+    assert len(setting.waited) == 1 + Fetcher.policy.retries
 
 
 @pytest.mark.parametrize("fault", FINAL, ids=str)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -141,7 +143,8 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def read(**environ: str) -> Host:
-    return host.read_host({"PIP_CONFIG_FILE": "/dev/null", **environ})
+    with patch.dict(os.environ, {"PIP_CONFIG_FILE": "/dev/null", **environ}, clear=True):
+        return host.read_host()
 
 
 @pytest.mark.usefixtures("elsewhere")

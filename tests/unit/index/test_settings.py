@@ -18,13 +18,14 @@ A, B, C = (f"https://{name}.example.test/simple" for name in "abc")
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home; the system's files are in its folder `etc`."""
+    monkeypatch.setattr(index, "ETC", tmp_path / "etc")
     return tmp_path
 
 
 def read(environ: Mapping[str, str], home: Path) -> IndexSettings:
-    return index.read_index_settings(environ, home, home / "etc")
+    return index.read_index_settings(environ, home)
 
 
 def conf(path: Path, text: str) -> str:
@@ -223,12 +224,12 @@ def test_main_prints_shell_lines(
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("PIP_INDEX_URL", "https://a.example.test/$(id)")
     monkeypatch.setattr(sys, "argv", ["index.py"])
-    assert index.main(home / "etc") == 0
+    assert index.main() == 0
     assert capsys.readouterr().out == (
         "export UV_DEFAULT_INDEX='https://a.example.test/$(id)'\nexport PIP_INDEX_URL='https://a.example.test/$(id)'\n"
     )
     conf(home / USER, "broken")
-    assert index.main(home / "etc") == 1
+    assert index.main() == 1
     assert capsys.readouterr().err
 
 

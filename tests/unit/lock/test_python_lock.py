@@ -69,8 +69,15 @@ def uv() -> Uv:
     return Uv(_3_12_16="20261110", _3_12_12="20260211", _3_10_0="20211017")
 
 
+def builds(run: Callable[..., Any]) -> PythonBuilds:
+    """uv's builds, with a stand-in for uv."""
+    builds = PythonBuilds(Host())
+    builds.run = run
+    return builds
+
+
 def test_a_lock_has_name_and_hash_and_no_address(uv: Uv, tmp_path: Path) -> None:
-    lock = PythonBuilds(Host(), uv).lock("3.12.12", None)
+    lock = builds(uv).lock("3.12.12", None)
     assert lock == LOCKED
     (tmp_path / "locks").mkdir()
     (tmp_path / PYTHON_LOCKS.path(lock.release)).write_text(PYTHON_LOCKS.dump(lock))
@@ -79,10 +86,10 @@ def test_a_lock_has_name_and_hash_and_no_address(uv: Uv, tmp_path: Path) -> None
 
 
 def test_a_lock_is_kept_while_uv_has_its_build(uv: Uv) -> None:
-    assert PythonBuilds(Host(), uv).lock("3.12.12", LOCKED) is LOCKED
+    assert builds(uv).lock("3.12.12", LOCKED) is LOCKED
     assert len(uv.commands) == 1
     uv.files["3.12.12"], uv.sha256 = "20270101", "1" * 64
-    assert PythonBuilds(Host(), uv).lock("3.12.12", LOCKED) == LockedPython(
+    assert builds(uv).lock("3.12.12", LOCKED) == LockedPython(
         release="3.12.12", file=file_of("3.12.12", "20270101"), sha256="1" * 64
     )
 
@@ -107,7 +114,7 @@ def test_builds_that_cannot_be_locked(uv: Uv, release: str, date: str, sha256: s
     uv.files |= {release: date} if date else {}
     uv.sha256 = sha256
     with pytest.raises(LockError) as caught:
-        PythonBuilds(Host(), uv).lock(release, None)
+        builds(uv).lock(release, None)
     assert str(caught.value) == message
     assert hint in caught.value.hint
 
@@ -118,7 +125,7 @@ def test_a_list_that_cannot_be_read(tmp_path: Path, status: int, output: str) ->
         return subprocess.CompletedProcess(command, status, stdout=output, stderr=f"error: {MIRROR} is wrong")
 
     with pytest.raises(LockError, match=r"^uv cannot list its builds of Python$"):
-        PythonBuilds(Host(), fail).addresses()
+        builds(fail).addresses()
     with pytest.raises(FetchError, match=r"uv cannot list its builds of Python$"):
         fetch(fail, tmp_path)
 
@@ -146,8 +153,9 @@ def test_an_edited_lock_is_refused(tmp_path: Path, old: str, new: str) -> None:
 def fetch(run: Callable[..., Any], folder: Path) -> Path:
     for name in ("blobs", "parts"):
         (folder / name).mkdir()
-    builds = PythonBuilds(Host(), run)
-    return PythonFetcher(builds, folder / "blobs", folder / "parts", policy=POLICY).fetch(LOCKED)
+    fetcher = PythonFetcher(builds(run), folder / "blobs", folder / "parts")
+    fetcher.policy = POLICY
+    return fetcher.fetch(LOCKED)
 
 
 @pytest.mark.parametrize("date", ["20260211", "20270101", ""])

@@ -46,12 +46,13 @@ def blobs(files: Files) -> list[Descriptor]:
 
 
 def push(
-    registry: Repository, files: Mapping[Descriptor, Path | None], *, parallel: int = 1, **options: Any
+    registry: Repository, files: Mapping[Descriptor, Path | None], *, transfers: int = 1, **options: Any
 ) -> tuple[Sent, list[int]]:
     """Pushes; the result and the progress. No thread is left in any case."""
     progress: list[int] = []
+    registry.transfers = transfers
     try:
-        pushed = transfer.send_image(registry, CONTENT, files, progress=progress.append, parallel=parallel, **options)
+        pushed = transfer.send_image(registry, CONTENT, files, progress=progress.append, **options)
     finally:
         assert workers() == []
     return pushed, progress
@@ -97,7 +98,7 @@ def test_blobs_are_sent_in_parallel(files: Files, blobs: list[Descriptor]) -> No
             together.wait(10)
 
     registry.on_upload = upload
-    push(registry, files, parallel=2)
+    push(registry, files, transfers=2)
     assert registry.most == 2
 
 
@@ -155,7 +156,7 @@ def test_the_first_failure_ends_the_rest(files: Files, blobs: list[Descriptor]) 
 
     registry.on_upload = upload
     with pytest.raises(RegistryError, match="the cause"):
-        push(registry, files, parallel=2)
+        push(registry, files, transfers=2)
     assert set(registry.calls) == {"upload 30", "upload 20"}
 
 
@@ -179,9 +180,10 @@ def test_an_interrupt_ends_the_push(files: Files) -> None:
         answered.wait(30)
 
     registry.on_upload = upload
+    registry.transfers = 1
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        transfer.send_image(registry, CONTENT, files, parallel=1)
+        transfer.send_image(registry, CONTENT, files)
     assert time.monotonic() - start < 10
     assert registry.stop.is_set()
     [left] = workers()

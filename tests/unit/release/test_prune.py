@@ -17,15 +17,14 @@ from builder.common.errors import RegistryError, VerifyError
 from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
 from builder.evidence.reports import TYPE
-from builder.index.host import Host
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
 from builder.layers.oci import Manifest
 from builder.registry import artifacts
 from builder.release import prune, staging
 from builder.release.prune import Item, RegistryContents, RepositoryContents
-from builder.release.staging import StagedImage, StagedRelease, StagingArea, plan_tag
+from builder.release.staging import StagedImage, StagedRelease, plan_tag
 from tests.fakes import registry as registry_fakes
-from tests.fakes.registry import MemoryRegistry
+from tests.fakes.registry import MemoryArea, MemoryRegistry
 from tests.fakes.wire import connect
 from tests.unit.registry.test_artifacts import SUBJECT
 
@@ -162,9 +161,9 @@ class Place:
     def __init__(self) -> None:
         self.images, self.documents, self.public = MemoryRegistry(), MemoryRegistry(), MemoryRegistry()
         self.public.name = "registry.example.test/team/pt"
-        self.area = StagingArea("registry.example.test/staging", "", Host(), new_registry=self.open)
+        self.area = MemoryArea("registry.example.test/staging", self.open)
 
-    def open(self, reference: ImageRef, **_: object) -> MemoryRegistry:
+    def open(self, reference: ImageRef) -> MemoryRegistry:
         return self.documents if reference.repository.endswith("/releases") else self.images
 
     def read(self, *plans: str) -> RegistryContents:

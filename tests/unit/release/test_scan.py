@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -35,13 +35,13 @@ class Desk:
         self.digest = self.registry.put_manifest("2.9", b'{"layers": []}', MANIFEST_TYPE)
         self.image = Descriptor(media_type=MANIFEST_TYPE, digest=self.digest, size=14)
 
-    def scanner(self, code: str, **options: Any) -> Scanner:
+    def scanner(self, code: str) -> Scanner:
         project = with_scanner(self.project, code)
         assert project.matrix.scan
-        return Scanner(project, project.matrix.scan, **options)
+        return Scanner(project, project.matrix.scan)
 
-    def scan(self, code: str, **options: Any) -> ImageScan:
-        return self.scanner(code, **options).scan_sbom(CELL, self.digest, b"{}")
+    def scan(self, code: str) -> ImageScan:
+        return self.scanner(code).scan_sbom(CELL, self.digest, b"{}")
 
     def attach(self, image_scan: ImageScan) -> dict[str, bytes]:
         """The documents that are attached."""
@@ -90,8 +90,10 @@ def test_of_a_refused_image_the_end_of_the_output_is_shown(desk: Desk) -> None:
     ],
 )
 def test_a_scanner_without_a_result_is_an_error(desk: Desk, code: str, timeout_s: float, message: str) -> None:
+    scanner = desk.scanner(code)
+    scanner.timeout_s = timeout_s
     with pytest.raises(VerifyError) as caught:
-        desk.scan(code, timeout_s=timeout_s)
+        scanner.scan_sbom(CELL, desk.digest, b"{}")
     assert message in str(caught.value)
 
 

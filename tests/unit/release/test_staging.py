@@ -19,7 +19,7 @@ from builder.registry import artifacts
 from builder.registry.client import Repository
 from builder.release import staging
 from builder.release.staging import INDEX, StagedImage, StagedRelease, StagingArea
-from tests.fakes.registry import MemoryRegistry
+from tests.fakes.registry import MemoryArea, MemoryRegistry
 
 Edit = Callable[[str, str], Project]
 DIGEST = "sha256:" + "a" * 64
@@ -84,7 +84,7 @@ def place(registry: MemoryRegistry) -> StagingArea:
 
 def area(registry: MemoryRegistry) -> StagingArea:
     """A staging area whose repositories are all the same one."""
-    return StagingArea("registry.example.test/staging", "", Host(), new_registry=lambda *_, **__: registry)
+    return MemoryArea("registry.example.test/staging", lambda _: registry)
 
 
 def test_stamps_count_up_unless_the_release_is_the_same(tiny: Project, place: StagingArea) -> None:
@@ -232,11 +232,12 @@ def test_images_without_a_release_are_listed_by_day(place: StagingArea) -> None:
 def test_only_what_writes_requests_the_right_to_push(registry: MemoryRegistry) -> None:
     rights: list[bool] = []
 
-    def open_(*_: object, write: bool, **__: object) -> MemoryRegistry:
-        rights.append(write)
-        return registry
+    class Place(StagingArea):
+        def open(self, name: str, *, write: bool = False) -> Repository:
+            rights.append(write)
+            return registry
 
-    place = StagingArea("registry.example.test/staging", "", Host(), new_registry=open_)
+    place = Place("registry.example.test/staging", "", Host())
     place.stamps()
     place.lists()
     assert rights == [False, False]

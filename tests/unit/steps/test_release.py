@@ -20,7 +20,6 @@ from builder.evidence import reports, results, signing
 from builder.evidence.results import Evidence
 from builder.evidence.signing import Signer
 from builder.evidence.suite import GPU_TESTS, Suite
-from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
 from builder.layers.known_layers import KnownLayers
@@ -38,11 +37,11 @@ from builder.registry.transfer import Sent
 from builder.release import expected, publish, scan, staging
 from builder.release.release_checks import ReleaseOptions
 from builder.release.scan import ImageScan, ScanRecord
-from builder.release.staging import StagedImage, StagedRelease, StagingArea
+from builder.release.staging import StagedImage, StagedRelease
 from builder.steps.release import release
 from tests.fakes import registry as registry_fakes
 from tests.fakes.engine import MemoryConsole
-from tests.fakes.registry import MemoryRegistry
+from tests.fakes.registry import MemoryArea, MemoryRegistry
 from tests.fakes.run import new_run
 from tests.fakes.scanners import with_scanner
 from tests.fakes.suites import write_tests
@@ -64,9 +63,7 @@ class ReleaseDesk:
         self.public = MemoryRegistry(others={"staging/quartz-cuda": []})
         self.public.name = "registry.example.test:5000/team/quartz-cuda"
         self.calls = self.public.calls = self.registry.calls
-        self.area = StagingArea(
-            "registry.example.test:5000/staging", "", Host(), new_registry=lambda *_, **__: self.registry
-        )
+        self.area = MemoryArea("registry.example.test:5000/staging", lambda _: self.registry)
         [self.planned] = plan.make_locked_plan(project, project.select([CELL])).images
         self.passed = write_tests(project.root, self.planned.components)
         self.passed_on_gpu = write_tests(project.root, ["quartz"], GPU_TESTS)
@@ -164,10 +161,10 @@ class ReleaseDesk:
         staged = staged or self.staged()
         if is_own:
             write_atomically(staging._own(self.project, staged.model_dump_json().encode()), "")
-        new_registry = options.pop("new_registry", lambda *_, **__: self.public)
+        public = options.pop("public", self.public)
         self.calls.clear()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(publish, "Repository", new_registry)
+            patch.setattr(publish, "Repository", lambda *_, **__: public)
             self.result = release(
                 new_run(self.project, store=self.store, console=self.console),
                 self.area,
@@ -603,11 +600,11 @@ def test_blobs_are_mounted_from_staging_or_else_downloaded(desk: ReleaseDesk) ->
     assert "mount from staging/quartz-cuda" in desk.calls
     assert not desk.store.has(config.digest, config.size)
 
-    desk.area = StagingArea("other.example.test/staging", "", Host(), new_registry=lambda *_, **__: desk.registry)
+    desk.area = MemoryArea("other.example.test/staging", lambda _: desk.registry)
     public = MemoryRegistry()
     public.has |= layers
     public.name = desk.public.name
-    desk.release(new_registry=lambda *_, **__: public)
+    desk.release(public=public)
     assert not [call for call in public.calls if "mount" in call]
     assert desk.store.has(config.digest, config.size)
     assert public.contents[config.digest] == desk.registry.contents[config.digest]

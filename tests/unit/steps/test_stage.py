@@ -17,7 +17,6 @@ from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
 from builder.evidence import reports, results
 from builder.evidence.signing import Signer
-from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, Descriptor
 from builder.layers.oci import Image
@@ -25,9 +24,9 @@ from builder.matrix.project import Project
 from builder.plan.plan import PlannedImage
 from builder.registry import artifacts
 from builder.release import staging
-from builder.release.staging import INDEX, StagedImage, StagingArea, plan_tag
+from builder.release.staging import INDEX, StagedImage, plan_tag
 from builder.steps.stage import stage
-from tests.fakes.registry import MemoryRegistry
+from tests.fakes.registry import MemoryArea, MemoryRegistry
 from tests.fakes.suites import passing_evidence
 from tests.unit.release.test_publish import BOARD, DAY, EMBER, REGISTRY, PublishBench
 
@@ -56,9 +55,9 @@ class Yard:
     repositories: dict[str, MemoryRegistry] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.area = StagingArea(f"{REGISTRY}/staging", "", Host(), new_registry=self.open)
+        self.area = MemoryArea(f"{REGISTRY}/staging", self.open)
 
-    def open(self, reference: ImageRef, **_: Any) -> MemoryRegistry:
+    def open(self, reference: ImageRef) -> MemoryRegistry:
         memory = self.repositories.setdefault(staging.name_of(reference), MemoryRegistry())
         memory.name = reference.name
         return memory

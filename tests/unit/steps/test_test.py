@@ -18,17 +18,16 @@ from builder.evidence import reports, results, signing
 from builder.evidence.results import Coverage, Evidence, Requirement
 from builder.evidence.signing import Signer, Trust
 from builder.evidence.suite import GPU_TESTS, Suite
-from builder.index.host import Host
 from builder.layers import stored_layers
 from builder.layers.blobs import MANIFEST_TYPE
 from builder.layers.oci import Image
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry import artifacts
 from builder.registry.client import Repository
-from builder.release.staging import StagedImage, StagedRelease, StagingArea
+from builder.release.staging import StagedImage, StagedRelease
 from builder.steps.test import complete_tests, only_for
 from tests.fakes.engine import INFO, FakeTester, MemoryConsole
-from tests.fakes.registry import MemoryRegistry
+from tests.fakes.registry import MemoryArea, MemoryRegistry
 from tests.fakes.suites import write_tests
 from tests.unit.build.assembling import JUPYTER, NOTEBOOK, AssemblyBench
 
@@ -126,7 +125,7 @@ class GpuMachine:
         staged = StagedImage(
             cell=JUPYTER, repository="ember-cuda", digest=self.image.manifest.digest, plan=self.planned.plan
         )
-        area = StagingArea("registry.example.test/staging", "", Host(), new_registry=lambda *_, **__: self.registry)
+        area = MemoryArea("registry.example.test/staging", lambda _: self.registry)
         tester = StateTester(
             self.bench.engine, state=self.bench.project.state, requirement=self.requirement, ran=ran, is_failing=failing
         )
