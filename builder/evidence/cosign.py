@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from builder.common.errors import SigningError
 from builder.common.text import one_line
-from builder.registry.failures import RUN_AGAIN, TransientError
+from builder.registry.failures import IMMUTABLE, IMMUTABLE_HINT, RUN_AGAIN, TransientError
 
 TIMEOUT_S = 300
 RELEASES = "https://github.com/sigstore/cosign/releases"
@@ -71,6 +71,8 @@ def run_cosign(*arguments: str) -> str:
             raise TransientError(message, hint=RUN_AGAIN)
         if _DENIED.search(reason):
             hint = "Run `docker login` for this registry as a user with access, also to write if the command signs."
+        elif IMMUTABLE.search(reason):
+            hint = IMMUTABLE_HINT
         else:
             hint = "Check the connection to the registry and, without a key, to Sigstore. Then run this again."
         raise SigningError(message, hint=hint)

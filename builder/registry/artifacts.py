@@ -25,6 +25,7 @@ from builder.registry import transfer
 from builder.registry.client import REFUSALS, Repository, fallback_tag
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, TransientError
 
+SUBJECT = "io.github.gpu-images.subject"  # the annotation with the digest of the image, in place of `subject`
 CREATED = "org.opencontainers.image.created"  # the annotation with the time of an artifact
 MOST_FILES = 16  # of an artifact
 ATTEMPTS = 30  # to list artifacts while other writers replace the index; each takes `confirm_s` of the registry
@@ -61,10 +62,7 @@ class Attachments:
 
     def add(self, kind: str, documents: Mapping[str, bytes], notes: Mapping[str, str] = {}) -> Manifest:
         """Adds an artifact, as in `manifest`; returns its manifest. Raises RegistryError."""
-        artifact = artifact_manifest(kind, documents, notes, self.subject)
-        put_artifact(self.repository, artifact, documents.values())
-        self._stored.append(artifact)
-        return artifact
+        return self._store(artifact_manifest(kind, documents, notes, self.subject), documents.values())
 
     def copy(self, source: Repository, artifact: str) -> None:
         """Adds an artifact of the same image in another repository. Raises RegistryError, VerifyError."""
@@ -75,8 +73,22 @@ class Attachments:
                 hint="Run this again when no other job writes to this registry.",
             )
         blobs = _parse(stored, f"{source.name}@{artifact}").layers
-        put_artifact(self.repository, stored, [source.read_blob(blob.digest) for blob in blobs])
-        self._stored.append(stored)
+        self._store(stored, [source.read_blob(blob.digest) for blob in blobs])
+
+    def _store(self, artifact: Manifest, contents: Iterable[bytes]) -> Manifest:
+        """Stores an artifact; returns its manifest. Without OCI 1.1, its annotation SUBJECT names the image."""
+        try:
+            put_artifact(self.repository, artifact, contents)
+        except RejectedError as error:
+            # Amazon ECR of 2025 answers 405 to a manifest with `subject`, other registries 400.
+            data = json.loads(artifact.content)
+            if error.status not in (400, 405) or error.code == BLOB_UNKNOWN or "subject" not in data:
+                raise
+            data["annotations"] = (data.get("annotations") or {}) | {SUBJECT: data.pop("subject")["digest"]}
+            artifact = Manifest.of(json.dumps(data, separators=(",", ":"), sort_keys=True).encode())
+            put_artifact(self.repository, artifact, contents)
+        self._stored.append(artifact)
+        return artifact
 
 
 @contextmanager
@@ -88,8 +100,10 @@ def attaching(repository: Repository, subject: Descriptor) -> Iterator[Attachmen
     """
     attachments = Attachments(repository=repository, subject=subject)
     yield attachments
-    if attachments._stored and repository.referrers(subject.digest) is None:
-        _list_by_tag(repository, subject.digest, attachments._stored)
+    if attachments._stored:
+        listed = _entries(repository, repository.referrers(subject.digest) or [])
+        if unlisted := [artifact for artifact in attachments._stored if artifact.digest not in listed]:
+            _list_by_tag(repository, subject.digest, unlisted)
 
 
 def attached(
@@ -99,16 +113,9 @@ def attached(
 
     Those of one type or of all, and with all of these annotations. Raises RegistryError, VerifyError.
     """
-    pages = repository.referrers(subject)
-    if pages is None:
-        pages = [json.dumps({"manifests": _listed_by_tag(repository, subject)}).encode()]
-    entries = {
-        entry.digest: entry
-        for page in pages
-        for entry in oci.parse_document(
-            IndexDocument, page, f"list of artifacts in {repository.name}", hint=_HINT
-        ).manifests
-    }
+    # Both lists: some registries answer every request for referrers with an empty one.
+    by_tag = json.dumps({"manifests": _listed_by_tag(repository, subject)}).encode()
+    entries = _entries(repository, [*(repository.referrers(subject) or []), by_tag])
     if not artifact_type:
         return list(entries)
     matching = []
@@ -128,6 +135,13 @@ def attached(
     return matching
 
 
+def _entries(repository: Repository, pages: Iterable[bytes]) -> dict[str, Listed]:
+    """The entries of a list of artifacts, in pages, by digest. Raises VerifyError."""
+    name = f"list of artifacts in {repository.name}"
+    documents = (oci.parse_document(IndexDocument, page, name, hint=_HINT) for page in pages)
+    return {entry.digest: entry for document in documents for entry in document.manifests}
+
+
 def entries(index: bytes, name: str) -> list[str]:
     """The digests that an index lists; `name` is for messages. Raises VerifyError."""
     return [entry.digest for entry in oci.parse_document(IndexDocument, index, f"index {name}", hint=_HINT).manifests]
@@ -145,7 +159,7 @@ def read_artifact(
         return None
     if artifact.artifact_type != artifact_type:
         raise VerifyError(f"{repository.name}: artifact {reference} does not have the type {artifact_type}", hint=_HINT)
-    actual = artifact.subject.digest if artifact.subject else ""
+    actual = artifact.subject.digest if artifact.subject else (artifact.annotations or {}).get(SUBJECT, "")
     if subject != actual:
         raise VerifyError(
             f"{repository.name}: artifact {reference} is attached to {actual or 'nothing'}, "

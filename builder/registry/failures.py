@@ -26,6 +26,12 @@ UNREACHABLE_HINT = (
     "Check the registry's name and port and the network, and that the registry is running. Then run this again."
 )
 RUN_AGAIN = "Run this again: data already in the registry is not sent again."
+# Harbor answers 412, Amazon ECR 400 with TAG_INVALID; both name the setting.
+IMMUTABLE = re.compile(r"\bimmutable\b|\bPRECONDITION\b|status code 412\b", re.IGNORECASE)
+IMMUTABLE_HINT = (
+    "The registry lets no one move this tag: make only the stamped tags immutable. "
+    'See "Tags and retention" in docs/registries.md.'
+)
 _HINTS = {
     Fault.CERTIFICATE: "Save the certificate of its authority as {certificates}/ca.crt, or set SSL_CERT_FILE.",
     Fault.CLIENT_CERTIFICATE: "Save a client certificate as {certificates}/client.cert, and its key as client.key.",
@@ -92,6 +98,8 @@ def error_of_response(
     hint = ""
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         hint = login_hint(registry)
+    elif status == HTTPStatus.PRECONDITION_FAILED or IMMUTABLE.search(detail):
+        hint = IMMUTABLE_HINT
     elif status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         hint = "Raise the request size limit of the proxy in front of the registry."
     elif code == BLOB_UNKNOWN:

@@ -23,7 +23,7 @@ from builder.index.settings import IndexSettings
 from builder.matrix.schema import Trusted
 from builder.registry import transport
 from builder.registry.client import Repository
-from builder.registry.failures import RUN_AGAIN, StoppedError
+from builder.registry.failures import IMMUTABLE_HINT, RUN_AGAIN, StoppedError
 from tests.fakes.engine import Programs
 from tests.fakes.registry import MemoryRegistry
 from tests.fakes.wire import Reply, Wire, connect
@@ -354,6 +354,8 @@ def test_cosign_is_not_started_after_a_stop(cosign: Cosign) -> None:
         (1, f"GET {SIGNATURE_URL}: unexpected status code 403 Forbidden: <html>no</html>", "", LOGIN),
         (1, f"GET {SIGNATURE_URL}: unexpected status code 505 HTTP Version Not Supported", "", CONNECTION),
         (1, "dial tcp: lookup x: no such host", "", CONNECTION),
+        (1, f"PUT {SIGNATURE_URL}: PRECONDITION: x is configured as immutable", "", IMMUTABLE_HINT),
+        (1, f"PUT {SIGNATURE_URL}: unexpected status code 412 Precondition Failed", "", IMMUTABLE_HINT),
         (-2, "", "was ended by signal 2", ""),
     ],
 )

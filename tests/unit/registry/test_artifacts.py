@@ -94,12 +94,41 @@ def test_attaching_it_again_writes_nothing(registry: MemoryRegistry) -> None:
 
 
 def test_with_the_api_there_is_no_index(registry: MemoryRegistry) -> None:
-    registry.api = []
+    entry = {"mediaType": MANIFEST_TYPE, "digest": document("first").digest, "size": 1, "artifactType": TYPE}
+    registry.api = [b'{"manifests": []}', json.dumps({"manifests": [entry]}).encode()]
     artifact = attach(registry, "first")
     assert TAG not in registry.tags
-    entry = {"mediaType": MANIFEST_TYPE, "digest": artifact, "size": 1, "artifactType": TYPE}
-    registry.api = [b'{"manifests": []}', json.dumps({"manifests": [entry]}).encode()]
     assert artifacts.attached(registry, SUBJECT.digest, TYPE) == [artifact]
+
+
+def test_an_api_that_lists_nothing_does_not_hide_the_index(registry: MemoryRegistry) -> None:
+    """There were "no valid test results"."""
+    registry.api = [b'{"manifests": []}']
+    artifact = attach(registry, "first")
+    assert artifacts.attached(registry, SUBJECT.digest, TYPE) == [artifact]
+
+
+@pytest.mark.parametrize("status", [400, 405])
+def test_a_registry_without_oci_1_1_gets_the_subject_as_an_annotation(
+    registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    original, source = registry.put_manifest, MemoryRegistry()
+    copied = attach(source, "second")
+
+    def put(reference: str, content: bytes, media_type: str) -> str:
+        if "subject" in json.loads(content):
+            raise RejectedError("no", status=status)
+        return original(reference, content, media_type)
+
+    monkeypatch.setattr(registry, "put_manifest", put)
+    with artifacts.attaching(registry, SUBJECT) as attachments:
+        attachments.add(TYPE, {TYPE: b"first"}, {"note": "first"})
+        attachments.copy(source, copied)
+    found = artifacts.attached(registry, SUBJECT.digest, TYPE)
+    documents = [artifacts.read_artifact(registry, each, TYPE, SUBJECT.digest) for each in found]
+    assert documents == [{TYPE: b"first"}, {TYPE: b"second"}]
+    with pytest.raises(VerifyError, match=f"is attached to {SUBJECT.digest}"):
+        artifacts.read_artifact(registry, found[0], TYPE, digest_of_bytes(b"another"))
 
 
 @pytest.mark.parametrize("listed", [{}, {"artifactType": oci.EMPTY_TYPE}])
@@ -129,6 +158,7 @@ def test_annotations_are_listed_or_read(registry: MemoryRegistry, listed: dict[s
     attach(registry, "first")
     second = attach(registry, "second")
     entry = {"mediaType": MANIFEST_TYPE, "digest": second, "size": 1, "artifactType": TYPE} | listed
+    del registry.tags[TAG]
     registry.api = [json.dumps({"manifests": [entry]}).encode()]
     assert artifacts.attached(registry, SUBJECT.digest, TYPE, {"note": "second"}) == [second]
     assert artifacts.attached(registry, SUBJECT.digest, TYPE, {"note": "first"}) == []

@@ -25,7 +25,7 @@ from builder.layers.oci import Manifest
 from builder.registry import transfer
 from builder.registry.auth import credentials
 from builder.registry.client import Repository
-from builder.registry.failures import RejectedError
+from builder.registry.failures import IMMUTABLE_HINT, RejectedError
 from tests.fakes.wire import CONTENT, DIGEST, HOST, Answers, Reply, Sent, broken, connect, errors, untrusted
 from tests.unit.registry.fixtures import Lay
 
@@ -115,6 +115,11 @@ ANSWERS: dict[str, Row] = {
         refused({"code": "NAME_UNKNOWN"}, status=404), RejectedError, 1, "404 Not Found (NAME_UNKNOWN)",
         "Create the repository on the registry first, or set `create_repository` in matrix.yaml. If it exists: "
         f"{LOGIN} as",
+    ),
+    "immutable": (Reply(status=412), RejectedError, 1, "412 Precondition Failed", IMMUTABLE_HINT),
+    "immutable of ECR": (
+        refused({"code": "TAG_INVALID", "message": "cannot be overwritten because the repository is immutable."}),
+        RejectedError, 1, "(TAG_INVALID: cannot be overwritten because the repository is immutable.)", IMMUTABLE_HINT,
     ),
     "too large": (Reply(status=413), RejectedError, 1, "413 Request Entity Too Large", "Raise the request size"),
     "disk": (
