@@ -37,7 +37,7 @@ from builder.steps import ci
 @click.option(
     "--unreleased",
     is_flag=True,
-    help="Only the images whose tag in the registry is missing or was built from a different plan.",
+    help="Only the images that neither their tag in the registry nor their newest release has for this plan.",
 )
 @click.option(
     "--disk", type=Size(positive=True), default=ci.RUNNER_DISK, show_default="14GB",

@@ -27,7 +27,7 @@ from builder.release.staging import StagingArea
 from builder.release.status import Status, StatusReader
 from builder.steps.images import ImageOptions
 from builder.steps.refresh import refresh
-from builder.steps.release import release
+from builder.steps.release import release, roll_back
 from builder.steps.stage import stage
 
 
@@ -175,7 +175,9 @@ def refresh_command(
 @click.option(
     "--roll-back",
     is_flag=True,
-    help="Allow tags to move to an older release or older Debian packages, and away from images that cannot be read.",
+    help="Move all tags back to the images that they named after the release STAMP, which need not be staged any more. "
+    "For a release that is only staged: allow its tags to move to an older release or older Debian packages, and away "
+    "from images that cannot be read.",
 )
 @click.option("--check", is_flag=True, help="Only check whether the release may be published.")
 @options.format_option(
@@ -198,21 +200,25 @@ def release_command(
     or framework version; afterwards, refuses its images, unless its entry in matrix.yaml has `after_support` with a
     reason.
 
-    Run it again to finish a release that was interrupted.
+    Run it again to finish a release that was interrupted. A release that was rolled back stays so: `builder plan
+    --unreleased` lists an image only after its plan has changed.
     """
     began = time.monotonic()
     project = context.project
     publish.require_registry(project, registry)
     area = StagingArea.of(project, place, context.host, registry)
-    staged = area.read(stamp)
-    # Only the cells of the release: an image of it without its smaller sibling must have passed all tests itself.
-    planned = {image.id: image for image in render.load_checked_plan(project, staged.cells(project)).images}
-    context.say_support(project, [image.cell for image in planned.values()])
-    allowed = [name for name in EXEMPTIONS if values.pop(f"allow_{name.replace('-', '_')}")]
-    how = ReleaseOptions(registry=registry, allowed=allowed, check_only=check, **values)
-    report = release(context.run(project), area, staged, planned, how)
+    is_back = values["roll_back"] and stamp and not check
+    report = roll_back(context.run(project), stamp, registry) if is_back else Report()
+    if not (report.tags or report.error):
+        staged = area.read(stamp)
+        # Only the cells of the release: an image of it without its smaller sibling must have passed all tests itself.
+        planned = {image.id: image for image in render.load_checked_plan(project, staged.cells(project)).images}
+        context.say_support(project, [image.cell for image in planned.values()])
+        allowed = [name for name in EXEMPTIONS if values.pop(f"allow_{name.replace('-', '_')}")]
+        how = ReleaseOptions(registry=registry, allowed=allowed, check_only=check, **values)
+        report = release(context.run(project), area, staged, planned, how)
     if check:
-        context.say(f"release {staged.stamp}: {counted(len(report.outcomes), 'image')} may be released")
+        context.say(f"release {report.stamp}: {counted(len(report.outcomes), 'image')} may be released")
         return
     seconds = time.monotonic() - began
     if form == "json":
@@ -223,7 +229,7 @@ def release_command(
         for line in (*map(str, report.sent), *map(str, report.changed)):
             context.say(line)
         images, changed = counted(len(report.outcomes), "image"), counted(len(report.changed), "tag")
-        context.say(f"release {staged.stamp}: {images}, {changed} changed ({duration(seconds)})")
+        context.say(f"release {report.stamp}: {images}, {changed} changed ({duration(seconds)})")
     if form == "github":
         subjects = [(each.digest, publish.references(each.image, registry)[0].name) for each in report.sent]
         subjects += [(change.digest, change.name) for change in report.tags]  # indexes too

@@ -105,6 +105,12 @@ def stamp_order(stamp: str) -> tuple[str, int]:
     return day, int(number or 0)
 
 
+def stamps_of(full: str, listed: Iterable[str]) -> list[str]:
+    """The stamps of the listed tags that are a full tag with a stamp, the newest first."""
+    found = [tag.removeprefix(f"{full}-") for tag in listed if tag.startswith(f"{full}-")]
+    return sorted(filter(is_stamp, found), key=stamp_order, reverse=True)
+
+
 def is_tag_of(tag: str, full: str) -> bool:
     """True if an image with this full tag may have a tag without a stamp: the full tag, or an alias."""
     version, *axes = full.split("-")

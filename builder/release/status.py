@@ -17,6 +17,7 @@ from builder.index.host import Host
 from builder.layers import oci, stored_images
 from builder.layers.oci import Image
 from builder.layers.store import Store
+from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import Plan, PlannedImage
@@ -267,15 +268,20 @@ class StatusReader:
 def unreleased(images: Sequence[PlannedImage], host: Host) -> list[PlannedImage]:
     """The images that are not released, with those for other architectures of the same tags.
 
-    A release needs all of them. An image is released if its full tag names an image of its plan. Raises RegistryError.
+    A release needs all of them. An image is released if its full tag names an image of its plan, or if its newest
+    stamped tag does: then the release was rolled back, and is not to be published again. Raises RegistryError.
     """
 
     def is_released(planned: PlannedImage) -> bool:
         full = publish.references(planned)[0]
-        return _is_of_plan(Repository(full, host=host, write=False), full.tag, planned)
+        repository = Repository(full, host=host, write=False)
+        if _is_of_plan(repository, full.tag, planned):
+            return True
+        stamps = tags.stamps_of(full.tag, repository.list_tags())
+        return bool(stamps) and _is_of_plan(repository, f"{full.tag}-{stamps[0]}", planned)
 
-    tags = {image.references for image, is_done in look_up(is_released, images) if not is_done}
-    return [image for image in images if image.references in tags]
+    missing = {image.references for image, is_done in look_up(is_released, images) if not is_done}
+    return [image for image in images if image.references in missing]
 
 
 def _is_of_plan(repository: Repository, reference: str, planned: PlannedImage) -> bool:

@@ -7,7 +7,9 @@ the first tag, in an artifact with the tag `released-<stamp>`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 from builder.build.outcomes import Outcome, Report
@@ -17,6 +19,7 @@ from builder.common.text import listed
 from builder.engine.run import Run
 from builder.evidence import reports, sbom_and_provenance
 from builder.evidence.results import OWN
+from builder.layers.oci import Manifest
 from builder.matrix import support, tags
 from builder.matrix.project import Project
 from builder.plan.plan import PlannedImage
@@ -24,7 +27,7 @@ from builder.registry import artifacts, transfer
 from builder.registry.client import Repository
 from builder.registry.parallel import pipeline
 from builder.registry.transfer import Sent
-from builder.release import publish, scan, staging
+from builder.release import publish, scan, staging, tagging
 from builder.release.publish import Candidate, TagGroup
 from builder.release.release_checks import EXEMPTIONS, Exemption, ReleaseChecks, ReleaseOptions
 from builder.release.staging import StagedImage, StagedRelease, StagingArea
@@ -58,9 +61,49 @@ def release(
         return report
     if not options.roll_back:
         _require_newest(area, staged, images)
+    with _changes_reported(run, report), run.store.used():
+        publish_images(run, area, staged, images, options, report)
+    return report
+
+
+def roll_back(run: Run, stamp: str, registry: str = "") -> Report:
+    """Moves the tags of all cells to the images that they named after a release, by the stamped tags.
+
+    Needs no staged release. The report is empty if no image has a tag with this stamp. Images whose first release is
+    newer keep their tags. `registry` overrides the setting in matrix.yaml.
+    """
+    report, is_public = Report(stamp=stamp), False
+    listed: dict[str, list[str]] = {}
+    targets: list[tuple[Repository, Manifest, dict[str, str | None]]] = []
+    newer: list[str] = []
+    for names in dict.fromkeys(tags.compute(run.project.matrix, run.project.cells).values()):
+        full = replace(names[0], registry=registry or names[0].registry)
+        repository = Repository(full, host=run.host, write=True)
+        if full.name not in listed:
+            listed[full.name] = repository.list_tags()
+        stamps = tags.stamps_of(full.tag, listed[full.name])
+        is_public |= stamp in stamps
+        earlier = [each for each in stamps if tags.stamp_order(each) <= tags.stamp_order(stamp)]
+        manifest = repository.manifest(tags.stamped(full, earlier[0]).tag) if earlier else None
+        if manifest:
+            targets.append((repository, manifest, tagging.read_tags(repository, [name.tag for name in names])))
+        elif stamps:
+            newer.append(str(full))
+    if not is_public:
+        return report
+    if newer:
+        run.view.say(f"these tags stay, since their images have no release up to {stamp}: {', '.join(newer)}")
+    with _changes_reported(run, report):
+        for repository, manifest, before in targets:
+            tagging.tag(repository, manifest, report.tags, before)
+    return report
+
+
+@contextmanager
+def _changes_reported(run: Run, report: Report) -> Iterator[None]:
+    """Puts the error that ends the `with` block into the report, with the tags that were changed before."""
     try:
-        with run.store.used():
-            publish_images(run, area, staged, images, options, report)
+        yield
     except BuilderError as error:
         report.error = error
         if report.changed:
@@ -71,7 +114,6 @@ def release(
         for change in report.changed:
             run.view.say(f"changed before the interruption: {change}")
         raise
-    return report
 
 
 def publish_images(

@@ -55,6 +55,22 @@ def test_images_whose_tag_is_of_another_plan(tiny: Project, monkeypatch: pytest.
     assert status.unreleased(images, Host()) == images
 
 
+def test_a_release_that_was_rolled_back_is_not_published_again(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older stamped tag of the plan does not count: a commit that reverts to this plan is published."""
+    registry = MemoryRegistry()
+    monkeypatch.setattr(status, "Repository", lambda *_, **__: registry)
+    [image] = plan.make_locked_plan(tiny, tiny.select([EMBER])).images
+    full = tags_of(image)[0]
+    ours, other = (
+        registry.add_image({"config": {"Labels": {"io.github.gpu-images.plan": digest}}, "rootfs": {"diff_ids": []}})
+        for digest in (image.plan, "sha256:other")
+    )
+    registry.tags = {full: other, f"{full}-20261122.9": other, f"{full}-20261122.10": ours, f"{full}-jupyter": other}
+    assert status.unreleased([image], Host()) == []
+    registry.tags[f"{full}-20261123"] = other
+    assert status.unreleased([image], Host()) == [image]
+
+
 def test_staged_images_of_this_plan_and_of_another(
     tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descrip
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer, Manifest
 from builder.layers.store import Store
+from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.matrix.schema import Trusted
 from builder.plan import plan
@@ -38,13 +39,14 @@ from builder.release import expected, publish, scan, staging
 from builder.release.release_checks import ReleaseOptions
 from builder.release.scan import ImageScan, ScanRecord
 from builder.release.staging import StagedImage, StagedRelease
-from builder.steps.release import release
+from builder.steps.release import release, roll_back
 from tests.fakes import registry as registry_fakes
 from tests.fakes.engine import MemoryConsole
-from tests.fakes.registry import MemoryArea, MemoryRegistry
+from tests.fakes.registry import MemoryArea, MemoryRegistry, Registries
 from tests.fakes.run import new_run
 from tests.fakes.scanners import with_scanner
 from tests.fakes.suites import write_tests
+from tests.fakes.wire import Wire
 
 CELL = "qz-0.5-cu129-py311"
 STAMP = "20261122"
@@ -367,6 +369,25 @@ def test_a_failed_release_lists_the_tags_that_it_changed(desk: ReleaseDesk) -> N
     assert (head, title) == ("no response", "tags changed before the failure:")
     assert line.startswith(f"  {desk.public.name}:{TAG}-{STAMP} is sha256:")
     assert caught.value.hint == "again"
+
+
+def test_tags_go_back_to_the_state_after_a_release(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of an image that this release left as it was. Nothing is staged."""
+    registries, console = Registries(), MemoryConsole()
+    Wire.install(monkeypatch, registries)
+    names = tags.compute(tiny.matrix, tiny.select(["qz-0.5-cu129-py311", "qz-0.5-cu129-py311-board"]))
+    there = registries[f"registry.example.test/{next(iter(names.values()))[0].repository}"]
+    first, second = there.add_image({"n": 1}), there.add_image({"n": 2})
+    (full, *others), (board, *more) = names.values()
+    there.tags |= dict.fromkeys((name.tag for name in (full, *others, board, *more)), second)
+    there.tags |= {f"{full.tag}-20261120": first, f"{full.tag}-20261123": second, f"{board.tag}-20261122": second}
+    run = new_run(tiny, console=console)
+    assert roll_back(run, "20261119", "registry.example.test").tags == []
+    report = roll_back(run, "20261122", "registry.example.test")
+    assert {change.tag for change in report.changed} == {full.tag, *(other.tag for other in others)}
+    assert {there.tags[change.tag] for change in report.changed} == {first}
+    assert roll_back(run, "20261120", "registry.example.test").changed == []
+    assert f"no release up to 20261120: registry.example.test/{board.repository}:{board.tag}" in console.text
 
 
 def test_an_interrupted_release_lists_the_tags_that_it_changed(desk: ReleaseDesk) -> None:
