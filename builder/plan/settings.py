@@ -15,8 +15,11 @@ from builder.matrix.cells import Cell
 from builder.matrix.schema import AMD64, Arch, Component, Matrix
 
 # The image's own `apt-get` and others in /usr/local precede programs that users install. Programs in ~/.local/bin are
-# those of `uv tool install` and of users who cannot write to /opt/venv.
-PATH = "/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin:/home/user/.local/bin"
+# those of `uv tool install` and of users who cannot write to /opt/venv. GKE mounts the driver at /usr/local/nvidia.
+PATH = (
+    "/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin:"
+    "/home/user/.local/bin"
+)
 # -s: reap orphans also where tini is not process 1 (`--init`, `--pid=host`), instead of a warning that it cannot.
 ENTRYPOINT = ("/usr/bin/tini", "-s", "-g", "--", "/usr/local/bin/start")
 CONSTRAINTS = "/etc/pip/constraints.txt"
@@ -83,6 +86,9 @@ def of_image(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) ->
     env = dict(_ENV)
     if not cell.is_cpu:
         env |= {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+        # For GKE, as in NVIDIA's own images. A variable of the image, because `kubectl exec` does not run the launcher,
+        # and the loader's cache does not know a folder that is mounted later.
+        env["LD_LIBRARY_PATH"] = "/usr/local/nvidia/lib:/usr/local/nvidia/lib64"
         if driver:
             env["NVIDIA_REQUIRE_CUDA"] = f"driver>={driver}"
     own = {("cuda", cell.cuda): matrix.cuda[cell.cuda].env}

@@ -36,7 +36,7 @@ COPY templates/base/files/ /
 COPY templates/jax/files/ /
 COPY images/jax-0.10-cpu-py311/constraints.txt /etc/pip/constraints.txt
 
-ENV PATH="/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin:/home/user/.local/bin" \
+ENV PATH="/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin:/home/user/.local/bin" \
     LANG="C.UTF-8" \
     HOME="/home/user" \
     USER="user" \

@@ -37,7 +37,7 @@ COPY templates/jax/files/ /
 COPY templates/ssh/files/ /
 COPY images/jax-0.12-cpu-py313/constraints.txt /etc/pip/constraints.txt
 
-ENV PATH="/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin:/home/user/.local/bin" \
+ENV PATH="/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin:/home/user/.local/bin" \
     LANG="C.UTF-8" \
     HOME="/home/user" \
     USER="user" \

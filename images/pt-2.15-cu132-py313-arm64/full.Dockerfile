@@ -56,7 +56,7 @@ COPY templates/jupyter/files/ /
 COPY templates/ssh/files/ /
 COPY images/pt-2.15-cu132-py313-arm64/constraints.txt /etc/pip/constraints.txt
 
-ENV PATH="/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin:/home/user/.local/bin" \
+ENV PATH="/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin:/home/user/.local/bin" \
     LANG="C.UTF-8" \
     HOME="/home/user" \
     USER="user" \
@@ -66,6 +66,7 @@ ENV PATH="/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:
     UV_BUILD_CONSTRAINT="/etc/pip/constraints.txt" \
     NVIDIA_VISIBLE_DEVICES="all" \
     NVIDIA_DRIVER_CAPABILITIES="compute,utility" \
+    LD_LIBRARY_PATH="/usr/local/nvidia/lib:/usr/local/nvidia/lib64" \
     NVIDIA_REQUIRE_CUDA="driver>=580.65.06" \
     JAX_SKIP_CUDA_CONSTRAINTS_CHECK="1"
 

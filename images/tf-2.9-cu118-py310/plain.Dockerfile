@@ -54,7 +54,7 @@ COPY templates/cuda11/files/ /
 RUN find /opt/venv -type d ! -perm 0775 -exec chmod 0775 {} +
 COPY images/tf-2.9-cu118-py310/constraints.txt /etc/pip/constraints.txt
 
-ENV PATH="/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin:/home/user/.local/bin" \
+ENV PATH="/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin:/home/user/.local/bin" \
     LANG="C.UTF-8" \
     HOME="/home/user" \
     USER="user" \
@@ -64,6 +64,7 @@ ENV PATH="/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:
     UV_BUILD_CONSTRAINT="/etc/pip/constraints.txt" \
     NVIDIA_VISIBLE_DEVICES="all" \
     NVIDIA_DRIVER_CAPABILITIES="compute,utility" \
+    LD_LIBRARY_PATH="/usr/local/nvidia/lib:/usr/local/nvidia/lib64" \
     NVIDIA_REQUIRE_CUDA="driver>=450.80.02" \
     TF_FORCE_GPU_ALLOW_GROWTH="true"
 

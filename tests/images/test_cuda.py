@@ -163,6 +163,20 @@ def test_gpu_settings(subject: Any, attributes: dict[str, Any]) -> None:
     assert settings["NVIDIA_REQUIRE_CUDA"] == f"driver>={labels['io.github.gpu-images.driver']}"
 
 
+def test_a_driver_that_gke_mounts_is_found(shell: Callable[..., Any]) -> None:
+    """Also by `kubectl exec`, which does not run the launcher. Any library shows where NVML was looked for."""
+    session = shell()
+    code = r"""
+cd /usr/local && mkdir -p nvidia/bin nvidia/lib64 && cp /lib/*-linux-gnu/libz.so.1 nvidia/lib64/libnvidia-ml.so.1
+for program in nvidia-smi nvidia-debugdump; do
+    printf '#!/bin/sh\necho mounted\n' >nvidia/bin/$program && chmod a+x nvidia/bin/$program
+done
+"""
+    session.run(code, user="root")
+    assert session.run("nvidia-smi; nvidia-debugdump; bash -lc nvidia-debugdump").split() == ["mounted"] * 3
+    assert "NVML failed: the driver has no nvmlInit_v2" in session.run(["start", "true"])
+
+
 # ---- InfiniBand and RoCE: without these libraries NCCL uses TCP, and prints no warning
 
 

@@ -40,7 +40,8 @@ def test_variables_that_every_image_sets(edit: Edit, old: str, new: str, message
 def test_a_plain_image(tiny: Project) -> None:
     assert of(tiny, PLAIN) == Settings(
         env={
-            "PATH": "/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin:/home/user/.local/bin",
+            "PATH": "/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin:"
+            "/home/user/.local/bin",
             "LANG": "C.UTF-8",
             "HOME": "/home/user",
             "USER": "user",
@@ -50,6 +51,7 @@ def test_a_plain_image(tiny: Project) -> None:
             "UV_BUILD_CONSTRAINT": "/etc/pip/constraints.txt",
             "NVIDIA_VISIBLE_DEVICES": "all",
             "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+            "LD_LIBRARY_PATH": "/usr/local/nvidia/lib:/usr/local/nvidia/lib64",
             "NVIDIA_REQUIRE_CUDA": "driver>=525.60.13",
         },
         ports=(),

@@ -39,7 +39,7 @@ RUN --mount=type=bind,source=templates/host,target=/mnt/host --mount=type=bind,s
 COPY templates/base/files/ /
 COPY images/qz-0.5-cu129-py311/constraints.txt /etc/pip/constraints.txt
 
-ENV PATH="/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin:/home/user/.local/bin" \
+ENV PATH="/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin:/home/user/.local/bin" \
     LANG="C.UTF-8" \
     HOME="/home/user" \
     USER="user" \
@@ -49,6 +49,7 @@ ENV PATH="/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:
     UV_BUILD_CONSTRAINT="/etc/pip/constraints.txt" \
     NVIDIA_VISIBLE_DEVICES="all" \
     NVIDIA_DRIVER_CAPABILITIES="compute,utility" \
+    LD_LIBRARY_PATH="/usr/local/nvidia/lib:/usr/local/nvidia/lib64" \
     NVIDIA_REQUIRE_CUDA="driver>=525.60.13"
 
 USER 1000:0

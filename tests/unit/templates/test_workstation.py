@@ -191,6 +191,7 @@ def test_cuda_visible_devices_is_respected(devices: str | None, expected: tuple[
     [
         (Driver(), {}, "docker run --gpus all"),
         (Driver(), {}, "--device nvidia.com/gpu=all"),
+        (Driver(), {}, "in Kubernetes, set the limit nvidia.com/gpu"),
         (Driver(error="Driver Not Loaded"), {}, "NVML failed: Driver Not Loaded"),
         (Driver("570.1", "12.8"), {}, "Driver 570.1 has no GPU"),
         (Driver("570.1", "12.8", (A,)), {"CUDA_VISIBLE_DEVICES": "3"}, "CUDA_VISIBLE_DEVICES='3' hides all GPUs (1)"),

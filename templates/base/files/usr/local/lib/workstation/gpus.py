@@ -232,7 +232,8 @@ def _no_gpu_warning(driver: Driver, environ: Mapping[str, str]) -> str:
         return f"no GPU: CPU only. Driver {driver.version} has no GPU"
     return (
         "no GPU: CPU only. If the host has a GPU, use `docker run --gpus all` (with NVIDIA's container toolkit), or "
-        "`--device nvidia.com/gpu=all` if the engine has GPUs as CDI devices"
+        "`--device nvidia.com/gpu=all` if the engine has GPUs as CDI devices; in Kubernetes, set the limit "
+        "nvidia.com/gpu"
     )
 
 
