@@ -2,7 +2,8 @@
 
     .venv/bin/python -m tests.mutations builder/lock builder/registry/upload.py --count 50
 
-Works in a copy of the checkout. Runs the unit tests of the module's room, and those that import the module.
+Works in a copy of the checkout. Runs the unit tests of the module's room, and those that import the module, or a module
+that uses it.
 """
 
 from __future__ import annotations
@@ -88,13 +89,21 @@ def _run(copy: Path, tests: list[str]) -> str:
 
 
 def _tests(module: Path) -> list[str]:
-    """Test files for a module, its own first."""
-    room, dotted = module.parent.name, ".".join(module.with_suffix("").parts)
+    """Test files for a module, its own first. If none imports it, they also are those of the modules that import it."""
+    importing = _importing(module, "tests/unit/**/test_*.py")
+    if not importing:
+        users = _importing(module, "builder/**/*.py")
+        importing = {test for user in users for test in _importing(user, "tests/unit/**/test_*.py")}
+    room = {path.relative_to(ROOT) for path in (ROOT / "tests/unit" / module.parent.name).glob("test_*.py")}
+    return [str(path) for path in sorted(room | importing, key=lambda path: (path.stem != f"test_{module.stem}", path))]
+
+
+def _importing(module: Path, pattern: str) -> set[Path]:
+    """The files that import a module."""
+    dotted = ".".join(module.with_suffix("").parts)
     package, _, name = dotted.rpartition(".")
     imported = re.compile(rf"^from {dotted} import |^from {package} import (\([^)]*|.*)\b{name}\b", re.MULTILINE)
-    files = [path.relative_to(ROOT) for path in sorted((ROOT / "tests/unit").rglob("test_*.py"))]
-    chosen = [path for path in files if path.parent.name == room or imported.search((ROOT / path).read_text())]
-    return [str(path) for path in sorted(chosen, key=lambda path: path.stem != f"test_{module.stem}")]
+    return {path.relative_to(ROOT) for path in ROOT.glob(pattern) if imported.search(path.read_text())}
 
 
 if __name__ == "__main__":
