@@ -9,6 +9,7 @@ import click
 
 from builder.cli.context import Context
 from builder.cli.options import ALL_CELLS_HELP, cells_argument, format_option, to_option
+from builder.common.errors import for_cells
 from builder.common.files import write_atomically
 from builder.release.staging import StagingArea
 from builder.steps.catalog import TEMPLATES, make_catalog, render_catalog
@@ -36,7 +37,11 @@ def catalog_command(
     """
     project, host = context.project, context.host
     area = StagingArea.if_set(project, "", host, registry)
-    images = make_catalog(project, host, context.store, project.select(patterns or ("*",)), registry, area)
+    chosen = project.select(patterns or ("*",))
+    images = make_catalog(project, host, context.store, chosen, registry, area)
+    listed = {image.cell for image in images}
+    if unlocked := [cell.id for cell in chosen if cell not in listed]:
+        context.say(f"left out, not locked: {', '.join(unlocked)}   ({for_cells('builder lock', unlocked)})")
     text = render_catalog(project, images, form, context.today)
     if output:
         write_atomically(output, text)

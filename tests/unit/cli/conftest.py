@@ -24,6 +24,7 @@ from builder.matrix.project import Project
 from tests.fakes import locks
 
 CELL = "qz-0.5-cu129-py311"
+UNLOCKED = "em-1.9-cu129-py39"
 TODAY = date(2026, 11, 22)
 
 

@@ -32,10 +32,9 @@ from builder.plan import plan
 from builder.steps import lock as locking
 from tests.fakes import locks
 from tests.fakes.engine import MemoryConsole
-from tests.unit.cli.conftest import CELL, Run, store_of
+from tests.unit.cli.conftest import CELL, UNLOCKED, Run, store_of
 from tests.unit.matrix.test_cells import TINY_IDS, Edit
 
-UNLOCKED = "em-1.9-cu129-py39"
 ESCAPES = "\x1b]0;owned\x07\x1b[31mwrong\x1b[0m\n  and\x08"
 TAG = "registry.example.test:5000/team/quartz-cuda"
 Fail = Callable[[BaseException], None]

@@ -20,7 +20,7 @@ from builder.release.image_sources import ImageSource
 from builder.release.prune import Item
 from builder.release.staging import StagingArea
 from tests.fakes.registry import MemoryRegistry
-from tests.unit.cli.conftest import CELL, Run, store_of
+from tests.unit.cli.conftest import CELL, UNLOCKED, Run, store_of
 
 
 def test_gc_deletes_unused_blobs_and_images_by_name_or_pattern(run: Run, tiny: Project) -> None:
@@ -135,8 +135,9 @@ def test_what_is_not_needed_in_staging_is_printed_as_json(run: Run, monkeypatch:
 def test_the_catalog_is_printed_or_written(run: Run, tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "Repository", lambda *_, **__: MemoryRegistry())
     monkeypatch.setattr(StagingArea, "if_set", lambda *_: None)
-    result = run("catalog", CELL)
+    result = run("catalog", CELL, UNLOCKED)
     assert result.out.startswith("# Images\n\n1 image on 2026-11-22.")
+    assert result.err == f"left out, not locked: {UNLOCKED}   (builder lock {UNLOCKED})\n"
     path = tiny.root / "out/catalog.md"
     assert run("catalog", CELL, "--output", str(path)).out == ""
     assert path.read_text(encoding="utf-8") == result.out
