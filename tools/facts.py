@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -22,8 +22,10 @@ from builder.cli.context import Context
 from builder.cli.options import debug_option
 from builder.common import errors
 from builder.common.errors import FetchError, StaleError, UsageError
+from builder.index.releases import Index
 from builder.index.session import DOCTOR, IndexSession, fetch_errors
 from builder.index.wheels import PLATFORMS
+from builder.lock.lockfile import TOOLKIT
 from builder.matrix import facts
 from builder.matrix.facts import Build, Facts
 from builder.matrix.schema import AMD64, ARM64, CPU, Matrix
@@ -48,9 +50,10 @@ _UNREADABLE = (KeyError, ValueError, SyntaxError, struct.error)  # of a wheel wi
 
 @click.command(context_settings=SETTINGS)
 @click.argument("requirements", metavar="[PACKAGE==VERSION]...", nargs=-1)
+@click.option("--missing", is_flag=True, help="Only list the versions on the index that the file does not have.")
 @debug_option
 @click.pass_obj
-def check_facts(context: Context, requirements: Sequence[str]) -> None:
+def check_facts(context: Context, requirements: Sequence[str], missing: bool) -> None:
     """Check builder/matrix/facts.yaml against the wheels on the index.
 
     The file lists the CUDA version and the GPU architectures that each framework release was compiled for, which are
@@ -58,6 +61,9 @@ def check_facts(context: Context, requirements: Sequence[str]) -> None:
     missing. Reads single files of the wheels, at most 12 MB each, and installs nothing.
     """
     known = facts.load_facts()
+    if missing:
+        click.echo("\n".join(missing_versions(Index(context.host.index), known)) or "facts.yaml has every version")
+        return
     releases = [exact_release(text) for text in requirements] or _releases_in(context.project.matrix, known)
     session = IndexSession(context.host.index)
 
@@ -70,6 +76,25 @@ def check_facts(context: Context, requirements: Sequence[str]) -> None:
         click.echo(f"{package} {version}: same: CUDA {build.cuda}, {' '.join(build.architectures)}")
 
     errors.collect(check, releases, "releases failed")
+
+
+def missing_versions(catalogue: Index, known: Facts) -> Iterator[str]:
+    """A line for each stable version on the index that facts.yaml lacks, of CUDA and of what it has builds for."""
+    for package, releases in known.builds.items():
+        for line in _missing_lines(catalogue, package, releases):
+            yield f"builds.{package}: {line} is missing: `python -m tools.facts {package}==RELEASE` prints the entry"
+    for package, index in known.project_indexes.items():
+        for line in _missing_lines(catalogue, package, index.builds):
+            yield f"project_indexes.{package}: {line} is missing: see {index.source}"
+    for line in _missing_lines(catalogue, TOOLKIT, known.toolkits.drivers):
+        yield f"toolkits.drivers: {line} is missing: see {known.toolkits.source}"
+
+
+def _missing_lines(catalogue: Index, package: str, known: Iterable[str]) -> list[str]:
+    """The versions of a package, by their first two numbers, that are not known and newer than the oldest known one."""
+    lines = {Version(version).release[:2] for version in known}
+    listed = {release.version.release[:2] for release in catalogue.package(package).releases if release.is_stable}
+    return [".".join(map(str, line)) for line in sorted(listed - lines) if line > min(lines)]
 
 
 def exact_release(text: str) -> tuple[str, Version]:

@@ -94,8 +94,13 @@ class Generation(StrictModel):
 
 
 class ProjectIndex(StrictModel):
-    """The index of a project: CUDA versions of its `builds` for amd64, and `cpu`, by line of the package."""
+    """The index of the project `name`: CUDA versions of its `builds` for amd64, and `cpu`, by line of the package.
 
+    `packages` on it are compiled for one CUDA version too.
+    """
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Za-z]{1,20}$")]
+    packages: list[Package]
     builds: dict[Minor, Annotated[list[CudaName], Field(min_length=1)]]
     source: Line
 

@@ -21,6 +21,7 @@ from builder.steps import ci
 from tests.integration.test_readme import DOCUMENTS
 from tests.packages.run import packages
 from tests.paths import ROOT
+from tools.facts import check_facts
 from tools.upstream import upstream
 
 Job = dict[str, Any]
@@ -65,6 +66,8 @@ def check_command(words: list[str]) -> None:
             cli.commands[command].make_context(command, arguments)
         case [".venv/bin/python", "-m", "tools.upstream", *arguments]:
             upstream.make_context("upstream", arguments)
+        case [".venv/bin/python", "-m", "tools.facts", *arguments]:
+            check_facts.make_context("facts", arguments)
         case ["python3", "-m", "tools.pins"]:
             pass
         case [".venv/bin/python", "-m", "tests.packages.run", *arguments]:

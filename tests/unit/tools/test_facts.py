@@ -22,8 +22,8 @@ from builder.index.settings import IndexSettings
 from builder.matrix import facts
 from builder.matrix.facts import Build
 from tests.fakes.wire import Reply, Sent, Wire, part
-from tests.unit.compat.test_explain import MATRIX
-from tools.facts import check_facts, compare, exact_release, fat_binaries, read_build
+from tests.unit.compat.test_explain import MATRIX, Stored
+from tools.facts import check_facts, compare, exact_release, fat_binaries, missing_versions, read_build
 
 HOST = "index.example.test"
 SETTINGS = IndexSettings(url=f"https://{HOST}/simple/")
@@ -268,3 +268,18 @@ def test_arguments_without_an_exact_release(text: str) -> None:
 )
 def test_an_exact_release(text: str, package: str, version: str) -> None:
     assert exact_release(text) == (package, Version(version))
+
+
+def test_versions_of_the_index_that_the_file_does_not_have() -> None:
+    """Not older ones than its oldest."""
+    known = facts.load_facts()
+    build, torch = known.builds["torch"]["2.9.1"], known.project_indexes["torch"]
+    some = known.model_copy(
+        update={
+            "builds": {"torch": {"2.9.1": build, "2.11.0": build, "2.15.0": build}},
+            "project_indexes": {"torch": torch.model_copy(update={"builds": {"2.11": ["cpu"], "2.14": ["cpu"]}})},
+            "toolkits": known.toolkits.model_copy(update={"drivers": {"13.0": "580", "13.2": "595"}}),
+        }
+    )
+    missing = ["builds.torch: 2.14", "project_indexes.torch: 2.15", "toolkits.drivers: 13.4"]
+    assert [line.partition(" is missing: ")[0] for line in missing_versions(Stored(), some)] == missing
