@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from builder.common.errors import UsageError
+from builder.common.errors import RefusedError, UsageError
 from builder.matrix.cells import Cell
 from builder.matrix.facts import Build, Facts
 from builder.matrix.schema import AMD64, ARM64, CPU, Arch, Matrix
@@ -25,6 +25,7 @@ _NOT_CHIP = re.compile(
     r"nvidia|geforce|tesla|gpu|laptop|with|max|q|design|pcie|sxm[0-9]?|nvl|fhhl|dgxs|active|hbm[0-9]e?|[0-9]+gb?|"
     r"generation|workstation|server|edition"
 )
+_AMD = re.compile(r"\b(amd|radeon|instinct|rx ?[0-9]{3,4}[a-z]*|mi ?[0-9]{2,3}[a-z]?)\b")
 _MIG = re.compile(r"\bmig [0-9]+g\..*")  # a part of a GPU: "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
 
 
@@ -105,10 +106,15 @@ def needs_of_labels(labels: Mapping[str, str]) -> ImageNeeds:
 
 
 def find_gpu(text: str, facts: Facts) -> Device:
-    """A GPU by a name as people or drivers write it, or by its compute capability: 12.0, sm_120."""
+    """A GPU by a name as people or drivers write it, or by its compute capability: 12.0, sm_120.
+
+    Raises RefusedError for a GPU of AMD, UsageError for an unknown one.
+    """
     if match := _CAPABILITY.fullmatch(text.strip().lower()):
         capability = ".".join(match.groups())
         return Device(name=capability, capability=capability)
+    if _AMD.search(text.lower()):
+        raise RefusedError(f"{text}: GPUs of AMD are not supported: the images have NVIDIA's CUDA")
     devices = {
         _chip(name): Device(name=name, capability=capability)
         for capability, group in facts.gpus.items()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from builder.common.errors import UsageError
+from builder.common.errors import RefusedError, UsageError
 from builder.compat import gpu_support
 from builder.compat.gpu_support import Device, ImageNeeds, Verdict
 from builder.matrix import facts
@@ -63,6 +63,12 @@ def test_find_gpu(text: str, device: tuple[str, str]) -> None:
 )
 def test_an_unknown_gpu_is_answered_with_similar_names(text: str, answer: str) -> None:
     with pytest.raises(UsageError, match=f"unknown GPU '{text}'{answer}"):
+        gpu_support.find_gpu(text, KNOWN)
+
+
+@pytest.mark.parametrize("text", ["MI300X", "AMD Instinct MI250", "Radeon RX 7900 XTX", "rx7900xtx"])
+def test_a_gpu_of_amd_is_refused(text: str) -> None:
+    with pytest.raises(RefusedError, match=r"GPUs of AMD are not supported"):
         gpu_support.find_gpu(text, KNOWN)
 
 
