@@ -159,7 +159,8 @@ def main(command: click.Command = cli, obj: Context | None = None) -> None:
     code = 0
     try:
         # click finds the name of another program, such as `python -m tools.facts`.
-        command.main(prog_name="builder" if command is cli else None, standalone_mode=False, obj=obj)
+        # It returns the code of `Context.exit`; a command returns nothing.
+        code = command.main(prog_name="builder" if command is cli else None, standalone_mode=False, obj=obj) or 0
     except (Exception, KeyboardInterrupt, Terminated) as error:  # noqa: BLE001  the last resort
         code = report(error, debug=debug)
     sys.stdout.flush()

@@ -74,13 +74,10 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
     if len(targets) != 1:
         raise UsageError("name one combination, or a GPU", hint="`builder explain --help` has examples.")
     project = context.project
-    known = {cell.id for cell in project.cells}
+    known = {cell.id: cell for cell in project.cells}
+    locks = {cell.group: GROUP_LOCKS.read(project.root, cell.group) for cell in project.cells}
 
     def resolve(matrix: Matrix, cell: Cell) -> str:
-        # A cell with a current lock resolves. uv takes a second or more for each of the others.
-        lock = GROUP_LOCKS.read(project.root, cell.group) if cell.id in known else None
-        if not lockfile.stale_reason(project.matrix, lock, [cell]):
-            return ""
         context.say(f"{cell.id}: resolving")
         return Resolver(project, context.host, View(context.err), matrix).reason(cell)
 
@@ -91,17 +88,21 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
         catalogue=Index(context.host.index),
         facts=facts.load_facts(),
         resolve=resolve,
-    ).explain(cell)
+        locked={
+            name for name, cell in known.items()
+            if not lockfile.stale_reason(project.matrix, locks[cell.group], [cell])
+        },
+    ).explain(cell)  # fmt: skip
     for line in explanation.lines:
         click.echo(line)
-    if explanation.works:
-        for end in support.ends_of_cell(project.matrix, cell):
-            reason = f"; released anyway: {end.after_support}" if end.after_support else ""
-            click.echo(f"{end.sentence(context.today)} ({end.source}){reason}")
-        if cell.id in known and (not_built := project.matrix.python[cell.python].not_built):
-            click.echo(f"not built yet: {not_built}")
     if not explanation.works:
-        raise RefusedError(explanation.verdict)
+        click.get_current_context().exit(RefusedError.exit_code)
+    for end in support.ends_of_cell(project.matrix, cell):
+        reason = f"; released anyway: {end.after_support}" if end.after_support else ""
+        click.echo(f"{end.sentence(context.today)} ({end.source}){reason}")
+    python = project.matrix.python.get(cell.python)
+    if python and python.not_built:
+        click.echo(f"not built yet: {python.not_built}")
 
 
 def _on_gpu(context: Context, targets: Sequence[str], gpu_name: str, driver: str) -> None:

@@ -161,9 +161,10 @@ class FrameworkRelease:
 
     def toolkit(self) -> str:
         """The newest release of cuda-toolkit for the cell's CUDA that the release admits; empty if there is none."""
-        releases = self._admitted(Requirement(TOOLKIT))
-        if self.runtime and canonicalize_name(self.runtime.requirement.name) == TOOLKIT:
-            releases = self._admitted(self.runtime.requirement)
+        # A build of another index requires the CUDA of the cell, unlike this one.
+        own = self.runtime.requirement if self.runtime and self.cell.cuda in self.runtime.cudas else None
+        is_own = own and canonicalize_name(own.name) == TOOLKIT
+        releases = self._admitted(own if own and is_own else Requirement(TOOLKIT))
         versions = [str(item.version) for item in releases if _minor(item.version) == self.cell.cuda]
         return versions[-1] if versions else ""
 

@@ -6,8 +6,9 @@ read metadata: whether a release is for the cell's CUDA (`cuda`), and whether it
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -22,7 +23,7 @@ from builder.index.releases import Index, ListedPackage, ListedRelease
 from builder.index.wheels import LONGEST, PLATFORMS, tag_ranks
 from builder.matrix import cells
 from builder.matrix.cells import Cell
-from builder.matrix.facts import Facts
+from builder.matrix.facts import Facts, ProjectIndex
 from builder.matrix.schema import AMD64, ARM64, CPU, OTHERS, Cuda, FrameworkVersion, Matrix, Python, required_name
 
 MOST_NAMED = 3  # cells, or releases
@@ -40,9 +41,9 @@ _OLDEST = 60  # CUDA 6.0; no framework has wheels for an older CUDA
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """An explanation. `because` are the reasons, a line each; `near` are the nearest cells of the matrix.
+    """An explanation. `because` are the reasons, a line each; `near` are the nearest cells with a current lock.
 
-    `add` are lines about how to get the cell: for matrix.yaml, or the index of the framework's project that has it.
+    `add` are the lines for matrix.yaml. `project` is the one whose own index has the build; empty for the index in use.
     """
 
     id: str
@@ -50,33 +51,36 @@ class Explanation:
     because: tuple[str, ...]
     near: tuple[str, ...] = ()
     add: tuple[str, ...] = ()
-
-    @property
-    def verdict(self) -> str:
-        return f"{self.id} {'works' if self.works else 'does not work'}"
+    project: str = ""
 
     @property
     def lines(self) -> list[str]:
         first, *rest = self.because
-        lines = [f"{self.verdict}: {first}", *rest, *self.add]
+        where = f" with {self.project}'s index" if self.project else ""
+        verdict = f"works{where}" if self.works else "does not work"
+        lines = [f"{self.id} {verdict}: {first}", *rest, *self.add]
         if not self.works:
-            lines.append(f"nearest in the matrix: {', '.join(self.near) or 'no cell of this framework'}")
+            near = ", ".join(self.near) or "no cell of this framework has a current lock"
+            lines.append(f"nearest that work: {near}")
         return lines
 
 
 def cell_of_combination(matrix: Matrix, text: str) -> Cell:
     """The cell of a combination, in the matrix or not; `release` is empty if `text` names a line. Raises UsageError."""
+    names = {framework.short: name for name, framework in matrix.frameworks.items()}
+    known = ", ".join(f"{short} ({name})" for short, name in names.items())
     match = _COMBINATION.fullmatch(text)
     if not match:
+        ids = [cell.id for cell in cells.expand(matrix)]
+        near = [id_ for id_ in ids if id_.startswith(text)] or difflib.get_close_matches(text, ids) or ids
         raise UsageError(
-            f"invalid combination {text!r}", hint="Use e.g. pt-2.9-cu128-py311, or tf-2.20.0-cpu-py313-jupyter."
+            f"invalid combination {text!r}: use FRAMEWORK-VERSION-CUDA-PYTHON[-VARIANT][-{ARM64}]",
+            hint=f"For example {', '.join(near[:MOST_NAMED])}. Frameworks: {known}. For a package, use `builder add`.",
         )
     short, numbers, suffix, cuda_tag, major, minor, variant, arch = match.groups()
     suffix = str(Version(f"0{suffix}")).removeprefix("0")  # rc01 is rc1
     version = numbers + suffix
-    names = {framework.short: name for name, framework in matrix.frameworks.items()}
     if short not in names:
-        known = ", ".join(f"{short} ({name})" for short, name in names.items())
         raise UsageError(f"{text}: unknown framework {short!r}", hint=f"matrix.yaml has {known}.")
     variant = variant or "plain"
     if variant not in matrix.variants:
@@ -111,13 +115,14 @@ def _cuda_of_tag(matrix: Matrix, text: str, tag: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Explainer:
-    """Explains combinations. `known` are the cells of the matrix."""
+    """Explains combinations. `known` are the cells of the matrix, `locked` the ids of cells with a current lock."""
 
     matrix: Matrix
     known: Sequence[Cell]
     catalogue: Index
     facts: Facts
     resolve: Resolve
+    locked: Container[str] = ()
 
     def explain(self, asked: Cell) -> Explanation:
         """The explanation of a cell from `cell_of_combination`. Raises FetchError if the index cannot be read."""
@@ -136,19 +141,17 @@ class Explainer:
             reason = _no_release(package, asked.release or asked.line, releases)
             return Explanation(id=asked.id, works=False, because=(reason,), near=self._nearest(asked))
         cell = replace(asked, release=asked.release or usable[-1].version.public)
-        reasons = self._faults(cell)
-        if not reasons and (conflict := self._conflict(cell)):  # uv takes seconds
-            reasons = [conflict]
-        if not reasons and cell.python not in self.matrix.python:
-            pythons = ", ".join(f"{python} on {entry.debian}" for python, entry in self.matrix.python.items())
-            reasons = [
-                f"matrix.yaml has no Python {cell.python} (it has {pythons}); to use uv's, add under python: "
-                f'"{cell.python}": {{debian: {self._debian(cell.python)}, uv: <full version>}}'
-            ]
+        release = self.release(cell)
+        faults, project = self._faults(cell), self._project_index(cell)
+        if project and faults == [release.fault()]:
+            build = "the CPU" if cell.is_cpu else f"CUDA {cell.cuda}"
+            because = f"it has {release.requirement.name} for {build} ({project.source})"
+            add = tuple(self._to_add(cell, project))
+            return Explanation(id=cell.id, works=True, because=(because,), add=add, project=project.name)
+        reasons = faults or list(filter(None, [self._conflict(cell)]))  # uv takes seconds
         if reasons:
-            near, elsewhere = self._nearest(cell), tuple(self._on_index_of_project(cell))
-            return Explanation(id=cell.id, works=False, because=tuple(reasons), near=near, add=elsewhere)
-        because = f"resolves for Python {cell.python}; {self.release(cell).evidence()}"
+            return Explanation(id=cell.id, works=False, because=tuple(reasons), near=self._nearest(cell))
+        because = f"resolves for Python {cell.python}; {release.evidence()}"
         return Explanation(id=cell.id, works=True, because=(because,), add=tuple(self._to_add(cell)))
 
     def refusal(self, cell: Cell) -> str:
@@ -163,14 +166,14 @@ class Explainer:
         return FrameworkRelease(matrix=self.matrix, catalogue=catalogue, facts=self.facts, cell=cell)
 
     def _nearest(self, asked: Cell) -> tuple[str, ...]:
-        """The cells of the matrix with the same framework and architecture that differ in the fewest axes, then least.
+        """The locked cells with the same framework and architecture that differ in the fewest axes, then least.
 
-        Leaves out cells on a Python whose images were not built yet.
+        Leaves out cells on a Python whose images were not built yet. A cell without a current lock may not work either.
         """
         ranked = []
         for cell in self.known:
             is_other = cell.framework != asked.framework or cell.arch != asked.arch
-            if is_other or cell.id == asked.id or self.matrix.python[cell.python].not_built:
+            if is_other or cell.id not in self.locked or self.matrix.python[cell.python].not_built:
                 continue
             release = asked.release or asked.line
             differences = [
@@ -199,7 +202,9 @@ class Explainer:
         return faults
 
     def _conflict(self, cell: Cell) -> str:
-        """The reason that uv gives, in a sentence; empty if uv resolves the cell."""
+        """The reason that uv gives, in a sentence; empty if uv resolves the cell, or if its lock is current."""
+        if cell.id in self.locked:
+            return ""
         release, framework = self.release(cell), self.matrix.frameworks[cell.framework]
         framework = framework.model_copy(update={"versions": {**framework.versions, cell.line: release.entry()}})
         cuda, python = dict(self.matrix.cuda), dict(self.matrix.python)
@@ -231,34 +236,47 @@ class Explainer:
         entry = self.matrix.python.get(python)
         return entry.debian if entry else self.matrix.newest_debian
 
-    def _on_index_of_project(self, cell: Cell) -> Iterator[str]:
-        """A sentence about the index of the framework's project, if facts.yaml knows that it has a build for the cell.
+    def _project_index(self, cell: Cell) -> ProjectIndex | None:
+        """The index of the framework's project, if facts.yaml knows that it has a build for the cell.
 
         None if matrix.yaml already names an index for the framework.
         """
-        package, version = required_name(self.matrix.frameworks[cell.framework].package_for(cell.cuda)), cell.release
-        project, line = self.facts.project_indexes.get(package), ".".join(version.split(".")[:2])
-        is_named = package in cells.indexes_of_packages(self.matrix, cell)
-        if project and cell.cuda in project.builds.get(line, ()) and cell.arch == AMD64 and not is_named:
-            build = "the CPU" if cell.is_cpu else f"CUDA {cell.cuda}"
-            yield f"the project's own index has {package} {line} for {build} ({project.source}): see docs/matrix.md"
+        package = required_name(self.matrix.frameworks[cell.framework].package_for(cell.cuda))
+        if cell.arch != AMD64 or package in cells.indexes_of_packages(self.matrix, cell):
+            return None
+        index, line = self.facts.project_indexes.get(package), ".".join(cell.release.split(".")[:2])
+        return index if index and cell.cuda in index.builds.get(line, ()) else None
 
-    def _to_add(self, cell: Cell) -> Iterator[str]:
-        """The lines for matrix.yaml."""
-        if cell.id in {known.id for known in self.known}:
+    def _to_add(self, cell: Cell, project: ProjectIndex | None = None) -> Iterator[str]:
+        """The lines for matrix.yaml. `project` has the build on an index that matrix.yaml does not name."""
+        is_known = cell.id in {known.id for known in self.known}
+        if is_known and not project:
             yield "it is in matrix.yaml"
             return
         release = self.release(cell)
-        yield "it is not in matrix.yaml; add:"
+        entry = release.entry()
+        yield "no image of it was built; add to matrix.yaml:"
+        if project:
+            index = f"{project.name.lower()}-{cell.cuda_tag}"
+            if index not in self.matrix.indexes:
+                yield f"  under indexes: {index}: <the address of this index, from {project.name}'s installation page>"
+            named = {required_name(package) for package in entry.packages}
+            packages = [*entry.packages, *(package for package in project.packages if package not in named)]
+            on = {**entry.index_on, cell.cuda: index}
+            entry = entry.model_copy(update={"packages": packages, "index_on": on})
+        if cell.python not in self.matrix.python:
+            yield f'  under python: "{cell.python}": {{debian: {self._debian(cell.python)}, uv: <the full version>}}'
         if cell.cuda not in self.matrix.cuda:
             toolkit = "" if cell.is_cpu else release.toolkit()
             key = cell.cuda if cell.is_cpu else f'"{cell.cuda}"'
             yield f"  under cuda: {key}: {{{f'toolkit: {toolkit}' if toolkit else ''}}}"
-        if cell.line in self.matrix.frameworks[cell.framework].versions:
-            yield f'  under include: - {{cell: {cell.id}, reason: "<why>"}}'
-            return
-        line = ".".join(map(str, Version(cell.line).release[:3]))  # a key in matrix.yaml has at most three numbers
-        yield f"  under frameworks.{cell.framework}.versions: {matrix_line(line, release.entry())}"
+        is_listed = cell.line in self.matrix.frameworks[cell.framework].versions
+        if project or not is_listed:
+            line = ".".join(map(str, Version(cell.line).release[:3]))  # a key in matrix.yaml has at most three numbers
+            replaced = f" instead of its {line}" if is_listed else ""
+            yield f"  under frameworks.{cell.framework}.versions{replaced}: {matrix_line(line, entry)}"
+        if is_listed and not is_known:
+            yield f'  under include: - {{cell: {cell.id}, reason: "<why it is needed>"}}'
 
 
 def _no_release(package: ListedPackage, version: str, unstable: Sequence[ListedRelease]) -> str:

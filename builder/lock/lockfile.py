@@ -100,7 +100,8 @@ def requirements(matrix: Matrix, cell: Cell) -> dict[str, list[str]]:
         packages = list(matrix.components[component].packages)
         if component == cell.framework:
             own = f"{framework.package_for(cell.cuda)}=={cell.release}"
-            packages = [own, *packages, *framework.versions[cell.line].packages]
+            # A line repeats a package of its component to take it from another index for one CUDA version.
+            packages = list(dict.fromkeys([own, *packages, *framework.versions[cell.line].packages]))
         if packages:
             result[component] = packages
     return result

@@ -147,7 +147,10 @@ def resolves(*_: object) -> str:
 
 
 def explained(text: str, resolve: Resolve = resolves, **changes: Any) -> Explanation:
-    explainer = Explainer(matrix=CHECKED, known=CELLS, catalogue=Stored(), facts=FACTS, resolve=resolve)
+    explainer = Explainer(
+        matrix=CHECKED, known=CELLS, catalogue=Stored(), facts=FACTS, resolve=resolve,
+        locked={cell.id for cell in CELLS},
+    )  # fmt: skip
     explainer = replace(explainer, **changes)
     return explainer.explain(explain.cell_of_combination(explainer.matrix, text))
 
@@ -173,8 +176,6 @@ FAULTS = {
     "(builder/matrix/facts.yaml): it needs 11.2 or a later 11.x, not 13.2",
     "tf-2.9-cu111-py39": "tensorflow 2.9.3 requires no CUDA wheels and was compiled for CUDA 11.2 "
     "(builder/matrix/facts.yaml): it needs 11.2 or a later 11.x, not 11.1",
-    "pt-2.9-cu128-py312": "matrix.yaml has no Python 3.12 (it has 3.9 on bullseye, 3.10 on stretch, 3.11 on bookworm, "
-    '3.13 on trixie); to use uv\'s, add under python: "3.12": {debian: trixie, uv: <full version>}',
     "pt-2.15-cu132-py311-jupyter": "excluded by matrix.yaml: made up: nobody wants it",
 }
 
@@ -190,20 +191,41 @@ def test_the_constraint_that_fails(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "build"),
     [
-        ("pt-2.9-cu130-py311", "torch 2.9 for CUDA 13.0"),
-        ("pt-2.8-cpu-py313-jupyter", "torch 2.8 for the CPU"),
-        ("pt-2.9-cu124-py311", ""),
-        ("pt-2.9-cu128-py311-arm64", ""),
-        ("pt-2.15-cu128-py311", ""),
+        ("pt-2.9-cu130-py311", "torch for CUDA 13.0"),
+        ("pt-2.8-cpu-py313-jupyter", "torch for the CPU"),
+        ("pt-2.11-cu126-py313", "torch for CUDA 12.6"),
     ],
 )
 def test_a_build_on_the_index_of_its_project(text: str, build: str) -> None:
-    """It said only that torch 2.9 does not work with CUDA 13.0."""
-    explanation = explained(text, catalogue=OnArm() if "arm64" in text else Stored())
-    assert not explanation.works
-    source = 'PyTorch, RELEASE.md, "Release Compatibility Matrix"'
-    sentence = f"the project's own index has {build} ({source}): see docs/matrix.md"
-    assert explanation.add == ((sentence,) if build else ())
+    """The lines to add make a matrix with the cell, whose compiled packages come from that index alone."""
+    explanation = explained(text)
+    assert explanation.lines[0].startswith(f"{text} works with PyTorch's index: it has {build} (PyTorch, RELEASE.md")
+    data: Any = strict_yaml.parse_yaml(MATRIX.encode(), "matrix.yaml").data
+    data["frameworks"]["pytorch"]["cpu_image"] = "pt-cpu"
+    for line in explanation.add[1:]:
+        place, _, added = line.strip().removeprefix("under ").partition(": ")
+        value: Any = strict_yaml.parse_yaml(added.encode(), "added").data
+        if place == "include":
+            data["include"] = value
+        elif place == "indexes":
+            data["indexes"] = dict.fromkeys(value, "https://index.example.test/simple")
+        else:
+            part = data
+            for key in place.partition(" ")[0].split("."):
+                part = part[key]
+            part |= value
+    matrix = reader.check_matrix(strict_yaml.parse_yaml(json.dumps(data).encode(), "matrix.yaml"))
+    [cell] = [cell for cell in cells.expand(matrix) if cell.id == text]
+    index = f"pytorch-{text.split('-')[2]}"
+    assert cells.indexes_of_packages(matrix, cell) == {"torch": index, "torchvision": index}
+    others = [cell for cell in cells.expand(matrix) if cell.cuda_tag not in text]
+    assert not any(cells.indexes_of_packages(matrix, cell) for cell in others)
+
+
+@pytest.mark.parametrize("text", ["pt-2.9-cu124-py311", "pt-2.9-cu128-py311-arm64", "pt-2.9-cu130-py39"])
+def test_no_index_of_a_project_has_the_build(text: str) -> None:
+    """Another CUDA version, another architecture, and a Python without a wheel."""
+    assert not explained(text, catalogue=OnArm()).works
 
 
 def test_a_wheel_for_arm64_that_is_for_the_cpu_alone() -> None:
@@ -214,7 +236,7 @@ def test_a_wheel_for_arm64_that_is_for_the_cpu_alone() -> None:
     assert explained("pt-2.9-cpu-py311-arm64", catalogue=OnArm()).because == (
         "resolves for Python 3.11; torch 2.9.1 requires no CUDA",
     )
-    assert not explained("pt-2.9-cpu-py311", catalogue=OnArm()).works
+    assert explained("pt-2.9-cpu-py311", catalogue=OnArm()).project, "the default index has none for amd64"
     assert explained("pt-2.9-cu128-py311", catalogue=OnArm()).works
 
 
@@ -306,7 +328,11 @@ ADDED = {
         '  under frameworks.tensorflow.versions: "2.21": {release: 2.21.0, cuda: [cpu], python: ["3.11"], '
         "constraints: [setuptools<82]}"
     ],
-    "jax-0.10-cu128-py313": ['  under include: - {cell: jax-0.10-cu128-py313, reason: "<why>"}'],
+    "jax-0.10-cu128-py313": ['  under include: - {cell: jax-0.10-cu128-py313, reason: "<why it is needed>"}'],
+    "pt-2.9-cu128-py312": [
+        '  under python: "3.12": {debian: trixie, uv: <the full version>}',
+        '  under include: - {cell: pt-2.9-cu128-py312, reason: "<why it is needed>"}',
+    ],
 }
 
 
@@ -314,7 +340,7 @@ ADDED = {
 def test_a_cell_that_works_is_shown_with_the_lines_to_add(text: str) -> None:
     explanation = explained(text)
     assert explanation.works, explanation.lines
-    assert list(explanation.add) == ["it is not in matrix.yaml; add:", *ADDED[text]]
+    assert list(explanation.add) == ["no image of it was built; add to matrix.yaml:", *ADDED[text]]
 
 
 def test_a_line_without_cuda_wheels_has_the_components_of_its_sibling() -> None:
@@ -358,12 +384,20 @@ def test_libraries_that_nothing_requires_need_a_component() -> None:
         ("jax-0.12-cu128-py311", "jax-0.10-cu128-py311, jax-0.12-cu128-py313, jax-0.10-cu132-py311"),
         ("pt-2.9-cu128-py39-jupyter", "pt-2.9-cu128-py311-jupyter, pt-2.9-cu128-py313-jupyter, pt-2.9-cu128-py311"),
         ("tf-2.22-cu128-py313", "tf-2.20-cu128-py313, tf-2.20-cu128-py311, tf-2.20-cpu-py313"),
-        ("pt-2.9-cu128-py311-arm64", "no cell of this framework"),
+        ("pt-2.9-cu128-py311-arm64", "no cell of this framework has a current lock"),
     ],
 )
 def test_the_nearest_of_the_matrix_differ_in_few_axes_then_in_little(text: str, near: str) -> None:
     explanation = explained(text, lambda *_: "no", catalogue=OnArm() if "arm64" in text else Stored())
-    assert explanation.lines[-1] == f"nearest in the matrix: {near}"
+    assert explanation.lines[-1] == f"nearest that work: {near}"
+
+
+def test_a_cell_without_a_current_lock_is_no_proposal() -> None:
+    """After an edit of matrix.yaml, it may fail for the same reason."""
+    locked = {"pt-2.9-cu128-py313"}
+    assert explained("pt-2.9-cu124-py311", locked=locked).near == ("pt-2.9-cu128-py313",)
+    assert explained("pt-2.9-cu128-py311", lambda *_: "no", locked=locked).because == ("no",)
+    assert explained("pt-2.9-cu128-py313", lambda *_: "no", locked=locked).works
 
 
 def test_bounds_of_facts_yaml_are_added_before_resolving() -> None:
@@ -374,7 +408,7 @@ def test_bounds_of_facts_yaml_are_added_before_resolving() -> None:
     explanation = explained("pt-2.0-cu117-py311", resolve)
     assert explanation.works, explanation.lines
     assert explanation.add == (
-        "it is not in matrix.yaml; add:",
+        "no image of it was built; add to matrix.yaml:",
         '  under cuda: "11.7": {}',
         '  under frameworks.pytorch.versions: "2.0": {release: 2.0.1, cuda: ["11.7"], python: ["3.11"], '
         "constraints: [numpy<2]}",
@@ -401,7 +435,7 @@ class Changed(Stored):
 
 
 def with_changes(catalogue: Changed, *traps: VersionConflict) -> Explanation:
-    known = FACTS.model_copy(update={"traps": list(traps)})
+    known = FACTS.model_copy(update={"traps": list(traps), "project_indexes": {}})
     return explained("pt-2.8-cu128-py313", catalogue=catalogue, facts=known)
 
 
@@ -531,7 +565,8 @@ def test_a_pre_release_works_if_it_is_named() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("pt", "invalid combination 'pt'"),
+        ("pt-2.15", "use FRAMEWORK-VERSION-CUDA-PYTHON[-VARIANT][-arm64]\nFor example pt-2.15-cu132-py311, "),
+        ("vllm", "Frameworks: pt (pytorch), tf (tensorflow), jax (jax). For a package, use `builder add`."),
         ("pt-2.9-cu128-py311-", "invalid combination"),
         ("pt-2.9-cu128-py311\n", "invalid combination"),
         ("pt-2.9-rc1-cu128-py311", "invalid combination"),
@@ -591,23 +626,22 @@ def test_ends_of_support_are_shown_with_their_source(run: Callable[..., Result],
     assert after.endswith(f"{ended} {source}; released anyway: one course needs it\n")
 
 
-def test_a_combination_that_was_not_built_yet_is_explained_with_the_reason(
-    run: Callable[..., Result], tmp_path: Path
-) -> None:
-    near = "nearest in the matrix: pt-2.9-cu128-py311,"
-    assert near in run("pt-2.9-cu126-py311").stdout
+def test_a_python_whose_images_were_not_built_yet(run: Callable[..., Result], tmp_path: Path) -> None:
+    """Also in a cell that is not in the matrix."""
     edited = MATRIX.replace('"3.11": {debian: bookworm', '"3.11": {debian: bookworm, not_built: "nobody can fetch it"')
     (tmp_path / "matrix.yaml").write_text(edited)
-    assert run("pt-2.9-cu128-py311").stdout.endswith("\nnot built yet: nobody can fetch it\n")
-    assert "not built" not in run("pt-2.9-cu128-py313").stdout
-    assert near.replace("py311", "py313") in run("pt-2.9-cu126-py311").stdout
+    for text in ("pt-2.9-cu128-py311", "pt-2.8-cu128-py311"):
+        assert run(text).stdout.endswith("\nnot built yet: nobody can fetch it\n")
+    assert "not built yet" not in run("pt-2.9-cu128-py313").stdout
+    matrix = reader.check_matrix(strict_yaml.parse_yaml(edited.encode(), "matrix.yaml"))
+    assert explained("pt-2.9-cu124-py311", matrix=matrix).near[0] == "pt-2.9-cu128-py313"
 
 
-def test_a_refusal_has_an_exit_code_of_its_own(run: Callable[..., Result]) -> None:
+def test_a_refusal_has_an_exit_code_of_its_own_and_one_reason(run: Callable[..., Result]) -> None:
     result = run("pt-2.9-cu124-py311")
-    assert isinstance(result.exception, RefusedError)
-    assert result.exception.exit_code not in (0, 1, UsageError.exit_code)
-    assert len(result.output.splitlines()) == 2
+    assert result.exit_code == RefusedError.exit_code
+    assert result.stdout.startswith("pt-2.9-cu124-py311 does not work: ")
+    assert (len(result.stdout.splitlines()), result.stderr) == (2, "")
 
 
 @pytest.mark.parametrize(
