@@ -438,6 +438,42 @@ def test_the_image_opens_no_folder_as_root_that_users_can_write(shell: Callable[
     assert container.run(["cat", "/tmp/events"]) == "nothing happened"
 
 
+# Exchanges a folder with a link to /usr/bin without end. The folder has files with the names of those there.
+EXCHANGE = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+os.umask(0)
+os.chdir("/home/user")
+os.mkdir("trap")
+for name in os.listdir("/usr/bin"):
+    open(f"trap/{name}", "w").close()
+os.symlink("/usr/bin", "link")
+open("/tmp/exchanging", "w").close()
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+while True:
+    libc.renameat2(AT_FDCWD, b"trap", AT_FDCWD, b"link", RENAME_EXCHANGE)
+"""
+
+
+@pytest.mark.thorough
+def test_root_changes_no_owner_outside_of_the_home(shell: Callable[..., Any]) -> None:
+    """Another container of the user can exchange folders of a shared home for links while root changes owners there."""
+    container = shell()
+    container.container.exec_run(["python", "-c", EXCHANGE], detach=True)
+    container.run("until [ -e /tmp/exchanging ]; do sleep 0.1; done")
+    changes = "for i in $(seq 8); do NB_UID=1000 NB_GID=101 start true; chgrp -Rh 0 /home/user; done"
+    container.run(["/bin/sh", "-ec", changes], user="root")
+    assert container.run(["find", "/usr/bin", "-uid", "1000"]) == ""
+
+
+@pytest.mark.thorough
+def test_a_home_may_be_deeper_than_pythons_recursion(shell: Callable[..., Any]) -> None:
+    container = shell()
+    code = "import os; os.chdir('/home/user'); [os.mkdir('d') or os.chdir('d') for _ in range(1200)]"
+    container.run(["python", "-c", code])
+    container.run(["/bin/sh", "-c", "NB_GID=101 start true"], user="root")
+
+
 def test_scripts_keep_the_variables_and_the_path_that_they_are_given(shell: Callable[..., Any]) -> None:
     container = shell(environment={"folder": "/data", "PATH": "/my/tools:/usr/bin:/bin"})
     for user in ("1000:0", "root"):

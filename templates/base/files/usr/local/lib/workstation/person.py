@@ -5,7 +5,9 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-from collections.abc import Iterable, Mapping, MutableMapping
+import stat
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 
 from .refusal import Refusal
@@ -52,8 +54,9 @@ def become(user: int, group: int, *, chown_home: bool = False) -> None:
             _set_entry(Path("/etc/group"), NAME, {2: str(group)}, new=f"{NAME}:x:{group}:")
     except OSError:
         pass  # read-only: the user has no name, everything else works
-    if chown_home or HOME.stat().st_dev == Path("/").stat().st_dev:
-        _change_owner(HOME, user, group)
+    device = HOME.lstat().st_dev if HOME.exists() else 0
+    if device and (chown_home or device == Path("/").stat().st_dev):
+        _change_owner(HOME, device, user, group)
     try:
         os.setgroups(sorted({0, *os.getgroups()}))  # group 0 owns all files that the image's user can write
         os.setgid(group)
@@ -152,22 +155,29 @@ def _set_entry(file: Path, name: str, fields: Mapping[int, str], new: str = "") 
     file.write_text("\n".join([":".join(parts), *rest]) + "\n")
 
 
-def _change_owner(top: Path, user: int, group: int) -> None:
-    """Changes the owner of the image's own files below `top`, which belong to 1000:0. Skips mounts below it."""
-    if not top.exists():
-        return
-    for path in _below(top):
+def _change_owner(top: Path, device: int, user: int, group: int) -> None:
+    """Changes the owner of the image's own files in `top` on `device`, and of `top`; they belong to 1000:0.
+
+    Users of another container may share a mounted home and exchange a folder for a link at any moment. So each file is
+    opened by its name in an open folder, without following links, and what was opened is what is checked and changed.
+    There is no recursion, because users decide how deep a home is.
+    """
+    levels = [(os.open(top.parent, os.O_PATH), [top.name])]
+    while levels:
+        folder, names = levels[-1]
+        if not names:
+            os.close(folder)
+            levels.pop()
+            continue
         try:
-            if (path.lstat().st_uid, path.lstat().st_gid) == (UID, 0):
-                os.lchown(path, user, group)
-        except OSError:
-            continue  # read-only, or a mount without chown: `set_up` checks whether the home is writable
-
-
-def _below(top: Path) -> Iterable[Path]:
-    yield top
-    device = top.stat().st_dev
-    for folder, folders, files in os.walk(top):
-        here = Path(folder)
-        folders[:] = [name for name in folders if (here / name).lstat().st_dev == device]
-        yield from (path for name in (*folders, *files) if (path := here / name).lstat().st_dev == device)
+            file = os.open(names.pop(), os.O_PATH | os.O_NOFOLLOW, dir_fd=folder)
+        except OSError:  # it has vanished
+            continue
+        below: list[str] = []
+        status, path = os.fstat(file), f"/proc/self/fd/{file}"
+        with suppress(OSError):  # read-only, or a mount without chown: `set_up` checks whether the home is writable
+            if status.st_dev == device and (status.st_uid, status.st_gid) == (UID, 0):
+                os.chown(path, user, group)
+            if status.st_dev == device and stat.S_ISDIR(status.st_mode):
+                below = os.listdir(path)
+        levels.append((file, below))
