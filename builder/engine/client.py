@@ -39,6 +39,7 @@ from builder.matrix.tags import LABEL
 RUN_LABEL = f"{LABEL}.run"  # on temporary containers and images; its value is the checkout
 SILENCE_S = 3600  # a step may download gigabytes without output
 CALL_S = 120
+LONGEST_S = 3600  # a container that tests run in: they take at most half an hour
 LONGEST_LINE = 1 << 16  # characters of a container's output that are kept in memory
 FIRST_S = 30  # an engine requests the manifest at once, or cannot reach the endpoint
 UNPACK_TRIES = 3
@@ -337,8 +338,12 @@ class Engine:
 
     @contextmanager
     def running(self, image: str, *, checkout: str, **options: Any) -> Iterator[RunningContainer]:
-        """A new container to run programs in; it is removed at the end. `options` are those of `start`."""
-        container = self.start(image, checkout=checkout, command=["sleep", "infinity"], init=True, **options)
+        """A new container to run programs in; it is removed at the end, and ends by itself if this process is killed.
+
+        `options` are those of `start`.
+        """
+        sleep = ["sleep", str(LONGEST_S)]
+        container = self.start(image, checkout=checkout, command=sleep, init=True, auto_remove=True, **options)
         try:
             yield RunningContainer(container)
         finally:
@@ -348,11 +353,16 @@ class Engine:
     def sweep(self, checkout: str) -> int:
         """Removes the containers, volumes and images that a killed run of this checkout left.
 
-        Returns the number of containers.
+        Also removes old containers of other checkouts, which may be gone. Returns the number of containers.
         """
         own: dict[str, Any] = {"label": f"{RUN_LABEL}={checkout}"}
+        oldest = time.time() - 2 * LONGEST_S
         with translated("removing containers of an earlier run"):
-            containers = self._client.containers.list(all=True, filters=own)
+            # Sparse: another process may remove a container before it would be inspected.
+            every = self._client.containers.list(all=True, sparse=True, filters={"label": RUN_LABEL})
+            containers = [
+                each for each in every if each.attrs["Labels"][RUN_LABEL] == checkout or each.attrs["Created"] < oldest
+            ]
             for container in containers:
                 with suppress(NotFound):
                     container.remove(force=True, v=True)

@@ -183,6 +183,7 @@ def gitlab_pipeline(images: Sequence[PlannedImage], disk: int = RUNNER_DISK, *, 
         "variables": {"DOCKER_CONFIG": "$CI_PROJECT_DIR/.builder/docker", **locked},
         "default": {
             "before_script": ["make .venv/.ready", *([login] if publish else [])],
+            "after_script": [".venv/bin/builder gc"],  # its failure is ignored: another job may use the store
             "artifacts": {"when": "always", "expire_in": "1 week", "paths": paths, "reports": reports},
         },
     }

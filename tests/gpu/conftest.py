@@ -42,7 +42,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def container(keep: Callable[..., Container], subject: Any) -> Container:  # noqa: F811
     """A container with these GPUs and the checks. NCCL passes data between processes through /dev/shm."""
     assert subject.data["gpu_options"], "no GPU"
-    new = keep(["sleep", "infinity"], shm_size="1g", **subject.data["gpu_options"])
+    new = keep(["sleep", "3600"], shm_size="1g", **subject.data["gpu_options"])
     assert new.put_archive("/tmp", archive())
     return new
 

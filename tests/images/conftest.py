@@ -175,7 +175,7 @@ def new_volume(docker_client: docker.DockerClient, subject: Subject) -> Iterator
 @pytest.fixture(scope="session")
 def container(keep: Start) -> Container:
     """A container that only sleeps, for tests of the contents of the image."""
-    return keep(["sleep", "infinity"])
+    return keep(["sleep", "3600"])
 
 
 @pytest.fixture(scope="session")
@@ -271,7 +271,7 @@ def shell(start: Start) -> Callable[..., Shell]:
     """A function that starts a container that sleeps, and waits until its launcher is done."""
 
     def start_shell(**options: Any) -> Shell:
-        container = start(["sleep", "infinity"], **options)
+        container = start(["sleep", "3600"], **options)
         wait_until(lambda: runs(container, "sleep"), seconds=60, what="the launcher")
         return Shell(container)
 

@@ -41,7 +41,7 @@ def pair(keep: Callable[..., Container]) -> Pair:
     """Two containers on the default network, with their addresses."""
     containers = []
     for _ in range(2):
-        container = keep(["sleep", "infinity"])
+        container = keep(["sleep", "3600"])
         container.reload()
         (network,) = container.attrs["NetworkSettings"]["Networks"].values()  # Docker's is `bridge`, Podman's `podman`
         containers.append((container, str(network["IPAddress"])))

@@ -48,13 +48,13 @@ def test_orphans_are_reaped(host: Host, until: Callable[..., None]) -> None:
     host.check_output("sh -c 'for i in $(seq 500); do (sleep 0.2 &) ; done'")
     zombies = "grep -l '^State:.Z' /proc/[0-9]*/status 2>/dev/null | wc -l"
     sleeping = "grep -lx sleep /proc/[0-9]*/comm 2>/dev/null | wc -l"
-    # One `sleep infinity` is the container's own command.
+    # One `sleep 3600` is the container's own command.
     until(lambda: host.check_output(sleeping) == "1", seconds=10, what="the orphans to end")
     until(lambda: host.check_output(zombies) == "0", seconds=5, what="zombies to be gone")
 
 
 def test_sigterm_ends_the_container_at_once(start: Callable[..., Container], until: Callable[..., None]) -> None:
-    running = start(["sleep", "infinity"])
+    running = start(["sleep", "3600"])
     # Until tini has installed its handlers, process 1 ignores signals.
     until(lambda: runs(running, "sleep"), seconds=30, what="the command")
     running.stop(timeout=10)
@@ -263,7 +263,7 @@ def test_the_capabilities_that_the_launcher_names_are_enough(
     options: dict[str, Any] = {"user": "root", "environment": {"NB_UID": "4242"}, "cap_drop": ["ALL"]}
     status, _, err = once(["true"], **options)
     assert status == 78
-    container = start(["sleep", "infinity"], cap_add=re.findall(r"--cap-add (\w+)", err), **options)
+    container = start(["sleep", "3600"], cap_add=re.findall(r"--cap-add (\w+)", err), **options)
     until(lambda: container.exec_run(["check-services"]).exit_code == 0, seconds=30, what="the health check")
     container.stop(timeout=10)
     assert container.wait()["StatusCode"] == 143

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -272,16 +273,24 @@ def test_sweep_skips_what_is_removed_or_in_use() -> None:
         filters.append(options["filters"])
         return [{"Id": name} for name in ("gone", "used", "free")]
 
-    gone = SimpleNamespace(remove=raising(NotFound("x")))
-    there = SimpleNamespace(remove=lambda **_: removed.append("there"))
+    def entry(checkout: str, age: float = 0) -> dict[str, object]:
+        return {"Labels": {"io.github.gpu-images.run": checkout}, "Created": int(time.time() - age)}
+
+    def leave(**_: object) -> None:
+        removed.append("there")
+
+    gone = SimpleNamespace(remove=raising(NotFound("x")), attrs=entry("/checkout"))
+    there = SimpleNamespace(remove=leave, attrs=entry("/checkout"))
+    old = SimpleNamespace(remove=lambda **_: removed.append("old"), attrs=entry("/deleted", 7300))
+    other = SimpleNamespace(attrs=entry("/other", 7000))
     fake = engine(
-        list=lambda **_: [gone, there],
+        list=lambda **options: [gone, there, old, other] if "all" in options else [there],
         images=images,
         inspect_image=lambda name: attributes(name, "2026"),
         remove_image=remove,
     )
-    assert fake.sweep("/checkout") == 2
-    assert removed == ["there", "there", "free"], "a container, a volume and an image"
+    assert fake.sweep("/checkout") == 3
+    assert removed == ["there", "old", "there", "free"], "containers, a volume and an image"
     assert filters == [{"label": "io.github.gpu-images.run=/checkout"}]
 
 
@@ -382,7 +391,7 @@ def test_a_container_is_removed_at_the_end() -> None:
     with engine(run=fake.run).running("debian", checkout="/checkout", network_mode="host") as container:
         container.put(io.BytesIO(b"tar"))
     assert fake.calls == [
-        "run debian sleep infinity {'io.github.gpu-images.run': '/checkout'} host",
+        "run debian sleep 3600 {'io.github.gpu-images.run': '/checkout'} host",
         "put / tar",
         "remove {'force': True, 'v': True}",
     ]
