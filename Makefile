@@ -44,9 +44,6 @@ status: .venv/.ready ## the state of each cell: locked, built, tested, staged, r
 verify: .venv/.ready ## check who signed an image, and its plan (IMAGE=registry.example.com/org/pt-cuda:2.9)
 	@$(BUILDER) verify $(or $(IMAGE),$(error IMAGE is not set))
 
-clean: .venv/.ready ## remove this checkout's untagged images, containers, logs
-	@$(BUILDER) clean
-
 check: lint unit ## lint, types and unit tests: no engine, no network
 
 test: check local integration ## what a contributor runs: lint, unit, local and integration tests; the last need an engine

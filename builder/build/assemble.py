@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from builder.build import operating_systems
 from builder.build.apt_container import ContainerApt
-from builder.build.context import LoadedImage, Origin, record_built
+from builder.build.context import LoadedImage, Origin
 from builder.build.layer_lookup import LayerLookup
 from builder.build.operating_systems import Mmdebstrap, SystemLayers
 from builder.common import errors
@@ -181,7 +181,6 @@ class Assembler:
             run.view.begin(image.id, "loading")
             meter = Meter(run.view, image.id, "loaded", 0)
             image_id = self._loader.load(assembled, meter.add)
-        record_built(run.project.state, image_id)
         origin: Origin = "loaded" if assembled.manifest.digest in known else "built"
         return LoadedImage(id=image_id, digest=assembled.manifest.digest, origin=origin)
 

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from builder.build.context import LoadedImage, built_ids, record_built
+from builder.build.context import LoadedImage
 from builder.build.operating_systems import Mmdebstrap
 from builder.build.programs import Program, Programs
 from builder.common.errors import FREE_DISK, BuildError, DiskError, EngineError
@@ -17,6 +17,7 @@ from builder.engine.model import is_disk_full
 from builder.engine.run import Run
 from builder.index.logins import netrc_of
 from builder.matrix.project import Project
+from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import COMMON_INPUTS, PlannedImage
 from builder.plan.settings import built_labels
 
@@ -92,6 +93,7 @@ class DockerfileBuilder:
                 return line
 
             run.view.begin(image.id, "building")
+            present = {info.id for info in run.engine.images(f"{PLAN_LABEL}={image.plan}")}
             log = run.project.logs / f"{image.id}.log"
             program = Program(
                 command=[*command, str(context)], environment=environment, folder=context, log=log, timeout_s=TIMEOUT_S
@@ -104,9 +106,7 @@ class DockerfileBuilder:
                 hint = f"Full log: {log.relative_to(root)}"
                 raise BuildError(f"{image.id}: docker buildx build failed\n{output}", hint=hint)
             image_id = id_file.read_text(encoding="ascii").strip()
-        is_known = image_id in built_ids(run.project.state)
-        record_built(run.project.state, image_id)
-        return LoadedImage(id=image_id, digest=image_id, origin="present" if is_known else "built")
+        return LoadedImage(id=image_id, digest=image_id, origin="present" if image_id in present else "built")
 
     def record_tagged(self, image: PlannedImage) -> None:
         """Does nothing: the store does not have the image."""

@@ -31,7 +31,6 @@ COMMANDS = {
     "add": ("add", "Put packages on an image, without building it."),
     "build": ("images", "Build images, without testing or tagging them."),
     "catalog": ("catalog", "List the released images: contents, tests, support."),
-    "clean": ("machine", "Remove test containers, untagged images and logs."),
     "diff": ("diff", "Show the locked packages that changed from A to B."),
     "doctor": ("machine", "Check whether this machine can build images."),
     "engine": ("machine", "Find a running Docker Engine, or install one."),

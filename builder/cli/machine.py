@@ -1,4 +1,4 @@
-"""The commands about this machine: doctor, clean, gc, engine."""
+"""The commands about this machine: doctor, gc, engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from builder.build import context as build_context
 from builder.build import doctor
 from builder.build.apt_container import ContainerApt
 from builder.cli.context import Context, new_table
@@ -18,7 +17,6 @@ from builder.common.files import short_digest
 from builder.common.text import counted, size
 from builder.debian.archives import Archives
 from builder.engine import setup
-from builder.engine.client import Engine
 from builder.layers import garbage, stored_images
 from builder.layers.store import Store, sizes
 
@@ -41,20 +39,6 @@ def doctor_command(context: Context) -> None:
     missing = [finding.name for finding in findings if finding.state == "missing"]
     if missing:
         raise EngineError(f"missing: {', '.join(missing)}")
-
-
-@click.command(name="clean")
-@click.option("--cache", is_flag=True, help="Also empty the engine's build cache, which all projects share.")
-@click.pass_obj
-def clean_command(context: Context, cache: bool) -> None:
-    """Remove test containers, untagged images and logs.
-
-    Removes only those of this checkout, and keeps tagged images. To clean the store, use `builder gc`.
-    """
-    project = context.project
-    with context.locked(project, "clean"):
-        summary = build_context.clean(Engine.connect(), project, cache=cache)
-    context.say(summary)
 
 
 @click.command(name="gc")

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 _Input = TypeVar("_Input")
 _Output = TypeVar("_Output")
-FREE_DISK = "Free disk space: `builder clean`, `docker system df`, `docker builder prune`."
+FREE_DISK = "Free disk space: `docker image prune`, `docker system df`, `docker builder prune`."
 FREE_STORE = "`builder gc` removes what no image uses; `builder gc --forget NAME` removes images too."
 
 

@@ -307,13 +307,6 @@ class Engine:
                     raise
         return True
 
-    def prune_cache(self) -> int:
-        """Empties BuildKit's cache; returns the bytes freed."""
-        with translated("emptying the build cache"):
-            response = self._api._post(self._api._url("/build/prune"), params={"all": "1"}, timeout=SILENCE_S)
-            answer = self._api._result(response, True)
-        return int(answer.get("SpaceReclaimed") or 0)
-
     def start(
         self,
         image: str,

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 
 from builder.build import disk
-from builder.build.context import LoadedImage, record_built
+from builder.build.context import LoadedImage
 from builder.build.image_tests import Tester, check_docker_client, why_not_run
 from builder.build.outcomes import Outcome, for_each_image
 from builder.common import errors
@@ -119,7 +119,6 @@ def complete_tests(
         with loading:  # one at a time: two at once were not faster, and take more disk
             view.begin(image.id, "loading")
             image_id = loader.load(stored, Meter(view, image.id, "loaded", 0).add)
-        record_built(project.state, image_id)
         loaded = LoadedImage(id=image_id, digest=stored.manifest.digest, origin="loaded")
 
         # Earlier results of this machine count too: they may not have been attached.

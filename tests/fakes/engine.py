@@ -172,10 +172,6 @@ class FakeEngine(Engine):
         self.swept.append(checkout)
         return 0
 
-    def prune_cache(self) -> int:
-        self.calls.append("prune")
-        return 5_000_000_000
-
     def has_remote(self, reference: str) -> bool:
         return self.registry
 

@@ -22,7 +22,7 @@ def alone(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def test_images_and_engine_say_so(alone: Checkout) -> None:
-    for command in ("images", "build", "test", "engine", "clean"):
+    for command in ("images", "build", "test", "engine"):
         output = alone.builder(command, code=6)
         assert "no Docker Engine answers" in output
         assert "none.sock" in output

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from builder.build.context import clean, project_of_tests
+from builder.build.context import project_of_tests
 from builder.engine.run import Run
 from builder.evidence.suite import Suite
 from builder.matrix.project import Project
-from tests.fakes.engine import FakeEngine, MemoryConsole
+from tests.fakes.engine import MemoryConsole
 from tests.fakes.run import new_run
 from tests.paths import ROOT
 
@@ -47,14 +47,6 @@ def test_results_and_logs_are_those_of_the_checkout(run: Run) -> None:
     copy = project_of_tests(run)
     assert copy.state.resolve() == run.project.state.resolve()
     assert str((copy.logs / "a.log").relative_to(copy.root)) == ".builder/logs/a.log"
-
-
-def test_clean_removes_containers_of_killed_tests(run: Run) -> None:
-    """Their label is the root of the tests."""
-    engine = FakeEngine()
-    copy = project_of_tests(run)
-    clean(engine, run.project, cache=False)
-    assert engine.swept == [str(run.project.root), str(copy.root)]
 
 
 def test_a_file_that_the_team_deleted_is_not_left(run: Run) -> None:

@@ -212,7 +212,7 @@ def test_sigterm_becomes_terminated(run: Run, monkeypatch: pytest.MonkeyPatch) -
     assert run("plan", CELL).code == 143
 
 
-@pytest.mark.parametrize("command", ["render", "lock", "images", "build", "test", "clean"])
+@pytest.mark.parametrize("command", ["render", "lock", "images", "build", "test"])
 def test_two_builders_never_use_a_checkout_at_once(run: Run, locked: Project, command: str) -> None:
     assert run("render").code == 0
     with locked.locked("builder images", wait=False, view=View(MemoryConsole())):

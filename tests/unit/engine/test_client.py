@@ -61,7 +61,7 @@ def engine(**api: Any) -> Engine:
             api_error(500, "write: no space left on device"),
             DiskError,
             "the disk of Docker Engine is full",
-            "builder clean",
+            "docker image prune",
         ),
         (api_error(409, "conflict"), EngineError, "doing: conflict", ""),
         (
