@@ -11,14 +11,13 @@ from rich.text import Text
 from builder.build import doctor
 from builder.build.apt_container import ContainerApt
 from builder.cli.context import Context, new_table
-from builder.common.console import Meter, View
-from builder.common.errors import DamagedError, EngineError, UsageError
+from builder.common.console import View
+from builder.common.errors import EngineError, UsageError
 from builder.common.files import short_digest
 from builder.common.text import counted, size
 from builder.debian.archives import Archives
 from builder.engine import setup
 from builder.layers import garbage, stored_images
-from builder.layers.store import Store, sizes
 
 
 @click.command(name="doctor")
@@ -50,22 +49,15 @@ def doctor_command(context: Context) -> None:
     metavar="NAME",
     help="Also delete these images. NAME is a tag, a cell id, or a pattern; the option can be repeated.",
 )
-@click.option("--check", is_flag=True, help="Check the hash of every blob, and delete only damaged blobs.")
 @click.pass_obj
-def gc_command(context: Context, dry_run: bool, patterns: Sequence[str], check: bool) -> None:
+def gc_command(context: Context, dry_run: bool, patterns: Sequence[str]) -> None:
     """Show the images in the store, and delete unused blobs.
 
     Blobs are files of the store: layers, configurations and manifests. SIZE is the size of an image; OWN is the part
-    that no other image shares. If an image is damaged, nothing is deleted: use --check to delete the damaged blobs,
-    then `builder build` to build them again.
+    that no other image shares. If an image is incomplete, nothing is deleted.
     """
     store = context.store
     store.require()
-    if check:
-        if dry_run or patterns:
-            raise UsageError("--check cannot be combined with --dry-run or --forget")
-        _check(context, store)
-        return
     # Every pattern is checked before anything is changed. The order is that of the patterns.
     stored = store.images()
     references = context.references() if patterns else {}
@@ -94,27 +86,6 @@ def gc_command(context: Context, dry_run: bool, patterns: Sequence[str], check: 
         context.say(f"kept to make its operating systems again: {kept}, {size(sum(freed.packages.values()))}")
     parts = f"{counted(len(freed.blobs), 'unused blob')}, {counted(len(freed.leftovers), 'leftover')}"
     context.say(f"{would}freed: {size(freed.bytes)} ({parts})")
-
-
-def _check(context: Context, store: Store) -> None:
-    view = View(context.err)
-    meter = Meter(view, "store", "checked", sum(sizes(store.root.glob("blobs/sha256/*")).values()))
-    with view.live():
-        result = garbage.check_blobs(store, meter.add)
-    for name in result.restored:
-        context.say(f"restored in index.json: {name}")
-    for blob in result.damaged:
-        context.say(f"{blob} did not match its digest and was removed")
-    for name, fault in result.incomplete.items():
-        context.say(f"damaged: {name}: {fault}")
-    if result.damaged or result.incomplete:
-        damaged = f"{len(result.damaged)} of {counted(result.blobs, 'blob')} damaged"
-        raise DamagedError(
-            f"{damaged}, {counted(len(result.incomplete), 'image')} incomplete",
-            hint="`builder images CELLS` builds them again; `builder gc --forget NAME` deletes an image instead.",
-        )
-    blobs = counted(result.blobs, "blob")
-    context.say(f"store: {store.root}: {blobs}, {size(result.bytes)}, all match their digests")
 
 
 @click.command(name="engine")

@@ -12,7 +12,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ SYNC_S = 0.1  # between two syncs of a file that is being written
 NEW_FILE_S = 2  # a temporary file may not be locked yet
 CHUNK = 1 << 20
 PLAIN_CHUNK = 1 << 18
-REPAIR = "Remove damaged blobs with `builder gc --check`, then build the image again."
+REPAIR = "Delete the damaged blobs as docs/troubleshooting.md shows, then build the image again."
 
 InflateError = cast("type[Exception]", isal_zlib.error)  # its stub declares an instance
 
@@ -103,13 +103,12 @@ class Blobs:
         except (EOFError, gzip.BadGzipFile, InflateError) as error:
             raise DamagedError(f"{self.path(blob)} is not valid gzip: {error}", hint=REPAIR, blob=blob) from error
 
-    def matches(self, blob: str, read: Callable[[int], None] = lambda _: None) -> bool:
-        """True if the blob exists and matches its digest. `read` is called with the number of bytes of each chunk."""
+    def matches(self, blob: str) -> bool:
+        """True if the blob exists and matches its digest."""
         file_hash = hashlib.sha256()
         try:
             for chunk in self.chunks(blob):
                 file_hash.update(chunk)
-                read(len(chunk))
         except FileNotFoundError:
             return False
         return f"sha256:{file_hash.hexdigest()}" == blob

@@ -1,4 +1,4 @@
-"""Finds and frees the garbage of a store (files that no image uses), and checks the blobs of the store.
+"""Finds and frees the garbage of a store: files that no image uses.
 
 Frees nothing while a named image is incomplete: without its manifest, its other blobs look like garbage.
 """
@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import fcntl
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from builder.common.errors import DamagedError
-from builder.common.files import TEMPORARY_SUFFIX, short_digest
+from builder.common.files import TEMPORARY_SUFFIX
 from builder.layers import store, stored_images
-from builder.layers.blobs import MANIFEST_TYPE, REPAIR, Descriptor
-from builder.layers.store import IMAGE_NAME, PACKAGES, Store
+from builder.layers.store import PACKAGES, Store
 
 MOST_DAMAGED = 5  # damaged images that an error names
-LARGEST_MANIFEST = 1 << 20  # bytes of a blob that may be a manifest: larger blobs are not read as JSON
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,20 +44,6 @@ class Use:
     manifest: str
     bytes: int
     own: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoreCheck:
-    """The result of a check. `damaged` blobs were removed; `incomplete` images have names and faults.
-
-    `restored` are the names in the index, if that was lost or damaged.
-    """
-
-    blobs: int
-    bytes: int
-    damaged: tuple[str, ...]
-    incomplete: Mapping[str, str]
-    restored: tuple[str, ...] = ()
 
 
 def image_uses(stored: Store, *, without: Collection[str] = ()) -> list[Use]:
@@ -110,7 +93,7 @@ def find_garbage(stored: Store, *, without: Collection[str] = ()) -> Garbage:
         lines += [f"  ... and {len(faults) - MOST_DAMAGED} more"] if len(faults) > MOST_DAMAGED else []
         raise DamagedError(
             "nothing was freed, because images of the store are damaged\n" + "\n".join(lines),
-            hint=f"{REPAIR} Or remove the images: builder gc --forget NAME",
+            hint="Build them again, or remove them: builder gc --forget NAME",
         )
     kept = {blob for use in image_uses(stored, without=without) for blob in stored_images.blobs(stored, use.manifest)}
     records = map(store.read_record, (stored.root / "layers").iterdir())
@@ -141,52 +124,3 @@ def remove_garbage(stored: Store, *, without: Collection[str] = (), wait: bool =
         for path in (*garbage.leftovers, *garbage.blobs):
             path.unlink(missing_ok=True)
     return garbage
-
-
-def check_blobs(stored: Store, read: Callable[[int], None]) -> StoreCheck:
-    """Hashes every blob and removes those that do not match their digest; `read` is called with bytes read.
-
-    First restores a lost or damaged index. Raises FileError if there is no store.
-    """
-    stored.require()
-    with stored.locked(fcntl.LOCK_SH):
-        restored: tuple[str, ...] = ()
-        try:
-            stored.images()
-        except DamagedError:
-            restored = _restore_index(stored)
-        blobs = store.sizes((stored.root / "blobs/sha256").iterdir())
-        names = (f"sha256:{path.name}" for path in sorted(blobs))
-        damaged = tuple(blob for blob in names if not stored.matches(blob, read))
-        for blob in damaged:
-            stored.discard(blob)
-        faults = incomplete_images(stored)
-    return StoreCheck(
-        blobs=len(blobs), bytes=sum(blobs.values()), damaged=damaged, incomplete=faults, restored=restored
-    )
-
-
-def _restore_index(stored: Store) -> tuple[str, ...]:
-    """Writes a lost index again, from the records of images; returns the names in it.
-
-    A manifest without a record gets a name from its digest, so that nothing is freed before it has been reviewed.
-    """
-    # The oldest first: of two records with the same name, the newer one counts.
-    paths = sorted((stored.root / "layers").iterdir(), key=lambda path: path.stat().st_mtime)
-    records = [record for record in map(store.read_record, paths) if IMAGE_NAME in record]
-    known = {record["digest"] for record in records}
-    named = [(str(record[IMAGE_NAME]), record["digest"], record["size"]) for record in records]
-    for path, count in sorted(store.sizes((stored.root / "blobs/sha256").iterdir()).items()):
-        blob = f"sha256:{path.name}"
-        if blob not in known and count < LARGEST_MANIFEST:
-            with suppress(DamagedError):  # not a manifest
-                stored_images.blobs(stored, blob)
-                named.append((f"recovered:{short_digest(blob)}", blob, count))
-    names = {
-        name: Descriptor(media_type=MANIFEST_TYPE, digest=blob, size=count)
-        for name, blob, count in named
-        if stored.path(blob).exists()
-    }
-    with stored.disk_errors(), stored.locked(fcntl.LOCK_EX, "index.lock"):
-        stored.write_index(names)
-    return tuple(sorted(names))

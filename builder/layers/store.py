@@ -18,11 +18,11 @@ from typing import Any
 from builder.common.errors import BusyError, DamagedError, FileError, VerifyError
 from builder.common.files import TEMPORARY_SUFFIX, is_digest, write_atomically
 from builder.layers import oci
-from builder.layers.blobs import REPAIR, Blobs, Descriptor
+from builder.layers.blobs import Blobs, Descriptor
 
 BLOBS = "blobs/sha256"
 PACKAGES = "packages"  # in a record beside that of an operating system: the blobs of its Debian packages
-IMAGE_NAME = "name"  # in the record of an image: its name in the index
+WITHOUT_INDEX = "Delete the store: the next build makes its layers and images again."
 
 
 class Store(Blobs):
@@ -48,7 +48,7 @@ class Store(Blobs):
             (self.root / folder).mkdir(parents=True, exist_ok=True)
         if not self.index.exists():
             if any((self.root / "blobs/sha256").iterdir()):
-                raise DamagedError(f"{self.index} is missing, but the store has blobs", hint=REPAIR)
+                raise DamagedError(f"{self.index} is missing, but the store has blobs", hint=WITHOUT_INDEX)
             self.write_index({})
 
     def require(self) -> None:
@@ -109,7 +109,7 @@ class Store(Blobs):
             return oci.read_index(self.index.read_bytes())
         except (FileNotFoundError, VerifyError) as error:
             reason = error if isinstance(error, VerifyError) else "it is missing"
-            raise DamagedError(f"cannot read {self.index}: {reason}", hint=REPAIR) from error
+            raise DamagedError(f"cannot read {self.index}: {reason}", hint=WITHOUT_INDEX) from error
         except OSError as error:
             raise FileError(f"cannot read {self.index}: {error.strerror}") from error
 

@@ -12,7 +12,7 @@ from builder.layers import oci, stored_layers
 from builder.layers.blobs import CONFIG_TYPE, REPAIR
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer, Manifest
-from builder.layers.store import IMAGE_NAME, Store
+from builder.layers.store import Store
 from builder.matrix import cells
 from builder.plan.plan import PlannedImage
 from builder.plan.settings import built_labels
@@ -96,7 +96,7 @@ def put_name(
     """Names an image in the store and records it, so that `find_stored_image` returns it."""
     manifest = image.manifest.descriptor
     store.name(name, manifest, instead_of=instead_of)
-    store.put_record(_key(planned, system), asdict(manifest) | {IMAGE_NAME: name})
+    store.put_record(_key(planned, system), asdict(manifest))
 
 
 def _key(planned: PlannedImage, system: Layer) -> str:

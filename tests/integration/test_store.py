@@ -20,8 +20,10 @@ from tests.integration.engine_proxy import EngineProxy
 from tests.integration.index import Fault, Index
 from tests.integration.registry import Server
 from tests.integration.test_load import OF_A_TAR
+from tests.paths import ROOT
 
 MB = 10**6
+TROUBLESHOOTING = ROOT / "docs/troubleshooting.md"
 ROOMY = 400 * MB
 
 
@@ -211,10 +213,11 @@ def test_a_damaged_layer_is_noticed_when_it_is_staged(released: Checkout, tmp_pa
         output = released.builder("stage", "--staging", f"{server.address}/staging", code=12)
         assert "damaged: its SHA-256 is not" in output
         assert str(damaged) in output
-        assert "builder gc --check" in output
-        output = released.builder("gc", "--check", code=12)
-        assert f"sha256:{damaged.name} did not match its digest and was removed" in output
+        command = next(
+            line for line in TROUBLESHOOTING.read_text("utf-8").splitlines() if "sha256sum" in line
+        ).partition(" && ")[2]
+        subprocess.run(["sh", "-euc", command.partition("  #")[0]], cwd=released.store / "blobs/sha256", check=True)
+        assert not damaged.exists()
         released.builder("images")
-        assert "all match their digests" in released.builder("gc", "--check")
         assert ": 2 images, " in released.publish(server.address)
     assert stores.faults(released.store) == []

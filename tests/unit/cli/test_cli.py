@@ -109,7 +109,6 @@ MESSAGES: list[tuple[list[str], int, str, str]] = [
     (["images", UNLOCKED], 4, f"not locked: {UNLOCKED}", f"Resolve first: builder lock {UNLOCKED}\n"),
     (["build", "-j", "0"], 2, "0 is not in the range 1<=x<=32", ""),
     (["--store-limit", "40 GB", "gc"], 2, "invalid size '40 GB': use e.g. 40GB", ""),
-    (["gc", "--check", "--dry-run"], 2, "--check cannot be combined with --dry-run", ""),
     (["gc", "--forget", "it:1", "--forget", "none:*"], 2, "no image 'none:*'", "`builder gc --dry-run` lists"),
     (["verify", "it:2"], 2, "has no image 'it:2'", ""),
     (["verify", "it:1", "--identity", "us"], 2, "--identity and --issuer must be used together", ""),

@@ -1,10 +1,9 @@
-"""What `gc` frees of a store, what it never frees, and what a check finds."""
+"""What `gc` frees of a store, and what it never frees."""
 
 from __future__ import annotations
 
 import fcntl
 import json
-import os
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -15,7 +14,7 @@ from builder.common.errors import BusyError, DamagedError
 from builder.layers import garbage
 from builder.layers.blobs import LAYER_TYPE
 from builder.layers.garbage import Use
-from builder.layers.store import IMAGE_NAME, PACKAGES, Store
+from builder.layers.store import PACKAGES, Store
 from tests.unit.layers.test_store import digest_of, files, image
 
 # ---- what may be freed
@@ -159,57 +158,6 @@ def test_a_damaged_image_can_be_removed(crowded: Store) -> None:
     garbage.remove_garbage(crowded, without=["y"])
     assert list(crowded.images()) == ["x"]
     assert not crowded.path(digest_of(b"of y")).exists()
-
-
-def test_a_check_of_an_undamaged_store(crowded: Store) -> None:
-    read: list[int] = []
-    result = garbage.check_blobs(crowded, read.append)
-    assert (result.damaged, result.incomplete) == ((), {})
-    assert result.blobs == len(list((crowded.root / "blobs/sha256").iterdir()))
-    assert result.bytes == sum(read)
-
-
-def test_a_check_removes_damaged_blobs_and_names_the_incomplete_images(crowded: Store) -> None:
-    """The next build makes them again."""
-    damage(crowded, digest_of(b"new"))
-    damage(crowded, digest_of(b"kept for later"))
-    result = garbage.check_blobs(crowded, lambda _: None)
-    assert set(result.damaged) == {digest_of(b"new"), digest_of(b"kept for later")}
-    assert list(result.incomplete) == ["x"]
-    assert not crowded.path(digest_of(b"new")).exists()
-    crowded.put(b"new", LAYER_TYPE)
-    assert garbage.check_blobs(crowded, lambda _: None).incomplete == {}
-
-
-@pytest.mark.parametrize("text", ["", "{", None], ids=["empty", "truncated", "lost"])
-def test_a_check_restores_the_index(crowded: Store, text: str | None) -> None:
-    """From the records of images. A manifest without a record gets a name, so that nothing is freed unreviewed."""
-    manifest = crowded.images()["x"]
-    crowded.put_record("4" * 64, manifest.as_data() | {IMAGE_NAME: "x"})
-    if text is None:
-        crowded.index.unlink()
-    else:
-        crowded.index.write_text(text)
-    result = garbage.check_blobs(crowded, lambda _: None)
-    recovered = result.restored[0]
-    assert (result.incomplete, result.restored) == ({}, (recovered, "x"))
-    assert recovered.startswith("recovered:")
-    assert crowded.images()["x"] == manifest
-    assert len(garbage.image_uses(crowded)) == 2
-
-
-def test_a_lost_index_is_restored_from_the_records_of_images(store: Store) -> None:
-    """By the newest record of each name; an image without its manifest gets no name."""
-    manifests = {name: image(store, name, name.encode()) for name in ("old", "new", "other", "lost")}
-    records = (("old", "org/a:1"), ("new", "org/a:1"), ("other", "org/b:1"), ("lost", "org/c:1"))
-    for number, (key, name) in enumerate(records):
-        store.put_record(str(number) * 64, manifests[key].as_data() | {IMAGE_NAME: name})
-        os.utime(store.root / f"layers/{str(number) * 64}.json", (number, number))
-    store.put_record("9" * 64, {"digest": manifests["old"].digest, "size": 1})
-    store.path(manifests["lost"].digest).unlink()
-    store.index.unlink()
-    assert garbage.check_blobs(store, lambda _: None).restored == ("org/a:1", "org/b:1")
-    assert store.images() == {"org/a:1": manifests["new"], "org/b:1": manifests["other"]}
 
 
 def test_a_changed_byte_of_the_index_frees_nothing(crowded: Store) -> None:

@@ -89,12 +89,13 @@ def write(*entries: Entry) -> None:
     splice.write_layer(entries, io.BytesIO())
 
 
-REPAIR = "builder gc --check"
+REPAIR = "docs/troubleshooting.md"
+DELETE = "Delete the store"
 LOST = "sha256:" + "0" * 64
 CASES: dict[str, tuple[Callable[[Store], object], str, str]] = {
     "no store": (lambda s: Store(s.root / "no").require(), "no store in {root}/no", "it creates the store"),
     "another folder": (lambda s: Store(s.root / "blobs").prepare(), "is neither empty nor an image", "a new folder"),
-    "no index": (without_index, "{root}/index.json is missing, but the store has blobs", REPAIR),
+    "no index": (without_index, "{root}/index.json is missing, but the store has blobs", DELETE),
     "in use": (in_use, "the store {root} is in use by another builder", "builder --wait COMMAND"),
     "full disk": (on_full_disk, "the disk of the store is full ({root})", "`builder gc`"),
     "incomplete": (
@@ -103,7 +104,7 @@ CASES: dict[str, tuple[Callable[[Store], object], str, str]] = {
         f"  x0: 1 blob is missing or truncated: {digest_of_bytes(b'layer')}\n",
         "builder gc --forget NAME",
     ),
-    "more incomplete": (incomplete, "\n  ... and 2 more", REPAIR),
+    "more incomplete": (incomplete, "\n  ... and 2 more", "Build them again"),
     "lost blob": (lambda s: s.read(LOST), f"blob {LOST} is missing from the store", REPAIR),
     "damaged blob": (lambda s: s.read(put(s, b"a", b"b")), " does not match its digest", REPAIR),
     "removed blob": (
@@ -115,7 +116,7 @@ CASES: dict[str, tuple[Callable[[Store], object], str, str]] = {
     "index": (
         lambda s: (s.index.write_text("{"), s.images()),
         "cannot read {root}/index.json: invalid index: ",
-        REPAIR,
+        DELETE,
     ),
     "manifest": (lambda s: stored_images.blobs(s, s.put(b"{}", MANIFEST_TYPE).digest), "invalid manifest", REPAIR),
     "other layer": (

@@ -16,7 +16,7 @@ import pytest
 
 from builder.common.errors import DamagedError, DiskError, FileError
 from builder.layers import oci
-from builder.layers.blobs import CHUNK, CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
+from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
 from builder.layers.oci import Layer
 from builder.layers.store import Store
 
@@ -191,14 +191,6 @@ def test_a_build_removes_damaged_blobs(store: Store) -> None:
     assert (store.path(good).exists(), store.path(bad).exists()) == (True, False)
 
 
-def test_large_blobs_are_hashed_in_chunks(store: Store) -> None:
-    blob = store.put(bytes(3 * CHUNK + 1), LAYER_TYPE).digest
-    read: list[int] = []
-    assert store.matches(blob, read.append)
-    assert read == [CHUNK, CHUNK, CHUNK, 1]
-    assert not store.matches(KEY, read.append)
-
-
 def test_a_blob_appears_when_it_is_complete(store: Store) -> None:
     with store.new_blob() as blob:
         blob.file.write(b"hel")
@@ -364,7 +356,6 @@ def test_a_damaged_index_is_reported(store: Store, text: str) -> None:
 
 
 def test_an_index_that_cannot_be_read_is_not_a_lost_one(store: Store) -> None:
-    """`gc --check` replaces a damaged index."""
     store.index.unlink()
     store.index.mkdir()
     with pytest.raises(FileError) as caught:
