@@ -682,3 +682,11 @@ def test_a_locale_that_the_image_lacks_is_one_warning(once: Callable[..., Any]) 
     assert err.count("de_DE") == 2
     assert "LANG=de_DE.UTF-8, LC_TIME=de_DE.UTF-8: not in this image, C.UTF-8 is used" in err
     assert "locale" not in err.replace("locales-all", "")
+
+
+def test_a_terminal_that_the_image_lacks_is_one_warning(once: Callable[..., Any]) -> None:
+    code = "clear >/dev/null && echo $TERM"
+    status, out, err = once(["sh", "-c", code], environment={"TERM": "xterm-ghostty"})
+    assert (status, out, err.count("TERM")) == (0, "xterm-256color\n", 1)
+    assert "TERM=xterm-ghostty: not in this image, xterm-256color is used" in err
+    assert once(["sh", "-c", code], environment={"TERM": "screen", "START_QUIET": "1"}) == (0, "screen\n", "")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import locale
 import os
+import subprocess
 import sys
 from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from .refusal import Refusal
 SMALL_SHM = 512 * 2**20
 WITHOUT_GPU = Path("/etc/without-gpu.d")
 GPU_MEMORY_HOOK = "/usr/local/lib/gpu-memory-limit"
+TERMINAL = "xterm-256color"
 LOCALE = "C.UTF-8"  # the only one of the image that has UTF-8
 # setlocale(3). Not all that begins with LC_: some terminals set LC_TERMINAL to their own name.
 LOCALES = (
@@ -68,7 +70,7 @@ def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
         raise Refusal(str(error)) from error
     (home / state.SERVICES).unlink(missing_ok=True)  # of an earlier start: unhealthy until the hooks have run
     environ["STATE_DIR"] = str(home)
-    warnings += person.set_up(environ, home)
+    warnings += [*person.set_up(environ, home), *replace_terminal(environ)]
     driver = gpus.read() if "NVIDIA_VISIBLE_DEVICES" in environ else gpus.Driver()
     lines, gpu_warnings = gpus.describe(driver, environ)
     warnings += [
@@ -157,6 +159,19 @@ def replace_locales(environ: MutableMapping[str, str], is_known: Callable[[str],
     given = ", ".join(f"{name}={environ[name]}" for name in missing)
     environ.update(dict.fromkeys(missing, LOCALE))
     return [f"{given}: not in this image, {LOCALE} is used. To have it, install locales-all in a derived image"]
+
+
+def replace_terminal(environ: MutableMapping[str, str]) -> list[str]:
+    """Replaces a terminal that the image does not know, such as that of kitty; returns a warning. tmux would fail.
+
+    As the container's user, because the description may be a file of theirs.
+    """
+    name = environ.get("TERM")
+    command = ["/usr/bin/infocmp", "--", name or ""]
+    if not name or not subprocess.run(command, env=dict(environ), capture_output=True, check=False).returncode:
+        return []
+    environ["TERM"] = TERMINAL
+    return [f"TERM={name}: not in this image, {TERMINAL} is used"]
 
 
 def without_gpu(folder: Path = WITHOUT_GPU) -> list[tuple[str, str]]:

@@ -58,7 +58,9 @@ PermitUserRC no
 X11Forwarding no
 PrintMotd no
 LoginGraceTime 30
-MaxAuthTries 4
+# Each key that an agent offers before the right one is a try; VS Code opens many sessions over one connection.
+MaxAuthTries 20
+MaxSessions 100
 ClientAliveInterval 60
 Subsystem sftp internal-sftp -d /workspace
 {environment}
