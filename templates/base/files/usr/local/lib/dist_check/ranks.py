@@ -64,6 +64,9 @@ class Ranks:
             log, nccl_log = folder / f"{order['rank']}.log", folder / f"{order['rank']}.nccl"
             # Only for the check's processes. The variables turn on NCCL's log; they do not change what NCCL does.
             environment = {**os.environ, **variables, **nccl.VARIABLES, "NCCL_DEBUG_FILE": str(nccl_log)}
+            # gRPC, of JAX and TensorFlow, asks a proxy for the other ranks, even for those of this machine.
+            for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+                environment.pop(name, None)
             read_end, write_end = os.pipe()
             with log.open("wb") as stream:
                 process = subprocess.Popen(
