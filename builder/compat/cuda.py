@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -25,7 +25,6 @@ from builder.matrix.facts import Facts
 from builder.matrix.schema import AMD64, FrameworkVersion, Matrix, cuda_major
 
 MAX_PLUGINS = 3  # plugins of plugins; real plugins are one level deep
-LONGEST_REQUIREMENT = 2000  # characters of a Requires-Dist; real requirements have less than 300
 _RUNTIME = re.compile(rf"nvidia-cuda-runtime(-cu\d+)?|{TOOLKIT}", re.ASCII)
 
 
@@ -148,7 +147,7 @@ class FrameworkRelease:
     def _bounds(self) -> Iterator[str]:
         """Bounds on other packages that only facts.yaml has, for the release and for what it requires."""
         package = Requirement(self.matrix.frameworks[self.cell.framework].package).name
-        active = self._active(self.metadata, self._extras)
+        active = self.metadata.requirements(self.cell, self._extras)
         required: dict[str, Requirement] = {canonicalize_name(item.name): item for item in active}
         for conflict in self.facts.traps:
             version = None
@@ -180,7 +179,7 @@ class FrameworkRelease:
 
     def _runtime(self, metadata: Metadata, extras: Iterable[str], depth: int = 0) -> Runtime | None:
         """The CUDA runtime that a release with these extras requires, itself or through a plugin."""
-        requirements = self._active(metadata, extras)
+        requirements = metadata.requirements(self.cell, extras)
         by = f"{metadata.name} {metadata.version}"
         for item in requirements:
             if _RUNTIME.fullmatch(canonicalize_name(item.name)):
@@ -203,38 +202,6 @@ class FrameworkRelease:
         """The stable releases that a requirement admits, oldest first."""
         releases = self.catalogue.package(requirement.name).releases
         return [item for item in releases if item.is_stable and requirement.specifier.contains(item.version)]
-
-    def _active(self, metadata: Metadata, extras: Iterable[str]) -> list[Requirement]:
-        """The requirements that apply on Linux to the cell's Python and architecture with these extras."""
-        names = ["", *sorted(extras)]
-        requirements = filter(None, map(_parse, metadata.requires))
-        return [item for item in requirements if any(_applies(item, self.cell, name) for name in names)]
-
-
-def _applies(requirement: Requirement, cell: Cell, extra: str) -> bool:
-    environment = {
-        "extra": extra,
-        "platform_machine": PLATFORMS[cell.arch],
-        "platform_system": "Linux",
-        "python_full_version": f"{cell.python}.0",
-        "python_version": cell.python,
-        "sys_platform": "linux",
-    }
-    try:
-        return not requirement.marker or requirement.marker.evaluate(environment)
-    except (ValueError, KeyError, RecursionError):  # an invalid comparison, or an unknown variable
-        return False
-
-
-@cache
-def _parse(text: str) -> Requirement | None:
-    """The requirement in a text; None for one that no installer can read: old metadata has such requirements."""
-    if len(text) > LONGEST_REQUIREMENT or not text.replace("\t", " ").isprintable():
-        return None
-    try:
-        return Requirement(text)
-    except (InvalidRequirement, RecursionError):
-        return None
 
 
 def _minor(version: Version) -> str:

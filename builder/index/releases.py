@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass
+from functools import cache
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, TypeGuard
 from zipfile import BadZipFile, ZipFile
 
 from packaging.metadata import parse_email
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, is_normalized_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
@@ -21,12 +23,14 @@ from builder.common.http import PIECE
 from builder.index.session import DOCTOR, IndexSession, fetch_errors
 from builder.index.settings import IndexSettings
 from builder.index.wheels import LONGEST, PLATFORMS
+from builder.matrix.cells import Cell
 from builder.matrix.schema import AMD64, Arch
 
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
 
 LARGEST = 4 << 20  # bytes of a METADATA file; real files have less than 0.1 MB
+LONGEST_REQUIREMENT = 2000  # characters of a Requires-Dist; real requirements have less than 300
 UPLOAD_AGAIN = "Upload the wheel to the index again, or pin another version in matrix.yaml."
 
 
@@ -69,6 +73,12 @@ class Metadata:
     version: str
     requires: tuple[str, ...] = ()
     extras: tuple[str, ...] = ()
+
+    def requirements(self, cell: Cell, extras: Iterable[str]) -> list[Requirement]:
+        """The requirements that apply on Linux to the cell's Python and architecture with these extras."""
+        names = ["", *sorted(extras)]
+        requirements = filter(None, map(_parse_requirement, self.requires))
+        return [item for item in requirements if any(_applies(item, cell, name) for name in names)]
 
 
 class Index:
@@ -193,6 +203,32 @@ def parse_metadata(file: str, text: bytes) -> Metadata:
         requires=tuple(fields.get("requires_dist", ())),
         extras=tuple(sorted(extra for extra in extras if is_normalized_name(extra))),
     )
+
+
+def _applies(requirement: Requirement, cell: Cell, extra: str) -> bool:
+    environment = {
+        "extra": extra,
+        "platform_machine": PLATFORMS[cell.arch],
+        "platform_system": "Linux",
+        "python_full_version": f"{cell.python}.0",
+        "python_version": cell.python,
+        "sys_platform": "linux",
+    }
+    try:
+        return not requirement.marker or requirement.marker.evaluate(environment)
+    except (ValueError, KeyError, RecursionError):  # an invalid comparison, or an unknown variable
+        return False
+
+
+@cache
+def _parse_requirement(text: str) -> Requirement | None:
+    """The requirement in a text; None for one that no installer can read: old metadata has such requirements."""
+    if len(text) > LONGEST_REQUIREMENT or not text.replace("\t", " ").isprintable():
+        return None
+    try:
+        return Requirement(text)
+    except (InvalidRequirement, RecursionError):
+        return None
 
 
 def _metadata_in_wheel(session: IndexSession, url: str, *, whole: bool) -> bytes:

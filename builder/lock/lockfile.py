@@ -52,10 +52,11 @@ class Basis:
 
 @model(frozen=True, kw_only=True, config=STRICT)
 class Lock:
-    """The lock of a group."""
+    """The lock of a group. `held` are the names of the packages that pip and uv in its images keep, besides CUDA's."""
 
     group: str
     basis: Basis
+    held: list[str]
     components: dict[str, LockedComponent]
     wheels: tuple[LockedWheel, ...]
     format: Literal[2] = FORMAT
@@ -199,10 +200,11 @@ class _GroupLocks(LockFiles[str, Lock]):
     def dump(self, lock: Lock) -> str:
         """The file's text, with one line for each component and each wheel, for readable diffs."""
         head = json.dumps({"format": FORMAT, "group": lock.group, "basis": vars(lock.basis)}, indent=1)[:-2]
+        held = json.dumps(lock.held)
         parts = [f"{json.dumps(name)}: {json.dumps(vars(part))}" for name, part in lock.components.items()]
         wheels = [json.dumps(_fields(wheel)) for wheel in lock.wheels]
         components, entries = lock_text.json_block("{", parts, "}"), lock_text.json_block("[", wheels, "]")
-        return f'{head},\n "components": {components},\n "wheels": {entries}\n}}\n'
+        return f'{head},\n "held": {held},\n "components": {components},\n "wheels": {entries}\n}}\n'
 
     def faults(self, lock: Lock, key: str) -> Iterator[str]:
         """Contradictions between the wheels and their order, their file names, and the components."""
@@ -227,6 +229,8 @@ class _GroupLocks(LockFiles[str, Lock]):
             platforms = parts[-1].removesuffix(".whl").split(".")
             if not any(platform == "any" or platform.endswith(f"_{lock.basis.platform}") for platform in platforms):
                 yield f"{wheel.file} is not for {lock.basis.platform}"
+        if lock.held != sorted(set(lock.held) & set(names)):
+            yield "the held packages are not sorted, or one has no wheel"
         needed = {name for part in lock.components.values() for name in part.wheels}
         for name in sorted(needed ^ set(names)):
             yield f"missing wheel {name}" if name in needed else f"unused wheel {name}"

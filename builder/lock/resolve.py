@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from builder.common.console import View
 from builder.common.errors import FetchError, LockError, UnreachableError
 from builder.common.text import counted
 from builder.index.host import Host
+from builder.index.releases import parse_metadata
 from builder.index.wheels import LockedWheel
 from builder.lock import checks, lockfile, uv
 from builder.lock.lockfile import Basis, Lock, LockedComponent
@@ -48,6 +52,7 @@ class Resolver:
         # Locked wheels stay as they are where they can: a new variant must not change the wheels of other images.
         parts: dict[str, LockedComponent] = {}
         wheels: dict[str, LockedWheel] = {}
+        held: list[str] = []
         if present and present.basis == basis:
             still_needed = {component: part for component, part in present.components.items() if component in needs}
             names = {name for part in still_needed.values() for name in part.wheels}
@@ -56,7 +61,7 @@ class Resolver:
             if all(part.requirements == needs[component] for component, part in still_needed.items()) and all(
                 wheel.index == indexes.get(name, "") for name, wheel in kept_wheels.items()
             ):
-                parts, wheels = still_needed, kept_wheels
+                parts, wheels, held = still_needed, kept_wheels, present.held
         if parts.keys() != needs.keys():
             self.view.say(f"{cell.group}: resolving {counted(sum(map(len, needs.values())), 'requirement')}")
             new = [component for component in needs if component not in parts]
@@ -81,10 +86,13 @@ class Resolver:
                 parts[component] = LockedComponent(requirements=needs[component], wheels=sorted(closure))
                 added |= {name: wheel for name, wheel in closure.items() if name not in wheels}
             wheels |= self._with_sizes(cell, added)
+            if cell.framework in new:
+                held = self._held(cell, wheels)
         _check(self.matrix, cell, {component: part.wheels for component, part in parts.items()}, wheels)
         return Lock(
             group=cell.group,
             basis=basis,
+            held=held,
             components={component: parts[component] for component in needs},
             wheels=tuple(wheels[name] for name in sorted(wheels)),
         )
@@ -119,6 +127,28 @@ class Resolver:
         """The wheels for all that some requirements need."""
         pylock = self._compile(cell, packages, uv.pinned(versions))
         return self.uv.wheels(Target.of(self.matrix, cell), pylock)
+
+    def _held(self, cell: Cell, wheels: Mapping[str, LockedWheel]) -> list[str]:
+        """The framework, the `packages` of its line, and what the METADATA of these wheels requires in one version.
+
+        An exact requirement is followed with its extras: torch requires `cuda-toolkit[cublas]==13.0.2`, which requires
+        `nvidia-cublas==13.1.0.3.*`.
+        """
+        framework = self.matrix.frameworks[cell.framework]
+        catalogue = self.uv.catalogue.with_indexes(cells.indexes_of_packages(self.matrix, cell), cell.arch)
+        texts = [framework.package_for(cell.cuda), *framework.versions[cell.line].packages]
+        exact = [Requirement(text) for text in texts]
+        for item in exact:  # grows
+            name = canonicalize_name(item.name)
+            if name not in wheels:  # its marker does not apply
+                continue
+            file = {file.filename: file for file in catalogue.files(name)}[wheels[name].file]
+            metadata = parse_metadata(file.filename, catalogue.metadata_text(name, file, whole=True))
+            for requirement in metadata.requirements(cell, item.extras):
+                wheel = wheels.get(canonicalize_name(requirement.name))
+                if wheel and _is_exact(requirement, wheel.version) and requirement not in exact:
+                    exact.append(requirement)
+        return sorted(wheels.keys() & {canonicalize_name(item.name) for item in exact})
 
     def _compile(
         self,
@@ -157,6 +187,16 @@ class Resolver:
         except LockError as error:
             return str(error)
         return ""
+
+
+def _is_exact(requirement: Requirement, version: str) -> bool:
+    """True if a requirement admits this version alone.
+
+    JAX writes `<=0.12.0.1,>=0.12.0.1`. cuda-toolkit writes `==13.0.96.*` for 13.0.96; `==13.*` is a range.
+    """
+    pins = {(pin.operator, pin.version) for pin in requirement.specifier}
+    is_pinned = any(operator in ("==", "===") and not pin.endswith(".*") for operator, pin in pins)
+    return is_pinned or ("==", f"{version}.*") in pins or pins >= {("<=", version), (">=", version)}
 
 
 def _check(matrix: Matrix, cell: Cell, names: Mapping[str, Iterable[str]], wheels: Mapping[str, LockedWheel]) -> None:

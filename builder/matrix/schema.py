@@ -293,8 +293,7 @@ class FrameworkVersion(StrictModel):
 class Framework(StrictModel):
     """A framework. `package_on` overrides `package` by CUDA major; `cpu_image` overrides `image` on the cpu.
 
-    `pinned` are the packages that the framework requires in exactly one version, besides those of CUDA. `license` is
-    its own licence, an SPDX expression; empty if unknown.
+    `license` is its own licence, an SPDX expression; empty if unknown.
     """
 
     short: Short
@@ -302,7 +301,6 @@ class Framework(StrictModel):
     cpu_image: ImageName | None = None
     package: Distribution
     package_on: dict[CudaMajor, Distribution] = {}
-    pinned: list[Distribution] = []
     license: License = ""
     versions: dict[Line, FrameworkVersion] = Field(min_length=1)
 

@@ -24,7 +24,7 @@ from builder.lock.python_lock import PYTHON_LOCKS, LockedPython
 from builder.matrix import cells, support, tags
 from builder.matrix.cells import CUDA, Cell
 from builder.matrix.project import Project
-from builder.matrix.schema import AMD64, Arch, Matrix, required_name
+from builder.matrix.schema import AMD64, Arch, Matrix
 from builder.matrix.support import SupportEnd
 from builder.plan import layer_order, settings
 from builder.plan.layer_order import PlannedLayer
@@ -456,7 +456,7 @@ class _Planner:
             lists[component] = [item for wheel_list in both for item in _by_index(self._matrix, wheel_list)]
         cuda = WheelList(path=f"{folder}/cuda.txt", is_cuda=True, wheels=tuple(shared.values()))
         return _Group(
-            constraints=_constraints(self._matrix, cell, locked),
+            constraints=_constraints(lock, locked),
             cuda=tuple(_by_index(self._matrix, cuda)),
             lists=lists,
             layers=layer_order.lowest_layers(cell, foundation, locked.wheels, compiler, self._prefetch),
@@ -473,24 +473,17 @@ def _by_index(matrix: Matrix, whole: WheelList) -> Iterator[WheelList]:
         yield replace(whole, path=path, wheels=wheels, index=index, folder=folder)
 
 
-def _constraints(matrix: Matrix, cell: Cell, locked: CellLock) -> str:
+def _constraints(lock: Lock, locked: CellLock) -> str:
     """The constraints file that keeps pip and uv from replacing the framework and its CUDA. The same for a group.
 
-    A framework is several packages: jaxlib and jax-cuda12-plugin belong to jax, and packages that depend on exactly
-    this release are in the line's own `packages`. With them come those that the framework pins, and the constraints of
-    the line.
+    All CUDA wheels are held, although TensorFlow and JAX require ranges of versions: without this,
+    `uv pip install torch==2.7.1` replaces cuDNN 9.10 by 9.5 in an image of JAX, which requires 9.8.
     """
-    framework = matrix.frameworks[cell.framework]
-    line = framework.versions[cell.line]
-    package = required_name(framework.package_for(cell.cuda))
-    own = {package, *(required_name(text) for text in line.packages), *framework.pinned}
-    foundation = {CUDA, *cells.foundation(matrix, cell)}
-    pinned = sorted(
-        (wheel.name, wheel.version)
-        for wheel in locked.wheels
-        if wheel.component in foundation
-        and (wheel.component == CUDA or wheel.name in own or wheel.name.startswith(package))
-    )
-    lines = [f"{name}=={version},{_OVERRIDE_HINT}" for name, version in pinned]
-    lines += sorted(line.constraints)
+    wheels = sorted((wheel.name, wheel.version, wheel.component) for wheel in locked.wheels)
+    lines = [
+        f"{name}=={version},{_OVERRIDE_HINT}"
+        for name, version, component in wheels
+        if component == CUDA or name in lock.held
+    ]
+    lines += lock.basis.constraints
     return _CONSTRAINTS + "".join(f"{constraint}\n" for constraint in lines)

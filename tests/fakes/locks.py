@@ -66,6 +66,7 @@ def lock_of(project: Project, group: Iterable[Cell]) -> Lock:
     return Lock(
         group=first.group,
         basis=lockfile.basis(project.matrix, first),
+        held=sorted(re.split(r"==|\[", text)[0] for text in parts[first.framework].requirements if "==" in text),
         components=parts,
         wheels=tuple(wheels[name] for name in sorted(wheels)),
     )

@@ -42,26 +42,6 @@ print(json.dumps([len(files), [path for path in files if not os.path.exists(path
     assert missing == []
 
 
-def test_what_the_framework_pins_is_kept(subject: Any, python: Callable[[str], Any]) -> None:
-    """`pinned` of the framework in matrix.yaml names what it requires in exactly one version."""
-    code = """
-import importlib.metadata as metadata, json
-constraints = open("/etc/pip/constraints.txt").read().splitlines()
-names = [line.partition("==")[0] for line in constraints if "==" in line]
-print(json.dumps([names, {name: metadata.requires(name) or [] for name in names}]))
-"""
-    names, requires = python(code)
-    environment = {"extra": "", "python_version": subject.cell["python"]}
-    pinned = {
-        canonicalize_name(requirement.name)
-        for texts in requires.values()
-        for requirement in map(Requirement, texts)
-        if any(each.operator == "==" and "*" not in each.version for each in requirement.specifier)
-        and (requirement.marker is None or requirement.marker.evaluate(environment))
-    }
-    assert pinned - set(names) == set()
-
-
 def test_requirements_are_met(host: Host) -> None:
     result = host.run("python -m pip check --disable-pip-version-check")
     assert result.rc == 0, result.stdout

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packaging.utils import parse_wheel_filename
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from builder.common.errors import LockError
@@ -42,11 +42,13 @@ def of_wheels(lock: Lock) -> list[str]:
     contradictions = [*([] if names == sorted(set(names)) else ["order"]), *([] if lock.group == GROUP else ["group"])]
     needed = {name for part in lock.components.values() for name in part.wheels}
     contradictions += sorted(needed ^ set(names))
+    contradictions += sorted(set(lock.held) - set(names))
     for wheel in lock.wheels:
-        name, version, *_ = parse_wheel_filename(wheel.file)
-        if (name, version) != (wheel.name, Version(wheel.version)) or not wheel.file.endswith(
-            ("any.whl", "x86_64.whl")
-        ):
+        name, version, *_ = wheel.file.split("-")
+        if (canonicalize_name(name), Version(version)) != (
+            wheel.name,
+            Version(wheel.version),
+        ) or not wheel.file.endswith(("any.whl", "x86_64.whl")):
             contradictions.append(wheel.file)
     return contradictions
 

@@ -33,7 +33,7 @@ def test_the_tiny_locks_are_up_to_date(tiny: Project, snapshot: Callable[[str, s
 
 def test_read_gives_what_was_written(tiny: Project) -> None:
     full = locks.locks(tiny)[GROUP]
-    for lock in (full, replace(full, wheels=(), components={})):
+    for lock in (full, replace(full, held=[], wheels=(), components={})):
         GROUP_LOCKS.write(tiny.root, GROUP, lock)
         assert GROUP_LOCKS.read(tiny.root, GROUP) == lock
     assert GROUP_LOCKS.read(tiny.root, "em-1.9-cu129-py39") is None

@@ -241,6 +241,25 @@ NEEDS = {
 }
 
 
+class Listing(Index):
+    """All indexes list the wheels of `uv`, without requests."""
+
+    def __init__(self, uv: Uv) -> None:
+        super().__init__(IndexSettings())
+        self._uv = uv
+
+    def files(self, name: str) -> list[Any]:
+        return [SimpleNamespace(filename=path.name, url=path.as_uri()) for path in self._uv.wheels.glob("*.whl")]
+
+    def metadata_text(self, name: str, file: Any, *, whole: bool = False) -> bytes:
+        lines = [f"Name: {name}", f"Version: {file.filename.split('-')[1]}"]
+        for needed, requirements in {**NEEDS, **self._uv.needs}.items():
+            needer = Requirement(needed)
+            marker = "".join(f'; extra == "{extra}"' for extra in needer.extras)
+            lines += [f"Requires-Dist: {text}{marker}" for text in requirements if needer.name == name]
+        return "\n".join(lines).encode()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """Input of one uv process. A closure call writes wheels, any other call only versions."""
@@ -300,7 +319,7 @@ class Uv:
     ) -> Resolver:
         host = Host(index=index or IndexSettings())
         resolver = Resolver(project, host, View(self.console))
-        resolver.uv.run = self
+        resolver.uv.run, resolver.uv.catalogue = self, Listing(self)
         resolver.sizes.update(sizes or {})
         return resolver
 
@@ -335,7 +354,11 @@ class Uv:
         """None if there is no solution."""
         versions = {}
         for name, specifiers in self.specifiers(call).items():
-            exact = [specifier.version for specifier in specifiers if specifier.operator == "=="]
+            exact = [
+                specifier.version
+                for specifier in specifiers
+                if specifier.operator == "==" and "*" not in specifier.version
+            ]
             present = [call.preferred[name]] if name in call.preferred else []
             fallback = self.newest_cuda if name.startswith("nvidia-") else self.newest
             fitting = [version for version in (*exact, *present, fallback) if version in specifiers]
@@ -435,6 +458,20 @@ def test_versions_are_chosen_for_the_whole_group_then_wheels_for_each_component(
     assert str(uv.wheels) not in GROUP_LOCKS.dump(lock)
     assert GROUP_LOCKS.parse(GROUP_LOCKS.dump(lock), GROUP) == lock
     assert lockfile.stale_reason(tiny.matrix, lock, group, group) == ""
+
+
+def test_what_the_framework_requires_in_one_version_is_held(tiny: Project, uv: Uv) -> None:
+    """Also through other exact requirements, with their extras. A range is not held."""
+    uv.needs = {
+        "ember": ["cuda-toolkit[sums]==12.10.1", RUNTIME, "spark<=1.5,>=1.5", "range<3,>=1", "compatible~=2.0"],
+        "cuda-toolkit[sums]": [f"{SUMS}==12.10.1.*", "wild==2.*"],
+        "cuda-toolkit[runtime]": [f"{RUNTIME}==12.10.1"],
+        "range": ["of-a-range==2.0"],
+        "emberkit": ["of-a-package-beside-it==2.0"],
+    }
+    lock = uv.resolve(tiny, GROUP, prefer={"spark": "1.5"})
+    assert lock.held == ["cuda-toolkit", "ember", "ember-extra", SUMS, "spark"]
+    assert GROUP_LOCKS.parse(GROUP_LOCKS.dump(lock), GROUP) == lock
 
 
 def test_versions_of_the_toolkit_are_preferences(tiny: Project, uv: Uv) -> None:
@@ -688,17 +725,6 @@ def test_sizes_are_requested_with_the_settings_of_the_index(
 # ---- indexes
 
 
-class Listing(Index):
-    """All indexes list the wheels of `uv`, without requests."""
-
-    def __init__(self, uv: Uv) -> None:
-        super().__init__(IndexSettings())
-        self._uv = uv
-
-    def files(self, name: str) -> list[Any]:
-        return [SimpleNamespace(filename=path.name, url=path.as_uri()) for path in self._uv.wheels.glob("*.whl")]
-
-
 def resolve_with_indexes(
     uv: Uv,
     project: Project,
@@ -716,7 +742,7 @@ def resolve_with_indexes(
         return nullcontext(("http://127.0.0.1:1/s/simple/", local))
 
     resolver = uv.resolver(project, IndexSettings().with_index("company", "https://python.example.test/simple"))
-    resolver.uv.catalogue, resolver.uv.serve = Listing(uv), serve
+    resolver.uv.serve = serve
     return resolver.lock(project.groups[GROUP], present, {})
 
 

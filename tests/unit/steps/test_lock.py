@@ -48,6 +48,7 @@ def lock_of(project: Project, group: str, versions: Mapping[str, str]) -> Lock:
     return Lock(
         group=group,
         basis=lockfile.basis(project.matrix, members[0]),
+        held=[],
         components={
             name: LockedComponent(requirements=packages, wheels=list(WHEELS)) for name, packages in needs.items()
         },
