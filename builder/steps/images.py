@@ -110,8 +110,7 @@ def build_test_tag(
         note = loaded.id.removeprefix("sha256:")[:12]
         reason = loaded.origin if tester is None else why_not_run(engine.info(), image)
         if tester is None or reason:
-            if not present[image.id]:
-                view.end(image.id, "done", f"{note}, {reason}")
+            view.end(image.id, "done", f"{note}, {reason}")
             return Outcome(image=image, loaded=loaded)
 
         # Only the tests that have not passed yet: those on a GPU may be new to this machine.
@@ -139,8 +138,10 @@ def build_test_tag(
         todo = []
         for image in planned.images:
             loaded = present[image.id] = maker.find(image)
-            if loaded and (tester is None or _is_finished(run, tester, image, loaded)):
-                done[image.id] = make_image(image)  # records it: a run that was killed may not have
+            if loaded and (finished := _finished(run, tester, image, loaded)):
+                done[image.id] = finished
+                if finished.coverage:
+                    maker.record_tagged(image)  # a run that was killed may not have
             elif error := engine.info().foreign_error(image.cell.arch):
                 done[image.id] = Outcome(image=image, error=error)
             else:
@@ -169,11 +170,17 @@ def with_all_tests(planned: Plan) -> Plan:
     return replace(planned, images=tuple(images))
 
 
-def _is_finished(run: Run, tester: Tester, image: PlannedImage, loaded: LoadedImage) -> bool:
-    """True if the image passed its tests, and the engine has it under every tag; or if this machine does not run it."""
-    if why_not_run(run.engine.info(), image):
-        return True
-    return tester.is_complete(image, tester.coverage(image, loaded)) and not _missing_names(run, image, loaded)
+def _finished(run: Run, tester: Tester | None, image: PlannedImage, loaded: LoadedImage) -> Outcome | None:
+    """The outcome of an image that passed its tests, and that the engine has under every tag; None for any other.
+
+    Without a tester, or if this machine does not run the image, it is finished when it is built.
+    """
+    if tester is None or why_not_run(run.engine.info(), image):
+        return Outcome(image=image, loaded=loaded)
+    coverage = tester.coverage(image, loaded)
+    if tester.is_complete(image, coverage) and not _missing_names(run, image, loaded):
+        return Outcome(image=image, loaded=loaded, coverage=coverage)
+    return None
 
 
 def _missing_names(run: Run, image: PlannedImage, loaded: LoadedImage) -> list[str]:
