@@ -8,7 +8,6 @@ Ubuntu; a container can run wherever the engine does. The result has Debian's ow
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import os
@@ -19,7 +18,6 @@ import signal
 import subprocess
 import tarfile
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -53,7 +51,6 @@ from builder.plan import layer_order
 from builder.plan.plan import BOOTSTRAP_INPUTS, STEPS, PlannedImage
 
 ROW = "os-"  # begins the name of every operating system in the view
-LOCK_S = 1.0  # between two attempts to lock an operating system that another builder makes
 TIMEOUT_S = 3600
 TMPFS = 5 << 30  # bytes of a file system in memory
 FREE_MEMORY = TMPFS + (1 << 30)  # bytes that must be available for each
@@ -134,8 +131,7 @@ class SystemLayers:
     def provide(self, image: PlannedImage, files: Mapping[str, bytes]) -> Layer:
         """Downloads the operating system that a registry has; otherwise, or if that fails, makes it from `files`.
 
-        Waits while another builder that shares the store makes it. Raises BuildError as `Mmdebstrap.run`, and if the
-        operating system is not the known one.
+        Raises BuildError as `Mmdebstrap.run`, and if the operating system is not the known one.
         """
         view, name = self.run.view, row(image)
         if self.lookup.in_registry(image.os_inputs):
@@ -144,26 +140,8 @@ class SystemLayers:
                 view.end(name, "done", f"layer {short_digest(downloaded.digest)}, from the registry")
                 return downloaded
 
-        # Without this lock, two checkouts with one store made the same operating system at the same time.
-        path = self.run.store.downloads / f"{image.os_inputs.removeprefix('sha256:')}.lock"
-        is_waiting = False
-        with path.open("a") as file:
-            while True:
-                if self.mmdebstrap.stopped.is_set():
-                    raise BuildError(f"{name}: stopped")
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if not is_waiting:
-                        view.begin(name, "waiting for another builder")
-                    is_waiting = True
-                    time.sleep(LOCK_S)
-            system = self.lookup.in_store(image.os_inputs)
-            by_another = ", made by another builder" if system else ""
-            system = system or self._make(image, files)
-            path.unlink(missing_ok=True)
-        view.end(name, "done", f"layer {short_digest(system.digest)}{by_another}")
+        system = self._make(image, files)
+        view.end(name, "done", f"layer {short_digest(system.digest)}")
         return system
 
     def _make(self, image: PlannedImage, files: Mapping[str, bytes]) -> Layer:

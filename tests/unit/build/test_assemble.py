@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from builder.build import operating_systems
 from builder.common.errors import BuildError
 from builder.common.lock_text import KNOWN_LAYERS
 from builder.layers import garbage, oci, stored_images, stored_layers
@@ -40,20 +39,6 @@ def test_each_layer_is_made_once_for_two_images(bench: AssemblyBench) -> None:
     removed = [call.split()[1] for call in bench.engine.calls if call.startswith("remove ")]
     loaded = {call.split()[1] for call in bench.engine.calls if call.startswith("load ")}
     assert set(removed) == loaded - set(ids.values()), "the images that compiled"
-
-
-def test_two_builders_with_one_store_make_a_system_once(bench: AssemblyBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two checkouts made the same operating system at the same time."""
-    has_begun = threading.Event()
-    bench.world.before_system = lambda: has_begun.wait(10)
-    monkeypatch.setattr(operating_systems, "LOCK_S", 0.01)
-
-    images = bench.images(QUARTZ)
-    builders = [bench.begin(images), bench.begin(images)]
-    has_begun.set()
-    first, second = (builder.build(images[0]).id for builder in builders)
-    assert first == second
-    assert bench.world.systems == ["os-newbird-py3.11"]
 
 
 def test_layers_of_the_store_are_not_made_again(bench: AssemblyBench) -> None:
