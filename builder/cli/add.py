@@ -110,6 +110,8 @@ def add_command(
     for added in (each for each in done if form == "text" and each.digest):
         took = duration(time.monotonic() - began)
         context.out.print(Text(f"{added.target}@{added.digest}  in {took}"), soft_wrap=True)
+    if any(added.digest and not any(each.results for each in added.images) for added in done):
+        context.say("nothing was tested: --test imports each package, and runs `pip check`")
 
 
 def _as_data(added: Added) -> dict[str, Any]:

@@ -168,8 +168,7 @@ def provenance(planned: PlannedImage, *, source: str, revision: str) -> bytes:
     """
     dependencies: list[dict[str, Any]] = []
     if revision and "+" not in revision:
-        uri = f"git+{source}" if source else "git"
-        dependencies.append({"uri": uri, "digest": {"gitCommit": revision}})
+        dependencies.append(({"uri": f"git+{source}"} if source else {}) | {"digest": {"gitCommit": revision}})
     components = (*_archives(planned), *_wheels(planned.wheels), *_debian_packages(planned.os_lock))
     return _provenance(
         BUILD_TYPE,

@@ -6,7 +6,7 @@ Each error names the lock or package at fault and what to change.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from builder.common.errors import LockError, MatrixError, StaleError, for_cells, join
 from builder.common.lock_text import KNOWN_LAYERS
@@ -76,21 +76,22 @@ def stray_locks(project: Project) -> list[str]:
     return sorted(files - groups - systems - pythons - {KNOWN_LAYERS})
 
 
-def check_wheels(cell: Cell, wheels: Sequence[LockedWheel], shared: Collection[str]) -> None:
+def check_wheels(cell: Cell, wheels: Sequence[LockedWheel], shared: Collection[str], owners: Mapping[str, str]) -> None:
     """Raises LockError with every fault of the wheels of a cell, or of its group.
 
-    `shared` are the names of those wheels that every image of the group has.
+    `shared` are the names of those wheels that every image of the group has, `owners` the component that needs each.
     """
     faults: list[LockError] = []
     if not cell.is_cpu:
-        faults += _cuda_faults(cell, wheels, shared)
+        faults += _cuda_faults(cell, wheels, shared, owners)
     elif cuda := [wheel for wheel in wheels if is_cuda_wheel(wheel.file)]:
         others = f" and {len(cuda) - 1} more" if len(cuda) > 1 else ""
         faults.append(
             LockError(
-                f"{cell.id}: {cell.framework} {cell.release} on this index is not a CPU build: "
-                f"it requires CUDA wheels ({cuda[0].name}{others})",
-                hint=f"Name a CPU package in frameworks.{cell.framework}.package_on, or remove `cpu` from its `cuda`.",
+                f"{cell.id}: the component {owners[cuda[0].name]} is not for the CPU on this index: it requires CUDA "
+                f"wheels ({cuda[0].name}{others})",
+                hint="Name packages of it that are built for the CPU: those of the framework in "
+                f"frameworks.{cell.framework}.package_on. Or remove `cpu` from its `cuda`.",
             )
         )
     faults += [
@@ -104,7 +105,9 @@ def check_wheels(cell: Cell, wheels: Sequence[LockedWheel], shared: Collection[s
         raise join(faults, f"faults in the wheels of {cell.id}")
 
 
-def _cuda_faults(cell: Cell, wheels: Sequence[LockedWheel], shared: Collection[str]) -> Iterator[LockError]:
+def _cuda_faults(
+    cell: Cell, wheels: Sequence[LockedWheel], shared: Collection[str], owners: Mapping[str, str]
+) -> Iterator[LockError]:
     """The faults of CUDA wheels: the runtime must be that of the cell, and all wheels of the same CUDA major.
 
     A variant may have a compiler, which requires a runtime too: only one in `shared` shows that the framework has one.
@@ -129,7 +132,7 @@ def _cuda_faults(cell: Cell, wheels: Sequence[LockedWheel], shared: Collection[s
         yield LockError(
             f"{cell.id}: {majors[major]} is for CUDA {major}: wheels of two CUDA majors overwrite each other's files "
             "(libcudnn, libnccl and others have the same path in both)",
-            hint=f"Find the package that requires it: it is not built for CUDA {cell.cuda}.",
+            hint=f"The component {owners[majors[major]]} needs it: name a build of its packages for CUDA {cell.cuda}.",
         )
 
 

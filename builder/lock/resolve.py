@@ -202,4 +202,6 @@ def _is_exact(requirement: Requirement, version: str) -> bool:
 def _check(matrix: Matrix, cell: Cell, names: Mapping[str, Iterable[str]], wheels: Mapping[str, LockedWheel]) -> None:
     """Raises LockError with every fault of wheels; `names` are those that each component needs."""
     shared = {name for component in cells.foundation(matrix, cell) for name in names.get(component, ())}
-    checks.check_wheels(cell, list(wheels.values()), shared)
+    # Of several components that need a wheel, the first one.
+    owners = {name: component for component in reversed([*names]) for name in names[component]}
+    checks.check_wheels(cell, list(wheels.values()), shared, owners)

@@ -47,6 +47,7 @@ NO_WHEEL = (
     "Pin a version that has a wheel for this Python. Or build a wheel once, with `uv build` or `pip wheel` (in "
     "an image with -devel if it needs nvcc), and put it on an index or into a folder of wheels: see docs/matrix.md."
 )
+IN_DOCKERFILE = "A Dockerfile builds it from source: `FROM` this image, then `RUN uv pip install` it. "
 _LIBC = ctypes.CDLL(None)
 ListedWheels = dict[str, tuple[LockedWheel, str]]  # name -> wheel, of size 0 if none is listed, and its address
 
@@ -282,7 +283,7 @@ def _hint(output: str, index: IndexSettings, target: Target) -> str:
     if _UNREACHABLE.search(output):
         return f"The package index did not respond correctly. {DOCTOR}"
     if re.search(r"(?i)source distribution|building from source|no usable wheels|no wheels", output):
-        return NO_WHEEL
+        return f"{IN_DOCKERFILE if target.kept else ''}{NO_WHEEL}"
     if "but pre-releases weren't enabled" in output:
         return (
             "Add the pre-release to the `packages` of the framework version in matrix.yaml, such as triton==3.6.0rc1. "

@@ -118,6 +118,8 @@ def test_the_provenance(planned: PlannedImage, revision: str, commit: str) -> No
     uris = {each["uri"]: each["digest"] for each in definition["resolvedDependencies"]}
     assert uris.get(f"git+{address}", {}).get("gitCommit", "") == commit
     assert len(uris) == len(planned.wheels) + len(planned.os_lock.packages) + bool(commit)
+    unnamed = json.loads(sbom_and_provenance.provenance(planned, source="", revision="f" * 40))
+    assert unnamed["buildDefinition"]["resolvedDependencies"][0] == {"digest": {"gitCommit": "f" * 40}}
 
 
 def test_statements_agree_if_only_the_commit_differs(planned: PlannedImage) -> None:

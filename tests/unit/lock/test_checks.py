@@ -51,7 +51,7 @@ GOOD = {
 
 @pytest.mark.parametrize(("cell", "wheels"), GOOD.values(), ids=GOOD.keys())
 def test_good_wheels(cell: Cell, wheels: Sequence[Wheel]) -> None:
-    checks.check_wheels(cell, wheels, {wheel.name for wheel in wheels})
+    checks.check_wheels(cell, wheels, {wheel.name for wheel in wheels}, {wheel.name: "mine" for wheel in wheels})
 
 
 CPU_ONLY = (
@@ -61,7 +61,7 @@ CPU_ONLY = (
 )
 OTHER_CUDA = 'Correct frameworks.pytorch.versions."2.9".cuda.'
 OVERWRITE = "wheels of two CUDA majors overwrite each other's files (libcudnn, libnccl and others have the same path in"
-BUILT_FOR = "Find the package that requires it: it is not built for CUDA {}."
+BUILT_FOR = "The component mine needs it: name a build of its packages for CUDA {}."
 BOUND = 'Add the bound to frameworks.tensorflow.versions."2.9".constraints.'
 FAULTS: dict[str, tuple[Cell, list[Wheel], str, str]] = {
     "an extra that resolves to CPU only": (TORCH, [CUDNN], *CPU_ONLY),
@@ -99,8 +99,10 @@ FAULTS: dict[str, tuple[Cell, list[Wheel], str, str]] = {
     "a CPU package with CUDA wheels": (
         TORCH_CPU,
         RIGHT,
-        "pytorch 2.9.1 on this index is not a CPU build: it requires CUDA wheels (nvidia-cuda-runtime-cu12 and 1 more)",
-        "Name a CPU package in frameworks.pytorch.package_on, or remove `cpu` from its `cuda`.",
+        "the component mine is not for the CPU on this index: it requires CUDA wheels (nvidia-cuda-runtime-cu12 and 1 "
+        "more)",
+        "Name packages of it that are built for the CPU: those of the framework in frameworks.pytorch.package_on. "
+        "Or remove `cpu` from its `cuda`.",
     ),
     # Bounds that no metadata has.
     "NumPy 2 with a build before it": (
@@ -121,7 +123,7 @@ FAULTS: dict[str, tuple[Cell, list[Wheel], str, str]] = {
 @pytest.mark.parametrize(("cell", "wheels", "message", "hint"), FAULTS.values(), ids=FAULTS.keys())
 def test_faults(cell: Cell, wheels: list[Wheel], message: str, hint: str) -> None:
     with pytest.raises(LockError) as caught:
-        checks.check_wheels(cell, wheels, {wheel.name for wheel in wheels})
+        checks.check_wheels(cell, wheels, {wheel.name for wheel in wheels}, {wheel.name: "mine" for wheel in wheels})
     assert str(caught.value).startswith(f"{cell.id}: {message}")
     assert "\n" not in str(caught.value), "it is the only one"
     assert caught.value.hint == hint
@@ -134,7 +136,7 @@ def test_every_fault_is_shown_with_its_hint() -> None:
         wheel("tensorflow", "2.9.3"), wheel("numpy", "2.0.2"),
     ]  # fmt: skip
     with pytest.raises(LockError) as caught:
-        checks.check_wheels(TORCH, wheels, {wheel.name for wheel in wheels})
+        checks.check_wheels(TORCH, wheels, {wheel.name for wheel in wheels}, {wheel.name: "mine" for wheel in wheels})
     head, *rest = str(caught.value).splitlines()
     assert head == "3 faults in the wheels of pt-2.9-cu128-py311"
     assert [line.startswith("  -> ") for line in rest] == [False, True] * 3
@@ -168,4 +170,5 @@ def test_all_locks_of_this_project_are_right() -> None:
             assert lockfile.stale_reason(project.matrix, lock, [cell]) == ""
             wheels = lockfile.of_cell(project.matrix, cell, lock).wheels
             foundation = {"cuda", *cells.foundation(project.matrix, cell)}
-            checks.check_wheels(cell, wheels, {wheel.name for wheel in wheels if wheel.component in foundation})
+            shared = {wheel.name for wheel in wheels if wheel.component in foundation}
+            checks.check_wheels(cell, wheels, shared, {wheel.name: wheel.component for wheel in wheels})
