@@ -357,6 +357,41 @@ def test_docker_exec_has_a_home_and_a_name(shell: Callable[..., Any], subject: A
     assert f"{session.run('id -un')}@" in session.run(["bash", "-ic", 'echo "${PS1@P}"'])
 
 
+# A package whose script gives a folder to a user of the system.
+PACKAGE = r"""
+mkdir -p /tmp/package/DEBIAN /tmp/package/var/lib/database
+cd /tmp/package/DEBIAN
+printf '%s
+' 'Package: database' 'Version: 1' 'Architecture: all' 'Maintainer: x <x@y>' 'Description: x' >control
+printf '#!/bin/sh
+set -e
+%s
+' 'getent passwd database || useradd --system database'     'chown database:database /var/lib/database' "$1" >postinst
+chmod 755 postinst
+dpkg-deb --build /tmp/package /tmp/package.deb
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("end", ["true", "false"])
+def test_packages_find_no_names_of_the_user(shell: Callable[..., Any], end: str) -> None:
+    """Each user can write /var/lib/extrausers."""
+    container = shell()
+    container.run("echo database:x:1000:0::/:/bin/sh >/var/lib/extrausers/passwd")
+    container.run("echo database:x:1000: >/var/lib/extrausers/group")
+    container.run(["bash", "-ec", PACKAGE, "bash", end])
+    before = container.run("cat /etc/nsswitch.conf")
+    status, text = container.result(["apt-get", "install", "-y", "/tmp/package.deb"], user="root")
+    assert (status == 0) == (end == "true"), text
+    assert int(container.run(["stat", "-c", "%u", "/var/lib/database"])) in range(100, 1000)
+    assert container.run("cat /etc/nsswitch.conf") == before
+
+
+def test_a_user_whom_root_named_adds_no_names(shell: Callable[..., Any]) -> None:
+    container = shell(user="root", environment={"NB_UID": "4242"})
+    container.fails("touch /var/lib/extrausers/passwd", user="4242:0")
+
+
 def test_another_user_cannot_replace_the_state_of_services(shell: Callable[..., Any]) -> None:
     """Not even another member of group 0."""
     container = shell()

@@ -52,6 +52,7 @@ def become(user: int, group: int, *, chown_home: bool = False) -> None:
         _set_entry(Path("/etc/passwd"), NAME, {2: str(user), 3: str(group)})
         if group:
             _set_entry(Path("/etc/group"), NAME, {2: str(group)}, new=f"{NAME}:x:{group}:")
+        NAMES.chmod(0o755)  # the user has a name: nobody needs to add one
     except OSError:
         pass  # read-only: the user has no name, everything else works
     device = HOME.lstat().st_dev if HOME.exists() else 0
