@@ -357,6 +357,23 @@ def test_docker_exec_has_a_home_and_a_name(shell: Callable[..., Any], subject: A
     assert f"{session.run('id -un')}@" in session.run(["bash", "-ic", 'echo "${PS1@P}"'])
 
 
+def test_shells_have_the_home_of_the_launcher(shell: Callable[..., Any], new_volume: Callable[[], str]) -> None:
+    """`docker exec` has the home of the image, to which this user cannot write."""
+    container = shell(user="4242:4242", volumes={new_volume(): {"bind": "/home/user", "mode": "ro"}})
+    for command in (["bash", "-lc", "echo $HOME"], ["bash", "-ic", "echo $HOME"], ["sh", "-lc", "echo $HOME"]):
+        assert "/run/workstation/of-4242/home" in container.run(command)
+    assert container.run(["bash", "-lc", "echo $HOME $USER $LOGNAME"], user="root") == "/root root root"
+
+
+@pytest.mark.parametrize(("user", "umask"), [("4242:0", "0002"), ("4242:4242", "0022"), ("root", "0022")])
+def test_users_of_group_0_can_share_files(
+    once: Callable[..., Any], shell: Callable[..., Any], user: str, umask: str
+) -> None:
+    """A volume for downloads, which users with different ids fill."""
+    assert once(["sh", "-c", "umask"], user=user)[1] == f"{umask}\n"
+    assert shell(user=user).run(["bash", "-lc", "umask"]) == umask
+
+
 # A package whose script gives a folder to a user of the system.
 PACKAGE = r"""
 mkdir -p /tmp/package/DEBIAN /tmp/package/var/lib/database

@@ -64,6 +64,8 @@ def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
     target = person.target(environ, uid=os.getuid(), runs_server=runs_server, owner=_workspace_owner())
     if target:
         person.become(*target, chown_home=variables.flag(environ, "CHOWN_HOME"))
+    if os.getuid() and os.getgid() == 0:  # users with different ids share volumes by the group
+        os.umask(0o002)
     try:
         home = state.make()
     except OSError as error:

@@ -119,7 +119,10 @@ def _home(environ: MutableMapping[str, str], fallback: Path) -> list[str]:
     uid = os.getuid()
     unwritable, environ["HOME"] = environ["HOME"], str(fallback / "home")
     Path(environ["HOME"]).mkdir(mode=0o700, exist_ok=True)
-    return [f"user {uid} cannot write to {unwritable}: HOME is {environ['HOME']}, which is deleted with the container"]
+    return [
+        f"user {uid} cannot write to {unwritable}: HOME is {environ['HOME']}, which is deleted with the container; for "
+        f"a command of `docker exec`, add -e HOME={environ['HOME']}"
+    ]
 
 
 def workspace_warning(folder: Path = WORKSPACE) -> str:
