@@ -44,7 +44,7 @@ class Server:
 
 @pytest.fixture(scope="session")
 def server(keep: Callable[..., Container], until: Callable[..., None]) -> Server:
-    container = keep(ports=[8888])
+    container = keep(ports=[8888], shm_size="64m")  # as Docker does; Podman's API does not
     tokens: list[str] = []
 
     def ready() -> bool:
@@ -72,6 +72,7 @@ def test_the_logged_url_works(server: Server) -> None:
         r"^JupyterLab \(with -p 8888:8888\): http://127\.0\.0\.1:8888/lab\?token=[0-9a-f]{48}$", log, re.M
     ), log
     assert re.search(r"^ready after [0-9.]+ s$", log, re.MULTILINE), log
+    assert re.search("^warning: /dev/shm has 64 MB: .* --shm-size=8g", log, re.MULTILINE), log
     answer = requests.get(f"{server.url}/lab?token={server.token}", timeout=30)
     assert answer.status_code == 200
     assert "JupyterLab" in answer.text

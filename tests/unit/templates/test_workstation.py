@@ -58,7 +58,7 @@ def test_documents_list_every_variable() -> None:
 @pytest.mark.parametrize(
     ("kind", "good", "bad"),
     [
-        ("flag", ["0", "1", "", "yes", "no", "true", "False", "YES"], ["y", "on", "2", "1\n", " yes"]),
+        ("flag", ["0", "1", "yes", "no", "true", "False", "YES"], ["y", "on", "2", "1\n", " yes", ""]),
         ("port", ["1", "8888", "65535"], ["0", "65536", "-1", "8e3", " 80", "80\n", "\u0661"]),
         ("id", ["0", "1000", "4294967294"], ["-1", "4294967295", "user", "", "1.0"]),
         (
@@ -66,8 +66,8 @@ def test_documents_list_every_variable() -> None:
             ["/", "/team/gpu", "/user/~me/", "/v1.2/..a/"],
             ["team", "", "/a b", "/a?b", "/a\n", "//", "//x/", "/x//y", "/..", "/../x", "/x/../y", "/x/..", "/./x"],
         ),
-        ("hosts", ["", "gpu1", "gpu1.example.org,GPU-2"], ["10.0.0.7", "::1", "a,,b", "a b", "http://a/", "a\n"]),
-        ("busy", ["refuse", "wait", ""], ["1", "Wait", "refuse\n", "no"]),
+        ("hosts", ["gpu1", "gpu1.example.org,GPU-2"], ["", "10.0.0.7", "::1", "a,,b", "a b", "http://a/", "a\n"]),
+        ("busy", ["refuse", "wait"], ["", "1", "Wait", "refuse\n", "no"]),
         ("size", ["8GB", "512 MiB", "1.5GiB"], ["8", "GB", "0GB", "8gb", "-1GB", "8GB\n"]),
         ("path", ["/workspace/runs"], ["runs", ""]),
         ("file", [str(ROOT / "Makefile")], [str(ROOT), "/nowhere/at/all", "Makefile"]),
@@ -90,9 +90,17 @@ def test_all_invalid_values_are_reported_at_once_without_secrets() -> None:
 
 def test_programs_see_flags_as_1_or_0() -> None:
     """Docker Stacks and Compose files write `yes` and `true`."""
-    environ = {"A": "yes", "B": "True", "C": "no", "D": "false", "E": "1", "F": "", "G": "yes"}
-    variables.check(environ, [Variable(name, "flag", "", "") for name in "ABCDEF"])
-    assert environ == {"A": "1", "B": "1", "C": "0", "D": "0", "E": "1", "F": "", "G": "yes"}
+    environ = {"A": "yes", "B": "True", "C": "no", "D": "false", "E": "1", "G": "yes"}
+    variables.check(environ, [Variable(name, "flag", "", "") for name in "ABCDE"])
+    assert environ == {"A": "1", "B": "1", "C": "0", "D": "0", "E": "1", "G": "yes"}
+
+
+def test_empty_variables_are_unset_ones() -> None:
+    """As Compose's `${X:-}` gives them. Without its empty token, Jupyter would make one, or ask for no login."""
+    environ = {variable.name: "" for variable in every_variable()} | {"GRANT_SUDO": "", "JUPYTER_PASSWORD": ""}
+    assert variables.check(environ, every_variable()) == []
+    assert environ == {"JUPYTER_TOKEN": "", "GRANT_SUDO": "", "JUPYTER_PASSWORD": ""}
+    assert foreign.variables(environ, {"JUPYTER_TOKEN"}) == []
 
 
 @pytest.mark.parametrize("value", ["tcp://10.96.0.7:8888", "udp://[fd00::7]:53"])
@@ -134,7 +142,7 @@ def test_sizes(text: str, expected: int) -> None:
         ({"NB_UID": "7"}, 0, False, 4242, (7, 0)),
         ({"NB_UID": "7", "NB_GID": "8"}, 0, True, 4242, (7, 8)),
         ({"NB_GID": "8"}, 0, False, 4242, (4242, 8)),
-        ({"NB_UID": "1000"}, 1000, True, 4242, None),
+        ({"NB_UID": "7"}, 1000, True, 4242, None),
         ({"NB_UID": "0"}, 0, True, 4242, None),
     ],
 )
@@ -145,8 +153,11 @@ def test_the_user_to_become(
 
 
 def test_another_user_needs_root() -> None:
-    with pytest.raises(Refusal, match="add `--user root`"):
-        person.target({"NB_UID": "7"}, uid=1000, runs_server=True, owner=1000)
+    """Compose files for Docker Stacks set both variables, whoever the container runs as."""
+    assert "add `--user root`" in person.ids_warning({"NB_UID": "7"}, uid=1000, gid=0)
+    assert "add `--user root`" in person.ids_warning({"NB_UID": "1000", "NB_GID": "100"}, uid=1000, gid=0)
+    for uid, environ in ((1000, {"NB_UID": "1000", "NB_GID": "0"}), (1000, {}), (0, {"NB_UID": "7"})):
+        assert person.ids_warning(environ, uid=uid, gid=0) == ""
 
 
 def test_the_image_user_has_the_new_ids_and_is_first(tmp_path: Path) -> None:

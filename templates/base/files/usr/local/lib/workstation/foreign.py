@@ -69,7 +69,7 @@ def command(
     if name in (*NOTEBOOK, *HUB) and not has_jupyter:
         raise Refusal(f"{name}: JupyterLab is not in this image: use the variant jupyter or full")
     # A spawner without a command of its own passes the image's, and appends its arguments.
-    is_in_hub = all(variable in environ for variable in HUB_VARIABLES)
+    is_in_hub = all(environ.get(variable) for variable in HUB_VARIABLES)
     if is_in_hub and has_jupyter and name in (SERVICES, LAB, *NOTEBOOK, *HUB):
         return [SINGLE_USER, *rest], []
     if name in HUB:
@@ -119,9 +119,10 @@ def variables(environ: Mapping[str, str], known: Collection[str]) -> list[str]:
 
     One that a platform sets causes none if a variable is set that replaces it, or if the image has no such variable.
     """
-    warnings = [f"{name} has no effect here: {instead}" for name, instead in VARIABLES.items() if name in environ]
+    given = {name for name, value in environ.items() if value}
+    warnings = [f"{name} has no effect here: {instead}" for name, instead in VARIABLES.items() if name in given]
     return warnings + [
         f"{name} has no effect here: it is of {platform}: set {ours[0]}"
         for name, (platform, ours) in PLATFORMS.items()
-        if {name, MARKERS.get(name, name)} <= environ.keys() and ours[0] in known and not environ.keys() & {*ours}
+        if {name, MARKERS.get(name, name)} <= given and ours[0] in known and not given & {*ours}
     ]

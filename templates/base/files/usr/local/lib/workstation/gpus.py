@@ -231,9 +231,8 @@ def _no_gpu_warning(driver: Driver, environ: Mapping[str, str]) -> str:
     if driver.version:
         return f"no GPU: CPU only. Driver {driver.version} has no GPU"
     return (
-        "no GPU: CPU only. If the host has a GPU, use `docker run --gpus all` (with NVIDIA's container toolkit), or "
-        "`--device nvidia.com/gpu=all` if the engine has GPUs as CDI devices; in Kubernetes, set the limit "
-        "nvidia.com/gpu"
+        "no GPU: CPU only. For GPUs: `docker run --gpus all`, or `--device nvidia.com/gpu=all` (CDI); in Kubernetes, "
+        "set the limit nvidia.com/gpu"
     )
 
 

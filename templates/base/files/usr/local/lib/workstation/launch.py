@@ -58,9 +58,15 @@ def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
         sys.stdout.write(HELP.format(what=what, table=variables.table(known)))
         return 0
     runs_services = arguments == [foreign.SERVICES] or (not arguments and bool(folders))
+    if not runs_services and arguments in ([], ["bash"]) and Path("/dev/stdin").resolve() == Path(os.devnull):
+        raise Refusal(
+            "there is no command, and a shell would get no input: add a command, such as `docker run -d IMAGE sleep "
+            "infinity`, or -it"
+        )
     warnings = [*notes, *variables.check(environ, known), *foreign.homes()]
     warnings += [*foreign.variables(environ, [variable.name for variable in known]), *replace_locales(environ)]
     runs_server = runs_services or (bool(arguments) and arguments[0] in foreign.SERVERS)
+    warnings.append(person.ids_warning(environ, uid=os.getuid(), gid=os.getgid()))
     target = person.target(environ, uid=os.getuid(), runs_server=runs_server, owner=_workspace_owner())
     if target:
         person.become(*target, chown_home=variables.flag(environ, "CHOWN_HOME"))
@@ -77,7 +83,10 @@ def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
     lines, gpu_warnings = gpus.describe(driver, environ)
     warnings += [
         *gpu_warnings,
-        *filter(None, (person.workspace_warning(), shm_warning(), noexec_warning(environ["HOME"]))),
+        person.workspace_warning() or person.group_warning(),
+        # A command without a GPU is most often short, and would need no more.
+        shm_warning() if runs_services or gpus.visible(driver.gpus, environ) else "",
+        noexec_warning(environ["HOME"]),
     ]
     if driver == gpus.Driver() and "NVIDIA_VISIBLE_DEVICES" in environ:  # no driver: there is no error to hide
         environ.update({name: value for name, value in without_gpu() if name not in environ})
@@ -85,7 +94,7 @@ def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
         path = environ.get("PYTHONPATH")
         environ["PYTHONPATH"] = f"{GPU_MEMORY_HOOK}:{path}" if path else GPU_MEMORY_HOOK
     if not variables.flag(environ, "START_QUIET"):
-        _print(*(f"warning: {warning}" for warning in warnings), *(lines if runs_services else ()))
+        _print(*(f"warning: {warning}" for warning in warnings if warning), *(lines if runs_services else ()))
     gpus.wait_until_free(driver, environ, _print)
     for warning in hooks.run(environ):
         _print(f"warning: {warning}")

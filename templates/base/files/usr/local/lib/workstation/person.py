@@ -16,6 +16,7 @@ NAME = "user"
 UID = 1000
 HOME = Path("/home/user")
 WORKSPACE = Path("/workspace")
+PACKAGES = Path("/opt/venv/lib/python/site-packages")
 NAMES = Path("/var/lib/extrausers")  # passwd and group of libnss-extrausers, which ignores ids below 500
 _NO_GROUP = _UNMAPPED = 65534  # Debian's nogroup; in a user namespace, every user without an id there
 
@@ -24,23 +25,22 @@ def target(environ: Mapping[str, str], *, uid: int, runs_server: bool, owner: in
     """The user and group to become, None to stay. `owner` is the owner of the workspace.
 
     `runs_server` is whether the launcher will run services or a Jupyter server, not a command of the user.
-
-    Raises Refusal if NB_UID or NB_GID need root.
     """
     is_set = "NB_UID" in environ or "NB_GID" in environ
-    if uid != 0:
-        is_current = environ.get("NB_UID", str(uid)) == str(uid) and environ.get("NB_GID", str(os.getgid())) == str(
-            os.getgid()
-        )
-        if is_set and not is_current:
-            raise Refusal(
-                "NB_UID and NB_GID need root at the start: add `--user root` (the launcher drops root before it starts "
-                "anything else), or unset them and use `--user $(id -u):0`"
-            )
-        return None
-    if (not is_set and not runs_server) or int(environ.get("NB_UID", UID)) == 0:
+    if uid != 0 or (not is_set and not runs_server) or int(environ.get("NB_UID", UID)) == 0:
         return None  # `docker run --user root IMAGE apt-get ...`; rootless Docker, where root is the user of the host
     return int(environ.get("NB_UID", owner or UID)), int(environ.get("NB_GID", 0))
+
+
+def ids_warning(environ: Mapping[str, str], *, uid: int, gid: int) -> str:
+    """A warning if NB_UID or NB_GID ask for other ids and the container did not start as root; else empty."""
+    asked = environ.get("NB_UID", str(uid)), environ.get("NB_GID", str(gid))
+    if uid == 0 or asked == (str(uid), str(gid)):
+        return ""
+    return (
+        f"NB_UID and NB_GID need root at the start, so this stays user {uid}: add `--user root` (the launcher drops "
+        "root before it starts anything else), or use `--user $(id -u):0` without them"
+    )
 
 
 def become(user: int, group: int, *, chown_home: bool = False) -> None:
@@ -146,6 +146,17 @@ def workspace_warning(folder: Path = WORKSPACE) -> str:
     else:
         fix = f"start with `--user {owner}:0`, or with `--user root -e NB_UID={owner} -e NB_GID={group}`"
     return f"user {uid} cannot write to {folder}, which belongs to {owner}:{group}: {fix}"
+
+
+def group_warning(folder: Path = PACKAGES) -> str:
+    """A warning if the user cannot install into the image's environment; else empty."""
+    if os.access(folder, os.W_OK) or os.statvfs(folder).f_flag & os.ST_RDONLY:
+        return ""
+    uid = os.getuid()
+    return (
+        f"user {uid} is not in group 0, so uv cannot install into /opt/venv, and pip installs into ~/.local: use "
+        f"`--user {uid}:0`"
+    )
 
 
 def _set_entry(file: Path, name: str, fields: Mapping[int, str], new: str = "") -> None:

@@ -19,7 +19,7 @@ FOLDER = Path("/etc/variables.d")
 SIZE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*(MB|GB|MiB|GiB)", re.ASCII)
 # Kubernetes, and Docker's --link, set JUPYTER_PORT for a Service named jupyter in the namespace.
 SERVICE = re.compile(r"(?:tcp|udp|sctp)://\S+")
-FLAGS = {"1": "1", "yes": "1", "true": "1", "0": "0", "no": "0", "false": "0", "": ""}
+FLAGS = {"1": "1", "yes": "1", "true": "1", "0": "0", "no": "0", "false": "0"}
 _UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -39,9 +39,14 @@ def declared(folder: Path = FOLDER) -> list[Variable]:
 
 
 def check(environ: MutableMapping[str, str], known: list[Variable]) -> list[str]:
-    """Sets flags to 1 or 0, removes ports of Kubernetes, returns warnings. Raises Refusal with every invalid value."""
+    """Sets flags to 1 or 0, removes ports of Kubernetes, returns warnings. Raises Refusal with every invalid value.
+
+    Removes empty variables, which Compose makes of `${X:-}`; but an empty secret would turn off a login.
+    """
     warnings = []
     for variable in known:
+        if variable.kind != "secret" and environ.get(variable.name) == "":
+            del environ[variable.name]
         if variable.kind == "port" and SERVICE.fullmatch(value := environ.get(variable.name, "")):
             del environ[variable.name]
             service = variable.name.removesuffix("_PORT").lower()
@@ -111,7 +116,7 @@ def _number(lowest: int, highest: int, expected: str, value: str) -> str:
 
 
 def _busy(value: str) -> str:
-    return "" if value in ("", "start", "refuse", "wait") else "expected start, refuse or wait"
+    return "" if value in ("start", "refuse", "wait") else "expected start, refuse or wait"
 
 
 def _size(value: str) -> str:
@@ -143,9 +148,8 @@ def _url_path(value: str) -> str:
 
 def _hosts(value: str) -> str:
     """Jupyter compares only names: it refuses every address except the loopback's."""
-    names = value.split(",") if value else []
     pattern = r"(?![0-9.]+$)[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?"
-    is_valid = all(re.fullmatch(pattern, name, re.ASCII) for name in names)
+    is_valid = all(re.fullmatch(pattern, name, re.ASCII) for name in value.split(","))
     return "" if is_valid else "expected host names (not addresses), separated by commas"
 
 
