@@ -17,7 +17,11 @@ from flit_core.buildapi import build_editable, build_sdist  # noqa: F401  fronte
 
 ROOT = Path(__file__).resolve().parents[1]
 # pyproject.toml has the options of pytest. `tests/kernel.py` is imported by image tests.
-FILES = ("templates", "tests/images", "tests/gpu", "tests/kernel.py", "locks/uv.txt", "pyproject.toml")
+# `builder init` copies the workflow.
+FILES = (
+    "templates", "tests/images", "tests/gpu", "tests/kernel.py", "locks/uv.txt", "pyproject.toml",
+    ".github/workflows/images.yml",
+)  # fmt: skip
 HOST, OF_HOST = "templates/host", ("README.md", "env.sh")  # the other files there are private to a machine
 
 

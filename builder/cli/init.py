@@ -10,7 +10,7 @@ from typing import get_args
 import click
 
 from builder.cli.context import Context
-from builder.steps.init import CiService, write_repository
+from builder.steps.init import CiService, package_of, read_source, write_repository
 
 
 @click.command(name="init")
@@ -24,7 +24,9 @@ from builder.steps.init import CiService, write_repository
 @click.option("--cpu/--gpu", "is_cpu", default=None, help="Images for the CPU, or for GPUs. Default: GPUs.")
 @click.option("--ci", type=click.Choice(get_args(CiService)), help="Where CI runs. Default: github.")
 @click.option(
-    "--workflows", metavar="OWNER/REPO@REF", help="Your copy of gpu-images on GitHub, whose workflow the new one calls."
+    "--workflows",
+    metavar="OWNER/REPO@REF",
+    help="Your copy of gpu-images on GitHub, whose workflow the new one calls. Default: a copy of that workflow.",
 )
 @click.option("-y", "--yes", is_flag=True, help="Ask nothing, also on a terminal: use the defaults.")
 @click.pass_obj
@@ -49,13 +51,16 @@ def init_command(
         if ci is None and workflows is None:
             ci = click.prompt("CI", type=click.Choice(get_args(CiService)), default="github", err=True)
         if workflows is None and ci != "gitlab":
-            question = "Your copy of gpu-images on GitHub, OWNER/REPO@REF (empty: no workflow)"
+            question = "Your copy of gpu-images on GitHub, OWNER/REPO@REF (empty: a copy of its workflow)"
             workflows = click.prompt(question, default="", show_default=False, err=True)
+    source = read_source()
     names = write_repository(
         folder, registry=registry or "", namespace=namespace or "org", frameworks=frameworks or ("pytorch",),
-        is_cpu=bool(is_cpu), ci=ci or "github", workflows=workflows or "",
+        is_cpu=bool(is_cpu), source=source, ci=ci or "github", workflows=workflows or "",
     )  # fmt: skip
     context.say_written(names)
-    if not workflows and ci != "gitlab":
-        context.say("no workflow written: name the one to call with --workflows OWNER/REPO@REF")
+    context.say(f"make and CI install {package_of(source)[0]}")
+    if "dir_info" in source:
+        build = f"uv build --wheel --out-dir {folder.absolute()}/wheels"
+        context.say(f"the wheel is missing: run `{build}` in the checkout of gpu-images, then commit wheels/")
     context.say(f"next: cd {folder} && make images")

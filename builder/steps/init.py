@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
 
 import jinja2
 
 from builder import __version__
 from builder.common import strict_yaml
 from builder.common.errors import UsageError, did_you_mean
-from builder.common.files import files_below, write_atomically
+from builder.common.files import files_below, replacing
 from builder.common.text import listed
 from builder.matrix import extends, reader
 from builder.matrix.schema import AMD64, CPU, Matrix
@@ -22,32 +23,36 @@ from builder.matrix.schema import AMD64, CPU, Matrix
 _TEMPLATES = Path(__file__).with_name("new_repository")
 CiService = Literal["github", "gitlab"]
 _CI_FILES: dict[CiService, str] = {"github": ".github/workflows/images.yml", "gitlab": ".gitlab-ci.yml"}
+_CALLED, _COPY = ".github/workflows/images.yml", ".github/workflows/gpu-images.yml"  # the shipped workflow, its copy
 _WORKFLOWS = re.compile(r"(?P<owner>[\w.-]+/[\w.-]+)@(?P<revision>[\w./-]+)", re.ASCII)
 
 
 def write_repository(
     folder: Path, *, registry: str, namespace: str, frameworks: Sequence[str], is_cpu: bool,
-    ci: CiService = "github", workflows: str = "",
+    source: Mapping[str, Any], ci: CiService = "github", workflows: str = "",
 ) -> list[str]:  # fmt: skip
     """Writes the files; returns their names.
 
-    `workflows` is the repository whose workflow one on GitHub calls, as OWNER/REPO@REF: without it, there is none.
+    `source` is that of `read_source`: a wheel that this package was installed from is copied. `workflows` is the
+    repository whose workflow one on GitHub calls, as OWNER/REPO@REF; by default, it calls a copy of it.
+
     Raises UsageError if a file exists, a framework has no such images or `workflows` has another form, MatrixError for
-    a value that matrix.yaml cannot have. Nothing is written then.
+    a value that matrix.yaml cannot have, OSError if the wheel is gone. Nothing is written then, except .builder.
     """
     called = _WORKFLOWS.fullmatch(workflows)
     if workflows and not called:
         raise UsageError(f"invalid --workflows {workflows!r}", hint="Use OWNER/REPO@REF, e.g. my-org/gpu-images@v1.")
+    requirement, wheel = package_of(source)
     shipped = reader.check_matrix(extends.read_shipped())
     values = {
         # JSON is YAML, and a quote or a line break in a value ends nothing.
         "registry": json.dumps(registry),
         "namespace": json.dumps(namespace),
         "frameworks": [_choice(shipped, name, is_cpu=is_cpu) for name in dict.fromkeys(frameworks)],
-        "requirement": _requirement(),
-        **(called.groupdict() if called else {}),
+        "requirement": requirement,
+        "called": f"{called['owner']}/{_CALLED}@{called['revision']}" if called else f"./{_COPY}",
     }
-    left_out = {path for service, path in _CI_FILES.items() if service != ci or (service == "github" and not called)}
+    left_out = {path for service, path in _CI_FILES.items() if service != ci}
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         undefined=jinja2.StrictUndefined,
@@ -58,31 +63,47 @@ def write_repository(
     )
     names = [path.relative_to(_TEMPLATES).as_posix() for path in files_below(_TEMPLATES)]
     names = [name for name in names if name not in left_out]
-    files = {name: environment.get_template(name).render(values) for name in names}
-    reader.check_matrix(extends.extended(strict_yaml.parse_yaml(files["matrix.yaml"].encode(), "matrix.yaml")))
-    if present := [name for name in names if (folder / name).exists() or (folder / name).is_symlink()]:
+    files = {name: environment.get_template(name).render(values).encode() for name in names}
+    reader.check_matrix(extends.extended(strict_yaml.parse_yaml(files["matrix.yaml"], "matrix.yaml")))
+    if ci == "github" and not called:
+        workflow = (extends.shipped_files(folder / ".builder") / _CALLED).read_bytes()
+        files[_COPY] = f"# A copy of {_CALLED} of gpu-images {__version__}.\n".encode() + workflow
+    if wheel:
+        files[f"wheels/{wheel.name}"] = wheel.read_bytes()
+    if present := [name for name in files if (folder / name).exists() or (folder / name).is_symlink()]:
         raise UsageError(
             f"{folder} already has {listed(present, 3)}: nothing is overwritten", hint="Name a new folder."
         )
-    for name, text in files.items():
-        write_atomically(folder / name, text)
-    return names
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / name) as stream:
+            stream.write(content)
+    return list(files)
 
 
-def _requirement() -> str:
-    """The requirement of this package: the wheel that it was installed from, or from an index its release.
-
-    From a checkout, the wheel that a build writes there. A name that is on no index yet must not be asked for: whoever
-    registers it there first would run code in each team's jobs.
-    """
+def read_source() -> dict[str, Any]:
+    """What this package was installed from, as PEP 610 records it; empty for an index."""
     try:
-        source = json.loads(distribution("gpu-images").read_text("direct_url.json") or "{}")
+        return dict(json.loads(distribution("gpu-images").read_text("direct_url.json") or "{}"))
     except PackageNotFoundError:
-        source = {"dir_info": {}}
-    if "dir_info" in source:  # PEP 610: a folder, which is a checkout of this repository
-        wheel = Path(__file__).parents[2] / f"dist/gpu_images-{__version__}-py3-none-any.whl"
-        source = {"url": wheel.as_uri()}
-    return f"gpu-images[images] @ {source['url']}" if source else f"gpu-images[images]=={__version__}"
+        return {"dir_info": {}}
+
+
+def package_of(source: Mapping[str, Any]) -> tuple[str, Path | None]:
+    """The requirement of this package, which also CI and clones can install, and the wheel to copy for it.
+
+    A name that is on no index yet must not be asked for: whoever registers it there first would run code in each team's
+    jobs.
+    """
+    url: str = source.get("url", "")
+    if "dir_info" in source:  # a checkout of this repository: the wheel that a build of it makes
+        return f"./wheels/gpu_images-{__version__}-py3-none-any.whl[images]", None
+    if url.startswith("file:"):
+        wheel = Path(unquote(urlsplit(url).path))
+        return f"./wheels/{wheel.name}[images]", wheel
+    if vcs := source.get("vcs_info"):
+        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    return f"gpu-images[images] @ {url}" if url else f"gpu-images[images]=={__version__}", None
 
 
 def _choice(shipped: Matrix, name: str, *, is_cpu: bool) -> str:

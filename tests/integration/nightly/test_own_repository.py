@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,33 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     in_venv = environ | index | {"VIRTUAL_ENV": str(folder / "venv")}
     run(UV, "pip", "install", f"{wheel}[images]", cwd=folder, environ=in_venv)
     return folder / "venv/bin/builder"
+
+
+def test_a_clone_installs_the_builder_of_the_repository(builder: Path, environ: dict[str, str], tmp_path: Path) -> None:
+    """Which was installed from a wheel that others do not have. A private key is in no commit."""
+    own = {name: value for name, value in environ.items() if name != "PYTHONPATH"}
+    run(builder, "init", "team", "--yes", cwd=tmp_path, environ=own)
+    (tmp_path / "team/keys").mkdir()
+    for name in ("ci.key", "ci.pub"):
+        (tmp_path / "team/keys" / name).touch()
+    run("git", "init", "-q", cwd=tmp_path / "team", environ=own)
+    run("git", "add", "-A", cwd=tmp_path / "team", environ=own)
+    assert run("git", "ls-files", "keys", cwd=tmp_path / "team", environ=own) == "keys/ci.pub\n"
+    run("git", "checkout-index", "-a", f"--prefix={tmp_path}/clone/", cwd=tmp_path / "team", environ=own)
+    shutil.rmtree(tmp_path / "team")
+    run(
+        UV,
+        "pip",
+        "install",
+        "--no-deps",
+        "--target",
+        "here",
+        "-r",
+        "requirements.txt",
+        cwd=tmp_path / "clone",
+        environ=own,
+    )
+    assert (tmp_path / "clone/here/builder/shipped/files.tar").is_file()
 
 
 def test_from_init_to_the_plan(builder: Path, index: Index, environ: dict[str, str], tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
@@ -16,6 +17,7 @@ from builder import __version__
 from builder.cli import cli
 from builder.common.errors import BuilderError
 from builder.matrix.project import Project
+from builder.steps.init import package_of, write_repository
 from tests.paths import ROOT
 
 
@@ -28,7 +30,7 @@ def cells(folder: Path) -> list[str]:
 
 
 def test_the_defaults_are_two_images_of_one_framework(tmp_path: Path) -> None:
-    init(str(tmp_path / "new"))
+    result = init(str(tmp_path / "new"))
     project = Project(tmp_path / "new")
     matrix = project.matrix
     assert (matrix.registry, matrix.namespace, list(matrix.frameworks)) == ("", "org", ["pytorch"])
@@ -36,10 +38,44 @@ def test_the_defaults_are_two_images_of_one_framework(tmp_path: Path) -> None:
     assert jupyter == f"{plain}-jupyter"
     lines = (project.root / "matrix.yaml").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 10
-    # In a checkout, the wheel that a build writes there: a name that is on no index yet must not be asked for.
-    wheel = ROOT / f"dist/gpu_images-{__version__}-py3-none-any.whl"
-    assert (project.root / "requirements.txt").read_text("utf-8") == f"gpu-images[images] @ {wheel.as_uri()}\n"
-    assert (project.root / ".gitignore").is_file()
+    wheel = f"./wheels/gpu_images-{__version__}-py3-none-any.whl[images]"
+    assert (project.root / "requirements.txt").read_text("utf-8") == f"{wheel}\n"
+    assert f"make and CI install {wheel}\n" in result.stderr
+    assert f"run `uv build --wheel --out-dir {project.root}/wheels` in the checkout of gpu-images" in result.stderr
+    assert "file:" not in "".join(path.read_text("utf-8") for path in project.root.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(
+    ("source", "requirement"),
+    [
+        (
+            {"dir_info": {"editable": True}, "url": "file:///here"},
+            f"./wheels/gpu_images-{__version__}-py3-none-any.whl[images]",
+        ),
+        ({"archive_info": {}, "url": "file:///a%20b/gpu.whl"}, "./wheels/gpu.whl[images]"),
+        ({"archive_info": {}, "url": "https://e.test/gpu.whl"}, "gpu-images[images] @ https://e.test/gpu.whl"),
+        (
+            {"vcs_info": {"vcs": "git", "commit_id": "0123"}, "url": "https://e.test/gpu"},
+            "gpu-images[images] @ git+https://e.test/gpu@0123",
+        ),
+        ({}, f"gpu-images[images]=={__version__}"),
+    ],
+    ids=["a checkout", "a wheel", "an address", "a commit", "an index"],
+)
+def test_what_ci_installs(source: dict[str, Any], requirement: str) -> None:
+    assert package_of(source)[0] == requirement
+
+
+def test_the_wheel_that_it_was_installed_from_is_copied(tmp_path: Path) -> None:
+    wheel = tmp_path / "gpu images.whl"
+    source = {"archive_info": {}, "url": wheel.as_uri()}
+    options: dict[str, Any] = {"registry": "", "namespace": "org", "frameworks": ["pytorch"], "is_cpu": False}
+    with pytest.raises(FileNotFoundError, match=r"gpu images\.whl"):
+        write_repository(tmp_path / "new", source=source, **options)
+    assert not (tmp_path / "new").exists()
+    wheel.write_bytes(b"wheel")
+    assert "wheels/gpu images.whl" in write_repository(tmp_path / "new", source=source, **options)
+    assert (tmp_path / "new/wheels/gpu images.whl").read_bytes() == b"wheel"
 
 
 def test_options_choose_the_images(tmp_path: Path) -> None:
@@ -48,9 +84,9 @@ def test_options_choose_the_images(tmp_path: Path) -> None:
     init(str(tmp_path), *options)
     matrix = Project(tmp_path).matrix
     assert (matrix.registry, matrix.namespace) == ("ghcr.io", "a/b")
-    assert {re.sub(r"-[0-9.]+-", "-", cell) for cell in cells(tmp_path)} == {
-        "jax-cpu-py313", "jax-cpu-py313-jupyter", "tf-cpu-py311", "tf-cpu-py311-jupyter",
-    }  # fmt: skip
+    names = [re.sub(r"-[0-9.]+-cpu-py[0-9]+", "", cell) for cell in cells(tmp_path)]
+    assert sorted(names) == ["jax", "jax-jupyter", "tf", "tf-jupyter"]
+    assert {cell.cuda for cell in Project(tmp_path).cells} == {"cpu"}
 
 
 @pytest.mark.parametrize(
@@ -93,11 +129,13 @@ def test_the_workflow_calls_the_named_one_with_inputs_that_it_has(tmp_path: Path
     assert not (tmp_path / ".gitlab-ci.yml").exists()
 
 
-def test_without_a_workflow_to_call_there_is_none(tmp_path: Path) -> None:
-    """One that calls a repository of nobody fails in each run."""
-    result = init(str(tmp_path))
-    assert "no workflow written: name the one to call with --workflows OWNER/REPO@REF\n" in result.stderr
-    assert not (tmp_path / ".github").exists()
+def test_without_a_repository_to_call_the_workflow_is_copied(tmp_path: Path) -> None:
+    """With the release that it is from; GitHub finds a workflow of the same repository by its path."""
+    init(str(tmp_path))
+    jobs = yaml.safe_load((tmp_path / ".github/workflows/images.yml").read_text(encoding="utf-8"))["jobs"]
+    head, _, text = (tmp_path / jobs["images"]["uses"]).read_text(encoding="utf-8").partition("\n")
+    assert f" of gpu-images {__version__}." in head
+    assert text == (ROOT / ".github/workflows/images.yml").read_text(encoding="utf-8")
 
 
 def test_gitlab_gets_a_valid_file(tmp_path: Path) -> None:
