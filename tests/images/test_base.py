@@ -378,6 +378,12 @@ def test_users_of_group_0_can_share_files(
     assert shell(user=user).run(["bash", "-lc", "umask"]) == umask
 
 
+def test_another_user_of_group_0_cannot_write_the_name_of_the_user(shell: Callable[..., Any]) -> None:
+    """It has the home and the shell of SSH sessions."""
+    container = shell(user="4242:0")
+    assert container.run("find /var/lib/extrausers -type f -perm /022") == ""
+
+
 def test_a_user_outside_of_group_0_is_one_warning(once: Callable[..., Any]) -> None:
     """What many desktops give: `--user $(id -u):$(id -g)`."""
     err = once(["true"], user="1000:1000")[2]

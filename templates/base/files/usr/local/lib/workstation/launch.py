@@ -70,8 +70,6 @@ def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
     target = person.target(environ, uid=os.getuid(), runs_server=runs_server, owner=_workspace_owner())
     if target:
         person.become(*target, chown_home=variables.flag(environ, "CHOWN_HOME"))
-    if os.getuid() and os.getgid() == 0:  # users with different ids share volumes by the group
-        os.umask(0o002)
     try:
         home = state.make()
     except OSError as error:
@@ -96,6 +94,8 @@ def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
     if not variables.flag(environ, "START_QUIET"):
         _print(*(f"warning: {warning}" for warning in warnings if warning), *(lines if runs_services else ()))
     gpus.wait_until_free(driver, environ, _print)
+    if os.getuid() and os.getgid() == 0:  # users with different ids share volumes by the group, but not the user's name
+        os.umask(0o002)
     for warning in hooks.run(environ):
         _print(f"warning: {warning}")
     state.write(home / state.ENVIRONMENT, "".join(f"{name}={value}\0" for name, value in environ.items()))
