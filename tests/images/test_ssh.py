@@ -171,7 +171,7 @@ def test_without_a_key_there_is_no_sshd(
     assert b"SSH is off" in without_key.logs()
 
 
-def test_each_container_has_its_own_host_key_and_keeps_it(
+def test_each_container_has_its_own_host_key_and_keeps_it_but_an_image_of_it_does_not(
     start: Callable[..., Container], until: Callable[..., None], server: Container, client: tuple[Host, str]
 ) -> None:
     def fingerprint(container: Container) -> str:
@@ -184,6 +184,12 @@ def test_each_container_has_its_own_host_key_and_keeps_it(
     other.restart(timeout=10)
     until(lambda: listens(other), seconds=START_S, what="sshd")
     assert fingerprint(other) == before
+    image = other.commit()
+    third = start(image=image.id, environment={"SSH_PUBLIC_KEY": client[1]})
+    until(lambda: listens(third), seconds=START_S, what="sshd")
+    assert fingerprint(third) != before
+    third.remove(force=True)
+    image.remove()
 
 
 def test_several_keys_from_a_file(
@@ -330,7 +336,7 @@ def test_a_connection_has_many_sessions(client: tuple[Host, str], server: Contai
     master = f"ssh {CLIENT} -S /tmp/master user@{address(server)}"
     code = f"""
 {master} -M -f sleep 30
-for number in $(seq 12); do {master} 'echo in; sleep 5' & done | grep -c in
+for number in $(seq 12); do {master} -o ProxyCommand=false 'echo in; sleep 5' & done | grep -c in  # no new connection
 {master} -O exit
 """
     assert client[0].run(code).stdout.strip() == "12"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
 TOP = Path("/run/workstation")
+KEPT = Path("/var/lib/workstation")
 ENVIRONMENT = "environment"  # file with the services' variables, in the format of /proc/PID/environ
 SERVICES = "services"  # file with the names of the started services, one on each line
 
@@ -21,8 +23,41 @@ def make() -> Path:
         except OSError:
             continue
         if _is_ours(folder, os.getuid()) and os.access(folder, os.W_OK):
+            forget_copies(folder)
             return folder
     raise OSError("cannot write to /run/workstation or /tmp: with --read-only, add --tmpfs /tmp")
+
+
+def forget_copies(folder: Path) -> None:
+    """Empties a folder that `docker commit` copied into an image: each container has tokens and keys of its own.
+
+    Only the kernel sets the time of a file's last change (ctime): a restart keeps it, and a copy has another one. The
+    host's name may be that of several containers: `--hostname`, `--network host`.
+    """
+    made, note = folder / "made", folder / "made-at"
+    if note.exists() and made.exists() and note.read_text() == str(made.stat().st_ctime_ns):
+        return
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    write(made, "")
+    write(note, str(made.stat().st_ctime_ns))
+
+
+def kept() -> Path | None:
+    """Creates a folder for what other containers on the same volume have too, such as host keys; None if that fails."""
+    folder = KEPT / f"of-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if not _is_ours(folder, os.getuid()):
+            return None
+        if folder.stat().st_dev == Path("/").stat().st_dev:  # no volume, which may be a copy from a backup
+            forget_copies(folder)
+    except OSError:
+        return None
+    return folder
 
 
 def find() -> Path | None:

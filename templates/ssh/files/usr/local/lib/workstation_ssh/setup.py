@@ -12,9 +12,7 @@ import os
 import pwd
 import re
 import shutil
-import stat
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,7 +27,6 @@ TYPES = (
     "sk-ssh-ed25519@openssh.com",
     "sk-ecdsa-sha2-nistp256@openssh.com",
 )
-HOST_KEYS = Path("/var/lib/workstation")  # in the container's writable layer: a restart keeps it, and it is in no image
 # Variables that a session must not have from the container: those that it sets itself, and those of the services.
 NOT_FOR_SESSIONS = {"HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "SHLVL", "_", "TERM", "MAIL", "JUPYTER_TOKEN"}
 CONFIG = """\
@@ -152,11 +149,10 @@ def accepts_escapes(version: str) -> bool:
     return match is not None and (int(match[1]), int(match[2])) >= (8, 7)
 
 
-def host_key(folder: Path) -> Path:
-    """The container's host key, which is generated at its first start."""
-    home = _own_folder(HOST_KEYS) or folder
-    key = home / "ssh_host_key"
-    if home == folder:
+def host_key(home: Path | None, folder: Path) -> Path:
+    """The container's host key in `home`, which is generated at its first start; without a home, in `folder`."""
+    key = (home or folder) / "ssh_host_key"
+    if not home:
         print("warning: the host key changes at every start: make /var/lib/workstation writable", flush=True)
     public, draft = Path(f"{key}.pub"), Path(f"{key}.new")
     if not key.exists():  # it is renamed last, so it is complete if it exists
@@ -169,19 +165,8 @@ def host_key(folder: Path) -> Path:
     return key
 
 
-def _own_folder(top: Path) -> Path | None:
-    """Creates a folder that only this user can read, in a folder that all can write; None if that fails."""
-    folder = top / f"of-{os.getuid()}"
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        status = folder.lstat()
-    except OSError:
-        return None
-    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
-    return folder if is_ours else None
-
-
-def main() -> int:
+def main(home: Path | None) -> int:
+    """Prepares the service; returns the exit status. `home` is the folder of the host key, None if there is none."""
     environ = os.environ
     try:
         public_keys = keys(environ)
@@ -203,7 +188,7 @@ def main() -> int:
     folder = Path(environ["STATE_DIR"]) / "ssh"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
-    key = host_key(folder)
+    key = host_key(home, folder)
     for suffix in ("", ".pub"):
         (folder / f"host_key{suffix}").symlink_to(f"{key}{suffix}")
     (folder / "authorized_keys").write_text("".join(f"{line}\n" for line in public_keys))
@@ -222,7 +207,3 @@ def main() -> int:
     if os.getuid() == 0:  # NB_UID=0: sshd of root needs this folder, which Debian's service makes
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     return subprocess.run(["/usr/sbin/sshd", "-t", "-f", str(config)], check=False).returncode
-
-
-if __name__ == "__main__":
-    sys.exit(main())
