@@ -149,15 +149,17 @@ def test_token_is_in_no_process_list(server: Server) -> None:
 LISTENING = "cat /proc/net/tcp /proc/net/tcp6 | awk '$4 == \"0A\" {print $2}'"  # the state LISTEN; addresses in hex
 
 
-def ports(addresses: str) -> list[int]:
+def ports(addresses: str) -> set[int]:
     """The ports in the output of LISTENING."""
-    return [int(address.rpartition(":")[2], 16) for address in addresses.split()]
+    return {int(address.rpartition(":")[2], 16) for address in addresses.split()}
 
 
 def test_listens_on_its_port_only(server: Server) -> None:
     with new_kernel(server) as kernel:
         assert execute_in(server, kernel, "print(6 * 7)") == ("42\n", "")
-        assert ports(inside(server).check_output(LISTENING)) == [8888]
+        assert ports(inside(server).check_output(LISTENING)) == {8888}
+    families = inside(server).check_output("grep -l ' 0*:22B8 ' /proc/net/tcp*").split()  # 22B8 is 8888
+    assert families == inside(server).check_output("ls /proc/net/tcp*").split()  # IPv4 and, if the kernel has it, IPv6
     exposed = server.container.image.attrs["Config"]["ExposedPorts"] if server.container.image else {}
     assert "8888/tcp" in exposed
 
@@ -189,7 +191,7 @@ def test_other_containers_in_the_network_cannot_read_cells(
         for _ in range(5):
             execute_in(server, kernel, "password = 'hunter2'; time.sleep(0.2)")
         assert "hunter2" not in neighbour.run("cat /tmp/seen")
-    assert open_ports == [8888]
+    assert open_ports == {8888}
     # Sockets without a file have no permissions, and belong to the network.
     assert " @" not in neighbour.run("cat /proc/net/unix")
 
@@ -266,6 +268,9 @@ def test_a_notebook_trains_and_logs_to_tensorboard(server: Server) -> None:
     ("environment", "message"),
     [
         ({"JUPYTER_TOKEN": ""}, "JUPYTER_TOKEN is empty"),
+        ({"JUPYTER_TOKEN": " \n"}, "JUPYTER_TOKEN is empty"),
+        ({"JUPYTER_TOKEN": "x", "JUPYTER_TOKEN_FILE": "/etc/hostname"}, "are both set"),
+        ({"JUPYTER_TOKEN_FILE": "/etc/shadow"}, "user 1000 cannot read JUPYTER_TOKEN_FILE=/etc/shadow"),
         ({"JUPYTER_PORT": "0"}, "expected a port"),
         ({"JUPYTER_BASE_URL": "//x/"}, "expected a path"),
         ({"NB_PREFIX": "notebook"}, "expected a path"),
@@ -333,13 +338,22 @@ def test_https_with_a_certificate(start: Callable[..., Container], until: Callab
     assert "chosen-by-me" not in container.logs().decode()
 
 
-def test_a_restart_keeps_the_token(start: Callable[..., Container], until: Callable[..., None]) -> None:
-    container = start()
+def test_a_restart_keeps_the_token_and_an_image_of_the_container_has_none(
+    start: Callable[..., Container], until: Callable[..., None]
+) -> None:
+    container = start(hostname="gpu1")
     pattern = r"token=([0-9a-f]{48})"
     until(lambda: len(re.findall(pattern, container.logs().decode())) == 1, seconds=START_S, what="the first start")
     container.restart(timeout=10)
     until(lambda: len(re.findall(pattern, container.logs().decode())) == 2, seconds=START_S, what="the second start")
-    assert len(set(re.findall(pattern, container.logs().decode()))) == 1
+    [token] = set(re.findall(pattern, container.logs().decode()))
+    image = container.commit()
+    other = start(image=image.id, hostname="gpu1")
+    until(lambda: re.search(pattern, other.logs().decode()), seconds=START_S, what="the start of the image")
+    assert token not in other.logs().decode()
+    assert other.exec_run(["grep", "-r", token, "/run/workstation/of-1000"]).exit_code == 1
+    other.remove(force=True)
+    image.remove()
 
 
 def test_a_server_that_dies_is_restarted(start: Callable[..., Container], until: Callable[..., None]) -> None:
@@ -401,11 +415,21 @@ def test_gpu_figures_are_behind_the_login(server: Server) -> None:
     websocket.create_connection(f"{address}?token={server.token}", timeout=30).close()
 
 
-def test_jupyter_token_is_used(start: Callable[..., Container], until: Callable[..., None]) -> None:
-    container = start(ports=[8888], environment={"JUPYTER_TOKEN": "chosen-by-me"})
+@pytest.mark.parametrize("command", [None, ["jupyter", "lab"]])
+@pytest.mark.parametrize(
+    ("name", "value"), [("JUPYTER_TOKEN", "chosen-by-me\n"), ("JUPYTER_TOKEN_FILE", "/etc/hostname")]
+)
+def test_the_token_of_a_variable_is_used(
+    start: Callable[..., Container], until: Callable[..., None], name: str, value: str, command: list[str] | None
+) -> None:
+    """With the newline that `echo` adds: it locked everyone out."""
+    container = start(command, ports=[8888], environment={name: value}, hostname="chosen-by-me")
     address = f"http://127.0.0.1:{published(container)}/api/contents"
     until(lambda: answers(address, 403), seconds=START_S, what="the server")
     assert requests.get(address, headers={"Authorization": "token chosen-by-me"}, timeout=30).status_code == 200
+    if not command:
+        until(lambda: f"(log in with {name})" in container.logs().decode(), seconds=START_S, what="how to log in")
+    assert "chosen-by-me" not in container.logs().decode().replace("http://chosen-by-me:", "")
 
 
 def test_a_command_is_healthy_without_services(container: Container, until: Callable[..., None]) -> None:
@@ -749,7 +773,7 @@ def test_tensorboard_listens_on_no_port(server: Server, until: Callable[..., Non
     address = "/tensorboard/data/environment"
     until(lambda: server.request("GET", address).status_code == 200, seconds=START_S, what="TensorBoard")
     assert inside(server).run("pgrep -f start-tensorboard").rc == 0
-    assert ports(inside(server).check_output(LISTENING)) == [8888]
+    assert ports(inside(server).check_output(LISTENING)) == {8888}
 
 
 @pytest.mark.thorough

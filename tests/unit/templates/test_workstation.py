@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +114,13 @@ def test_a_port_that_kubernetes_sets_for_a_service_has_no_effect(value: str) -> 
     assert environ == {"SSH_PORT": "2222"}
     with pytest.raises(Refusal, match="JUPYTER_PORT='x': expected a port"):
         variables.check({"JUPYTER_PORT": "x"}, known)
+
+
+def test_secrets_are_without_the_newline_of_echo() -> None:
+    known = [Variable("A", "secret", "", ""), Variable("B", "secret", "", ""), Variable("C", "text", "", "")]
+    environ = {"A": "token\n", "B": " \n", "C": "x\n"}
+    variables.check(environ, known)
+    assert environ == {"A": "token", "B": "", "C": "x\n"}
 
 
 def test_a_similar_name_is_suggested() -> None:
@@ -306,6 +314,20 @@ def test_a_container_that_waits_says_so_once_a_minute() -> None:
 def test_the_sitecustomize_has_the_units_of_the_launcher() -> None:
     text = (ROOT / "templates/base/files/usr/local/lib/gpu-memory-limit/sitecustomize.py").read_text()
     assert all(f'"{unit}"' in text for unit in variables._UNITS)
+
+
+def test_only_copies_of_the_state_are_forgotten(tmp_path: Path) -> None:
+    """`docker commit` copied the token, the host key and the secret of Jupyter's cookies."""
+    first, copy = tmp_path / "first", tmp_path / "copy"
+    (first / "jupyter").mkdir(parents=True)
+    state.forget_copies(first)
+    (first / "jupyter-token").write_text("x")
+    state.forget_copies(first)
+    assert (first / "jupyter-token").exists()
+    shutil.copytree(first, copy)  # with the times that a program can set
+    (copy / "jupyter").mkdir()
+    state.forget_copies(copy)
+    assert {path.name for path in copy.iterdir()} == {"made", "made-at"}
 
 
 # ---- commands and variables of Docker Stacks

@@ -26,7 +26,7 @@ class _WithoutTokens(logging.LogRecord):
 environ = os.environ
 c = get_config()  # type: ignore[name-defined]  # noqa: F821
 
-c.ServerApp.ip = "0.0.0.0"  # inside the container; only `docker run -p` makes it reachable
+c.ServerApp.ip = ""  # all addresses of the container, IPv6 too; only `docker run -p` makes it reachable
 c.ServerApp.port = int(environ.get("JUPYTER_PORT", "8888"))
 c.ServerApp.port_retries = 0  # another port would not be published
 c.ServerApp.base_url = environ.get("JUPYTER_BASE_URL") or environ.get("NB_PREFIX") or "/"
@@ -48,10 +48,12 @@ if "JUPYTER_CERT" in environ:
 assets = Path(sys.prefix, "share/jupyter/lab")
 c.LabApp.app_dir = str(assets if assets.exists() else "/opt/venv/share/jupyter/lab")
 
-# Without the launcher (`jupyter lab` as command), Jupyter generates and prints a token itself.
+# Without the service (`jupyter lab` as command), Jupyter uses JUPYTER_TOKEN, or generates and prints a token.
 token, file = None, Path(environ.get("STATE_DIR", "/nowhere"), "jupyter-token")
-if file.exists():
-    token = c.IdentityProvider.token = file.read_text()
+if not file.exists() and "JUPYTER_TOKEN" not in environ:
+    file = Path(environ.get("JUPYTER_TOKEN_FILE", "/nowhere"))
+if file.is_file():
+    token = c.IdentityProvider.token = file.read_text().strip()
 logging.setLogRecordFactory(_WithoutTokens)
 
 # A web page can point its own name at this server (DNS rebinding) and then read everything that needs no login. With a

@@ -44,8 +44,8 @@ VARIABLES = {
 }
 # Platforms set these by themselves. By name: the platform, and the variables of this image that replace it.
 PLATFORMS = {
-    "JUPYTER_PASSWORD": ("RunPod", ("JUPYTER_TOKEN",)),
-    "OPEN_BUTTON_TOKEN": ("Vast.ai", ("JUPYTER_TOKEN",)),
+    "JUPYTER_PASSWORD": ("RunPod", ("JUPYTER_TOKEN", "JUPYTER_TOKEN_FILE")),
+    "OPEN_BUTTON_TOKEN": ("Vast.ai", ("JUPYTER_TOKEN", "JUPYTER_TOKEN_FILE")),
     "PUBLIC_KEY": ("RunPod", ("SSH_PUBLIC_KEY", "SSH_PUBLIC_KEYS_FILE")),
 }
 # Others may use the same name: only with this variable, it is the platform's.

@@ -62,6 +62,8 @@ def check(environ: MutableMapping[str, str], known: list[Variable]) -> list[str]
     if errors:
         raise Refusal("\n".join(errors) + "\n`docker run --rm IMAGE --help` lists the variables of the image")
     for variable in known:
+        if variable.kind == "secret" and variable.name in environ:  # a secret made with `echo` ends with a newline
+            environ[variable.name] = environ[variable.name].strip()
         if variable.kind == "flag" and variable.name in environ:
             environ[variable.name] = FLAGS[environ[variable.name].lower()]
     names = [variable.name for variable in known]
