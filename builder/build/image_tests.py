@@ -58,7 +58,6 @@ class Tester:
         run: Run,
         *,
         gpu_mode: gpus.Mode = gpus.AUTO,
-        pool: gpus.Pool | None = None,
         junit: Path | None = None,
         processes: int = 1,
     ) -> None:
@@ -67,7 +66,7 @@ class Tester:
         self._gpu_mode = gpu_mode
         self._junit = junit
         self._processes = processes
-        self._pool = pool or gpus.Pool()
+        self._pool = gpus.Pool()
         self._engine_info = run.engine.info()
         self._suite = Suite.of(self._project.root)
         self._programs = Programs()
@@ -275,11 +274,10 @@ class Tester:
 def new_tester(
     run: Run, images: Sequence[PlannedImage], *, jobs: int, gpu_mode: gpus.Mode, junit: Path | None
 ) -> Tester:
-    """The tester of these images, of which `jobs` are tested at a time, and share the GPUs and processors."""
-    pool = gpus.Pool(min(jobs, sum(not image.cell.is_cpu for image in images)))
+    """The tester of these images, of which `jobs` are tested at a time, and share the processors."""
     # Tests of one image, one after the other, use half of two processors: most wait for the start of a container.
     processes = math.ceil(1.5 * machine.processors() / min(jobs, max(1, len(images))))
-    return Tester(run, gpu_mode=gpu_mode, pool=pool, junit=junit, processes=processes)
+    return Tester(run, gpu_mode=gpu_mode, junit=junit, processes=processes)
 
 
 def check_docker_client() -> None:

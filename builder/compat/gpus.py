@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ MODES: tuple[Mode, ...] = (REQUIRE, AUTO, OFF)
 # other programs use may grow.
 NEEDED = 8 * 10**9
 GPU_POLL_S = 1.0
-PATIENCE = 5  # polls until the memory of a finished test must be free again
+PATIENCE = 5  # reads of the GPUs until the memory of a finished test must be free again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,18 +78,11 @@ def read_gpus() -> tuple[str, tuple[Gpu, ...]]:
 
 
 class Pool:
-    """Leases this machine's GPUs to image tests, each GPU to one image at a time. Thread-safe.
+    """Leases this machine's GPUs to image tests, all that are free to one image at a time. Thread-safe."""
 
-    `images` is the number of images that are tested at once: each gets its share of the GPUs, and at least two where
-    there are two, so that collectives run over several GPUs. On four GPUs, one image gets four, and two get two each;
-    three take turns.
-    """
-
-    def __init__(self, images: int = 1) -> None:
-        self._images = max(images, 1)
-        self._leased: set[int] = set()
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._was_leased = False
-        self._change = threading.Condition()
 
     def read(self) -> tuple[str, tuple[Gpu, ...]]:
         """Driver version at this moment, and the GPUs that CUDA_VISIBLE_DEVICES names; all if it is not set."""
@@ -102,10 +96,9 @@ class Pool:
 
     def why_not(self) -> str:
         """The reason that no test can run on a GPU, now or after the other tests of this run, or an empty string."""
-        with self._change:
-            if self._leased:
-                return ""
-            driver, gpus = self.read()
+        if self._lock.locked():
+            return ""
+        driver, gpus = self.read()
         if not driver:
             return "no NVIDIA driver on this machine"
         if not gpus:
@@ -116,35 +109,26 @@ class Pool:
         return f"no GPU has {NEEDED / 1e9:.0f} GB free: {free}"
 
     @contextmanager
-    def lease(
-        self, fits: Callable[[Gpu], bool] = lambda _: True, stopped: Callable[[], bool] = lambda: False
-    ) -> Iterator[tuple[Gpu, ...]]:
-        """Leases GPUs with room, those that `fits` accepts, until the block ends; waits while all of them are leased.
+    def lease(self, fits: Callable[[Gpu], bool], stopped: Callable[[], bool]) -> Iterator[tuple[Gpu, ...]]:
+        """Leases the GPUs with room that `fits` accepts until the block ends; waits while another image has them.
 
-        Yields no GPU if none has room and none is leased, or if `stopped` became true.
+        The GPUs with most free memory are first: other programs keep those that they use. Yields no GPU if none has
+        room, or if `stopped` became true.
         """
-        patience = PATIENCE
-        taken: tuple[Gpu, ...] = ()
-        with self._change:
-            while not stopped():
-                gpus = [gpu for gpu in self.read()[1] if fits(gpu)]
-                free = [gpu for gpu in gpus if gpu.index not in self._leased and gpu.has_room]
-                share = max(len(gpus) // self._images, min(len(gpus), 2))
-                if len(free) >= share or (free and not self._leased):
-                    # Most free memory first: other programs keep the GPUs that they use.
-                    taken = tuple(sorted(free, key=lambda gpu: -gpu.free)[:share])
-                    self._leased |= {gpu.index for gpu in taken}
-                    self._was_leased = True
-                    break
-                if not self._leased:
-                    # A test that has just ended may not have freed its memory yet.
-                    if not (self._was_leased and patience):
-                        break
-                    patience -= 1
-                self._change.wait(GPU_POLL_S)
+        while not self._lock.acquire(timeout=GPU_POLL_S):
+            if stopped():
+                yield ()
+                return
         try:
-            yield taken
+            free: list[Gpu] = []
+            # A test that has just ended may not have freed its memory yet.
+            for attempt in range(PATIENCE if self._was_leased else 1):
+                if attempt:
+                    time.sleep(GPU_POLL_S)
+                free = [gpu for gpu in self.read()[1] if fits(gpu) and gpu.has_room]
+                if free or stopped():
+                    break
+            self._was_leased |= bool(free)
+            yield tuple(sorted(free, key=lambda gpu: -gpu.free))
         finally:
-            with self._change:
-                self._leased -= {gpu.index for gpu in taken}
-                self._change.notify_all()
+            self._lock.release()

@@ -84,7 +84,7 @@ class StubbedMachine:
         code = (
             "import json; from dataclasses import asdict; from builder.compat import gpus as gpu\n"
             "driver, gpus = gpu.read_gpus()\n"
-            "with gpu.Pool().lease() as leased: indices = [each.index for each in leased]\n"
+            "with gpu.Pool().lease(bool, lambda: False) as leased: indices = [each.index for each in leased]\n"
             "print(json.dumps([driver, [asdict(each) for each in gpus], gpu.Pool().why_not(), indices]))"
         )
         result = self.python(state, "-c", code)

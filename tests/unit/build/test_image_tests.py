@@ -488,20 +488,3 @@ def test_the_description_of_the_image_is_json(image: PlannedImage) -> None:
     assert description["image_id"] == ID
     assert description["wheels"] == {wheel.name: wheel.version for wheel in image.wheels}
     assert description["cuda_wheels"] == ["nvidia-cuda-runtime-cu12", "nvidia-sums-cu12"]
-
-
-def test_images_that_are_tested_at_once_share_the_gpus(
-    tiny: Project, image: PlannedImage, monkeypatch: pytest.MonkeyPatch, console: MemoryConsole
-) -> None:
-    shares: list[int] = []
-
-    def pool(images: int) -> gpus.Pool:
-        shares.append(images)
-        return real(images)
-
-    real = gpus.Pool
-    monkeypatch.setattr(gpus, "Pool", pool)
-    run = new_run(tiny, console=console)
-    for jobs in (1, 9):
-        image_tests.new_tester(run, [image, image], jobs=jobs, gpu_mode="auto", junit=None)
-    assert shares == [1, 2]

@@ -1,9 +1,11 @@
-"""Each GPU is leased to one image at a time. tests/local/test_nvml_stub.py reads GPUs."""
+"""The GPUs are leased to one image at a time. tests/local/test_nvml_stub.py reads GPUs."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -30,12 +32,17 @@ class GpuMachineProbe:
 
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pool]:
-    def pool(probe: Callable[[], tuple[str, tuple[Gpu, ...]]], images: int = 1) -> Pool:
+    def pool(probe: Callable[[], tuple[str, tuple[Gpu, ...]]]) -> Pool:
         monkeypatch.setattr(gpus, "read_gpus", probe)
         monkeypatch.setattr(gpus, "GPU_POLL_S", 0.001)
-        return Pool(images)
+        return Pool()
 
     return pool
+
+
+def lease(pool: Pool) -> AbstractContextManager[tuple[Gpu, ...]]:
+    """All GPUs fit, and nothing stops the test."""
+    return pool.lease(lambda _: True, lambda: False)
 
 
 def indexes(gpus: tuple[Gpu, ...]) -> list[int]:
@@ -55,61 +62,47 @@ def indexes(gpus: tuple[Gpu, ...]) -> list[int]:
 def test_why_not(pool: Callable[..., Pool], machine: GpuMachineProbe, reason: str) -> None:
     leases = pool(machine)
     assert leases.why_not() == reason
-    with leases.lease() as leased:
+    with lease(leases) as leased:
         assert bool(leased) is not bool(reason)
 
 
 def test_a_single_image_gets_every_gpu_with_room_most_free_memory_first(pool: Callable[..., Pool]) -> None:
-    with pool(GpuMachineProbe(20 * GB, 1 * GB, 80 * GB)).lease() as leased:
+    with lease(pool(GpuMachineProbe(20 * GB, 1 * GB, 80 * GB))) as leased:
         assert indexes(leased) == [2, 0]
 
 
-@pytest.mark.parametrize(("number", "images"), [(5, 2), (8, 16)])
-def test_concurrent_images_share_the_gpus(pool: Callable[..., Pool], number: int, images: int) -> None:
-    """Two for each image, even if more images may be tested at a time: the collectives need several GPUs."""
-    leases = pool(GpuMachineProbe(*[80 * GB] * number), images=images)
-    with leases.lease() as first, leases.lease() as second:
-        assert (len(first), len(second)) == (2, 2)
-        assert not set(indexes(first)) & set(indexes(second))
-
-
-def test_more_images_than_gpus_wait_and_none_shares_a_gpu(pool: Callable[..., Pool]) -> None:
-    leases = pool(GpuMachineProbe(80 * GB, 80 * GB), images=8)
-    in_use: set[int] = set()
-    seen: list[int] = []
-    lock = threading.Lock()
+def test_images_take_turns_and_each_gets_all_gpus(pool: Callable[..., Pool]) -> None:
+    """The collectives need several GPUs."""
+    leases = pool(GpuMachineProbe(80 * GB, 80 * GB))
+    running: list[int] = []
+    most: list[int] = []
 
     def test_one() -> None:
-        with leases.lease() as leased:
-            with lock:
-                assert not in_use & {*indexes(leased)}
-                in_use.update(indexes(leased))
-                seen.extend(indexes(leased))
+        with lease(leases) as leased:
+            running.append(1)
+            most.append(len(running))
+            assert indexes(leased) == [0, 1]
             threading.Event().wait(0.002)
-            with lock:
-                in_use.difference_update(indexes(leased))
+            running.pop()
 
-    threads = [threading.Thread(target=test_one) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert len(seen) == 16
-    assert set(seen) == {0, 1}
+    with ThreadPoolExecutor(8) as threads:
+        for test in [threads.submit(test_one) for _ in range(8)]:
+            test.result(20)
+    assert most == [1] * 8
 
 
 def test_a_gpu_is_returned_after_a_failure(pool: Callable[..., Pool]) -> None:
     leases = pool(GpuMachineProbe(80 * GB))
-    with pytest.raises(ZeroDivisionError), leases.lease():
+    with pytest.raises(ZeroDivisionError), lease(leases):
         raise ZeroDivisionError
-    with leases.lease() as leased:
+    with lease(leases) as leased:
         assert indexes(leased) == [0]
 
 
 def test_a_gpu_that_this_run_uses_is_not_reported_as_busy(pool: Callable[..., Pool]) -> None:
     machine = GpuMachineProbe(80 * GB)
-    leases = pool(machine, images=2)
-    with leases.lease():
+    leases = pool(machine)
+    with lease(leases):
         machine.free = [0]
         assert leases.why_not() == ""
 
@@ -125,9 +118,9 @@ def test_a_lease_waits_for_memory_that_is_freed_late(pool: Callable[..., Pool]) 
         return machine()
 
     leases = pool(probe)
-    with leases.lease():
+    with lease(leases):
         pass
-    with leases.lease() as leased:
+    with lease(leases) as leased:
         assert indexes(leased) == [0]
     assert probes == 5
 
@@ -135,18 +128,18 @@ def test_a_lease_waits_for_memory_that_is_freed_late(pool: Callable[..., Pool]) 
 def test_a_gpu_that_stays_busy_is_not_waited_for(pool: Callable[..., Pool]) -> None:
     machine = GpuMachineProbe(80 * GB)
     leases = pool(machine)
-    with leases.lease():
+    with lease(leases):
         machine.free = [0]
-    with leases.lease() as leased:
+    with lease(leases) as leased:
         assert leased == ()
 
 
 def test_only_gpus_that_fit_are_leased(pool: Callable[..., Pool]) -> None:
-    with pool(GpuMachineProbe(80 * GB, 80 * GB)).lease(fits=lambda gpu: gpu.index == 1) as leased:
+    with pool(GpuMachineProbe(80 * GB, 80 * GB)).lease(lambda gpu: gpu.index == 1, lambda: False) as leased:
         assert indexes(leased) == [1]
 
 
 def test_a_stopped_test_does_not_wait(pool: Callable[..., Pool]) -> None:
-    leases = pool(GpuMachineProbe(80 * GB), images=2)
-    with leases.lease(), leases.lease(stopped=lambda: True) as leased:
+    leases = pool(GpuMachineProbe(80 * GB))
+    with lease(leases), leases.lease(lambda _: True, lambda: True) as leased:
         assert leased == ()
