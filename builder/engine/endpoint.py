@@ -26,20 +26,19 @@ SILENCE_S = 600  # the engine reads nothing while its disk is busy
 _TLS = b"\x16"  # first byte of a TLS connection, which engines try before plain HTTP
 _NOT_TLS = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _PATH = re.compile(r"/v2/([0-9a-f]+)/image/(manifests|blobs)/(sha256:[0-9a-f]{64})", re.ASCII)
-_RANGE = re.compile(r"bytes=([0-9]+)-([0-9]*)", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """A manifest or blob of `size` bytes; `read` returns its bytes from an offset on."""
+    """A manifest or blob of `size` bytes; `read` returns its bytes."""
 
     media_type: str
     size: int
-    read: Callable[[int], Iterator[bytes]]
+    read: Callable[[], Iterator[bytes]]
 
     @classmethod
     def of(cls, data: bytes, media_type: str) -> Content:
-        return cls(media_type=media_type, size=len(data), read=lambda offset: iter([data[offset:]]))
+        return cls(media_type=media_type, size=len(data), read=lambda: iter([data]))
 
 
 class Endpoint:
@@ -138,21 +137,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, {"Content-Length": "0"})
             return
         digest, content = found
-        headers = {"Content-Type": content.media_type, "Docker-Content-Digest": digest, "Accept-Ranges": "bytes"}
-        start, end, status = 0, content.size, HTTPStatus.OK
-        if match := _RANGE.fullmatch(self.headers.get("Range", "")):
-            start, end = int(match[1]), min(int(match[2] or content.size) + 1, content.size)
-            if start >= end:
-                self._answer(
-                    HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
-                    {"Content-Length": "0", "Content-Range": f"bytes */{content.size}"},
-                )
-                return
-            headers["Content-Range"] = f"bytes {start}-{end - 1}/{content.size}"
-            status = HTTPStatus.PARTIAL_CONTENT
-        self._answer(status, {**headers, "Content-Length": str(end - start)})
-        left = end - start if self.command == "GET" else 0  # HEAD: the headers only
-        chunks = content.read(start)
+        # Without ranges: on the loopback, no connection is lost, and an engine that tries again starts over.
+        headers = {"Content-Type": content.media_type, "Docker-Content-Digest": digest}
+        self._answer(HTTPStatus.OK, {**headers, "Content-Length": str(content.size)})
+        left = content.size if self.command == "GET" else 0  # HEAD: the headers only
+        chunks = content.read()
         while left:
             try:
                 chunk = next(chunks, b"")

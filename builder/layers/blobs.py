@@ -86,18 +86,16 @@ class Blobs:
             raise DamagedError(f"{self.path(blob)} does not match its digest", hint=REPAIR, blob=blob)
         return data
 
-    def chunks(self, blob: str, offset: int = 0) -> Iterator[bytes]:
-        """The bytes of a blob from an offset on."""
+    def chunks(self, blob: str) -> Iterator[bytes]:
+        """The bytes of a blob."""
         with self.path(blob).open("rb") as file:
-            file.seek(offset)
             while chunk := file.read(CHUNK):
                 yield chunk
 
-    def inflated(self, blob: str, offset: int = 0) -> Iterator[bytes]:
-        """The bytes that a gzip blob inflates to, from an offset on. Raises DamagedError if it is not gzip."""
+    def inflated(self, blob: str) -> Iterator[bytes]:
+        """The bytes that a gzip blob inflates to. Raises DamagedError if it is not gzip."""
         try:
             with igzip.open(self.path(blob)) as file:  # type: ignore[no-untyped-call]
-                file.seek(offset)
                 while chunk := file.read(PLAIN_CHUNK):
                     yield chunk
         except (EOFError, gzip.BadGzipFile, InflateError) as error:

@@ -138,22 +138,6 @@ def test_head_has_the_headers_only(served: Served) -> None:
     assert response.headers["Docker-Content-Digest"] == PLAIN_DIGEST
 
 
-@pytest.mark.parametrize(
-    ("requested", "status", "part", "answered"),
-    [
-        ("bytes=0-", 206, slice(0, None), f"0-{len(PLAIN) - 1}"),
-        ("bytes=100500-", 206, slice(100_500, None), f"100500-{len(PLAIN) - 1}"),
-        ("bytes=7-9", 206, slice(7, 10), "7-9"),
-        ("bytes=3000990-9999999", 206, slice(3_000_990, None), f"3000990-{len(PLAIN) - 1}"),
-        (f"bytes={len(PLAIN)}-", 416, slice(0), "*"),
-    ],
-)
-def test_a_download_is_resumed(served: Served, requested: str, status: int, part: slice, answered: str) -> None:
-    response, body = served.ask("blobs", PLAIN_DIGEST, Range=requested)
-    assert (response.status, body) == (status, PLAIN[part])
-    assert response.headers["Content-Range"] == f"bytes {answered}/{len(PLAIN)}"
-
-
 @pytest.mark.parametrize("damage", ["truncated", "changed", "missing"])
 def test_a_damaged_layer_is_cut_off(served: Served, damage: str) -> None:
     path = served.store.path(served.packed)
