@@ -12,8 +12,8 @@ import yaml
 
 from builder.common import git
 from builder.common.console import View
-from builder.common.errors import BuilderError, UsageError
-from builder.common.text import counted, size
+from builder.common.errors import BuilderError
+from builder.common.text import counted
 from builder.matrix.cells import NOT_BUILT, Cell
 from builder.matrix.project import Project
 from builder.matrix.schema import AMD64, ARM64, Arch, Matrix
@@ -52,9 +52,6 @@ def plan_digests(project: Project, revision: str, view: View) -> dict[str, str]:
 ON_DISK = 3.8
 RUNNER_DISK = 14_000_000_000  # bytes that a hosted runner of GitHub has at least
 MAX_IMAGES = 10  # the most in one part: the tests of an image take minutes
-# GitHub cancels a run whose matrix has more jobs; a pipeline of GitLab.com has at most 500 without a subscription
-# (https://docs.gitlab.com/user/gitlab_com/#cicd, "Maximum jobs in a single pipeline").
-MAX_PARTS = 256
 # Labels of GitHub's runners, and the label of self-hosted ones besides `self-hosted` and `linux`.
 RUNNERS: dict[Arch, dict[str, str]] = {
     AMD64: {"runner": "ubuntu-24.04", "label": "x64"},
@@ -67,11 +64,11 @@ def changed_images(before: Mapping[str, str], images: Sequence[PlannedImage]) ->
     return [image for image in images if before.get(image.id) != image.plan]
 
 
-def split_by_disk(images: Sequence[PlannedImage], disk: int, max_images: int = MAX_IMAGES) -> list[list[PlannedImage]]:
+def split_by_disk(images: Sequence[PlannedImage], disk: int) -> list[list[PlannedImage]]:
     """Parts that take about `disk` bytes each, with every layer that their images have counted once.
 
     Images of one group stay together where they fit. A part has at least one image, however large, at most
-    `max_images`, and one architecture.
+    MAX_IMAGES, and one architecture.
     """
     parts: list[list[PlannedImage]] = []
     layers: dict[str, int] = {}
@@ -80,7 +77,7 @@ def split_by_disk(images: Sequence[PlannedImage], disk: int, max_images: int = M
         added = {layer.inputs: layer.bytes for layer in image.layers}
         is_full = parts and (
             parts[-1][0].cell.arch != image.cell.arch
-            or len(parts[-1]) == max_images
+            or len(parts[-1]) == MAX_IMAGES
             or sum((layers | added).values()) * ON_DISK > disk
         )
         if is_full or not parts:
@@ -109,27 +106,10 @@ def updates(matrix: Matrix, cells: Sequence[Cell]) -> dict[str, list[str]]:
     }
 
 
-def _parts(images: Sequence[PlannedImage], disk: int) -> list[list[PlannedImage]]:
-    """The parts for the jobs of CI: of more than MAX_IMAGES images if there would be more than MAX_PARTS.
-
-    Raises UsageError if the disk is too small for that.
-    """
-    max_images = MAX_IMAGES
-    while len(parts := split_by_disk(images, disk, max_images)) > MAX_PARTS:
-        if max_images >= len(images):
-            raise UsageError(
-                f"{counted(len(images), 'image')} need {len(parts)} parts on disks of {size(disk)}, and a run of CI "
-                f"has at most {MAX_PARTS} jobs",
-                hint="Use runners with larger disks (--disk), or fewer CELLS.",
-            )
-        max_images *= 2
-    return parts
-
-
 def github_outputs(images: Sequence[PlannedImage], disk: int = RUNNER_DISK) -> dict[str, str]:
     """Outputs of a GitHub Actions step: `parts`, the matrix of a job, and all `cells`.
 
-    The matrix has the cells of each part, and the labels of runners for it. Raises UsageError, as `_parts`.
+    The matrix has the cells of each part, and the labels of runners for it.
     """
     matrix = {
         "include": [
@@ -138,20 +118,20 @@ def github_outputs(images: Sequence[PlannedImage], disk: int = RUNNER_DISK) -> d
                 "cells": " ".join(image.id for image in part),
                 **RUNNERS[part[0].cell.arch],
             }
-            for part in _parts(images, disk)
+            for part in split_by_disk(images, disk)
         ]
     }
     return {"parts": json.dumps(matrix), "cells": " ".join(image.id for image in images)}
 
 
 def gitlab_pipeline(images: Sequence[PlannedImage], disk: int = RUNNER_DISK, *, publish: bool = False) -> str:
-    """A child pipeline of GitLab CI, with a job for each part. Raises UsageError, as `_parts`.
+    """A child pipeline of GitLab CI, with a job for each part.
 
     With `publish`, these jobs push what passed its tests to staging, and a last job signs the results and releases the
     images. Only this job is in the environment `release`, to which the variables with the private key are limited.
     """
     jobs: dict[str, Any] = {}
-    for part in _parts(images, disk):
+    for part in split_by_disk(images, disk):
         # Cells are in the commands: a variable of a job loses to one of the same name in the parent pipeline.
         cells = " ".join(image.id for image in part)
         build, stage = f"builder images {cells} --junit .builder/junit", f"builder stage {cells} --images-only"

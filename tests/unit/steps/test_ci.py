@@ -12,7 +12,6 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from builder.common.errors import UsageError
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
@@ -100,17 +99,6 @@ def test_a_part_has_one_architecture_and_the_runner_for_it(images: list[PlannedI
         ([image.id for image in images[:2]], "ubuntu-24.04", "x64"),
         ([image.id for image in arm64], "ubuntu-24.04-arm", "arm64"),
     ]
-
-
-def test_a_matrix_has_at_most_256_jobs(images: list[PlannedImage]) -> None:
-    """GitHub refuses a larger one when the run starts."""
-    many = [replace(image, cell=replace(image.cell, line=f"1.{n}")) for n in range(600) for image in images[:5]]
-    parts = json.loads(ci.github_outputs(many, HUGE)["parts"])["include"]
-    assert len(ci.split_by_disk(many, HUGE)) == 300
-    assert len(parts) <= ci.MAX_PARTS
-    assert sorted(cell for part in parts for cell in part["cells"].split()) == sorted(image.id for image in many)
-    with pytest.raises(UsageError, match=r"^3000 images need 3000 parts on disks of 1 B, .* at most 256 jobs$"):
-        ci.github_outputs(many, 1)
 
 
 # ---- GitLab
