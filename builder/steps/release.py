@@ -75,7 +75,6 @@ def roll_back(run: Run, stamp: str, registry: str = "") -> Report:
     report, is_public = Report(stamp=stamp), False
     listed: dict[str, list[str]] = {}
     targets: list[tuple[Repository, Manifest, dict[str, str | None]]] = []
-    newer: list[str] = []
     for names in dict.fromkeys(tags.compute(run.project.matrix, run.project.cells).values()):
         full = replace(names[0], registry=registry or names[0].registry)
         repository = Repository(full, host=run.host, write=True)
@@ -87,12 +86,8 @@ def roll_back(run: Run, stamp: str, registry: str = "") -> Report:
         manifest = repository.manifest(tags.stamped(full, earlier[0]).tag) if earlier else None
         if manifest:
             targets.append((repository, manifest, tagging.read_tags(repository, [name.tag for name in names])))
-        elif stamps:
-            newer.append(str(full))
     if not is_public:
         return report
-    if newer:
-        run.view.say(f"these tags stay, since their images have no release up to {stamp}: {', '.join(newer)}")
     with _changes_reported(run, report):
         for repository, manifest, before in targets:
             tagging.tag(repository, manifest, report.tags, before)

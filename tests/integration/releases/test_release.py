@@ -140,6 +140,8 @@ def check_sbom(checkout: Checkout, proxy: Proxy, keys: Path) -> None:
         sources[each["name"]] = (source or each["name"], version or each["version"])
     assert sources == {name: (source, version) for name, _, source, version in debs}
     assert sources["libc6"][0] == "glibc"
+    [pip] = [each for each in packages if each["name"] == "pip"]
+    assert (pip["licenses"], pip["supplier"]["name"]) == ([{"license": {"id": "MIT"}}], "The pip developers")
 
 
 def test_a_released_image_is_verified_without_a_checkout(ours: Checkout, proxy: Proxy, keys: Path) -> None:

@@ -57,6 +57,30 @@ def test_the_sbom_has_every_wheel_and_every_debian_package(planned: PlannedImage
     assert packages
 
 
+@pytest.mark.parametrize(
+    ("fields", "license_", "supplier"),
+    [
+        ("License-Expression: MIT OR Apache-2.0\nAuthor: A. Person", {"expression": "MIT OR Apache-2.0"}, "A. Person"),
+        ("License: BSD-3-Clause\nAuthor-email: The team <team@example.test>",
+         {"license": {"id": "BSD-3-Clause"}}, "The team"),
+        (f"License: UNKNOWN\nMaintainer: M\nAuthor: UNKNOWN\nClassifier: License :: OSI Approved :: {'x' * 50}",
+         {"license": {"name": f"OSI Approved :: {'x' * 50}"}}, "M"),
+        (f"License: {'All rights. ' * 99}", None, None),
+    ],
+)  # fmt: skip
+def test_the_sbom_has_licences_and_suppliers_of_wheels(
+    planned: PlannedImage, fields: str, license_: Any, supplier: str | None
+) -> None:
+    [wheel, *_] = planned.wheels
+    metadata = {wheel.sha256: f"Metadata-Version: 2.4\nName: x\n{fields}\n\nText.".encode()}
+    data = json.loads(sbom_and_provenance.sbom(planned, NAME, IMAGE, metadata))
+    [tool] = data["metadata"]["tools"]["components"]
+    assert tool["name"] == "gpu-images"
+    described = [each for each in data["components"] if {"licenses", "supplier"} & each.keys()]
+    expected = [(wheel.name, [license_], {"name": supplier})] if license_ else []
+    assert [(each["name"], each["licenses"], each["supplier"]) for each in described] == expected
+
+
 def test_uvs_build_of_python_has_its_hash_in_sbom_and_provenance(planned: PlannedImage) -> None:
     python = python_lock_of("3.11.15")
     image = replace(planned, uv=python.release, locked_python=python)

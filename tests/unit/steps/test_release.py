@@ -373,7 +373,7 @@ def test_a_failed_release_lists_the_tags_that_it_changed(desk: ReleaseDesk) -> N
 
 def test_tags_go_back_to_the_state_after_a_release(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those of an image that this release left as it was. Nothing is staged."""
-    registries, console = Registries(), MemoryConsole()
+    registries = Registries()
     Wire.install(monkeypatch, registries)
     names = tags.compute(tiny.matrix, tiny.select(["qz-0.5-cu129-py311", "qz-0.5-cu129-py311-board"]))
     there = registries[f"registry.example.test/{next(iter(names.values()))[0].repository}"]
@@ -381,13 +381,12 @@ def test_tags_go_back_to_the_state_after_a_release(tiny: Project, monkeypatch: p
     (full, *others), (board, *more) = names.values()
     there.tags |= dict.fromkeys((name.tag for name in (full, *others, board, *more)), second)
     there.tags |= {f"{full.tag}-20261120": first, f"{full.tag}-20261123": second, f"{board.tag}-20261122": second}
-    run = new_run(tiny, console=console)
+    run = new_run(tiny)
     assert roll_back(run, "20261119", "registry.example.test").tags == []
     report = roll_back(run, "20261122", "registry.example.test")
     assert {change.tag for change in report.changed} == {full.tag, *(other.tag for other in others)}
     assert {there.tags[change.tag] for change in report.changed} == {first}
     assert roll_back(run, "20261120", "registry.example.test").changed == []
-    assert f"no release up to 20261120: registry.example.test/{board.repository}:{board.tag}" in console.text
 
 
 def test_an_interrupted_release_lists_the_tags_that_it_changed(desk: ReleaseDesk) -> None:
