@@ -38,7 +38,11 @@ class ImageRef:
     def __post_init__(self) -> None:
         """Raises ValueError for an invalid part."""
         checks = (
-            ("an image name", self.repository, len(self.repository) <= 255 and _NAME.fullmatch(self.repository)),
+            (
+                "an image name: use lower-case letters, digits, and . _ - / between them",
+                self.repository,
+                len(self.repository) <= 255 and _NAME.fullmatch(self.repository),
+            ),
             ("a registry", self.registry, not self.registry or _is_registry(self.registry)),
             ("a tag", self.tag, not self.tag or _TAG.fullmatch(self.tag)),
             ("a digest", self.digest, not self.digest or is_digest(self.digest)),

@@ -160,7 +160,8 @@ def _unused(where: str, pattern: str, ids: Iterable[str]) -> str:
     """A message if a pattern of matrix.yaml matches no cell, else empty; raises MatrixError for an invalid pattern."""
     try:
         if match(pattern, ids):
-            return ""
+            unused = _unused_alternative(pattern, ids)
+            return f"{where}: {unused!r} in {pattern!r} matches no cell" if unused else ""
     except UsageError as error:
         raise MatrixError(f"{where}: {error}") from error
     # No suggestion for a pattern with wildcards: the most similar id belongs to another framework.
@@ -227,6 +228,15 @@ def match(pattern: str, ids: Iterable[str]) -> list[str]:
     return [id_ for id_ in ids if any(fnmatch.fnmatchcase(id_, text) for text in patterns)]
 
 
+def _unused_alternative(pattern: str, ids: Iterable[str]) -> str:
+    """The first alternative in braces without a cell; empty if each has one: others would be built without a word."""
+    for brace in _BRACE.finditer(pattern):
+        for option in brace[1].split(","):
+            if not match(pattern[: brace.start()] + option + pattern[brace.end() :], ids):
+                return option
+    return ""
+
+
 def select(matrix: Matrix, cells: Sequence[Cell], patterns: Sequence[str]) -> tuple[Cell, ...]:
     """The cells of ids, patterns or sets (default: the set `default`, else all).
 
@@ -241,6 +251,10 @@ def select(matrix: Matrix, cells: Sequence[Cell], patterns: Sequence[str]) -> tu
         elif pattern in built_in:
             selected.update(cell.id for cell in cells if _is_in(matrix, cell, pattern))
         elif hits := match(pattern, by_id):
+            if unused := _unused_alternative(pattern, by_id):
+                raise UsageError(
+                    f"{unused!r} in {pattern!r} matches no cell", hint="`builder plan '*'` lists every cell."
+                )
             selected.update(hits)
         elif exclusion := next((item for item in matrix.exclude if match(item.cells, [pattern])), None):
             raise UsageError(f"{pattern} is excluded: {exclusion.reason}")

@@ -19,6 +19,7 @@ from builder.matrix.cells import BUILT_IN_SETS
 from builder.matrix.schema import ARM64, CPU, OTHERS, Arch, Matrix, cuda_major
 
 _Name = tuple[Key, str, Collection[str], str]
+_SECTIONS = {"CUDA version": "cuda", "Python version": "python", "index": "indexes"}  # what a new image may need first
 
 
 def check_matrix(located: Located) -> Matrix:
@@ -80,7 +81,8 @@ def _name_faults(matrix: Matrix) -> Iterator[str]:
     for path, value, known, kind in _names(matrix):
         if value not in known:
             label = ".".join(map(str, path))
-            yield f"{matrix.where(*path)}: {label}: no {kind} {value!r}{did_you_mean(value, known)}"
+            advice = f" (add it under {_SECTIONS[kind]}:)" if kind in _SECTIONS else ""
+            yield f"{matrix.where(*path)}: {label}: no {kind} {value!r}{advice}{did_you_mean(value, known)}"
     seen: set[tuple[Key, str]] = set()
     for path, value, _, _ in _names(matrix):
         item = path[:-1], value

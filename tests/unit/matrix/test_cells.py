@@ -148,6 +148,11 @@ USELESS = {
         "default: [em-1.10-cu1210-py3111,",
         "'em-1.10-cu1210-py3111' matches no cell; did you mean",
     ),
+    "set with an unknown alternative": (
+        'boards: ["*-board"]',
+        'boards: ["{em-1.10,em-1.11}-*-board"]',
+        "'em-1.11' in '{em-1.10,em-1.11}-*-board' matches no cell",
+    ),
 }
 
 
@@ -269,6 +274,7 @@ def test_without_a_default_set_all_are_selected(edit: Edit) -> None:
             "no cell matches 'em-1.9-cu129-py39-jupiter'; did you mean 'em-1.9-cu129-py39-jupyter'?",
         ),
         ("bords", "did you mean 'boards'?"),
+        ("{em-1.10,em-1.11}-cu129-*", "'em-1.11' in '{em-1.10,em-1.11}-cu129-*' matches no cell"),
         ("em-1.10-cu129-py39", "em-1.10-cu129-py39 is excluded: made up: no wheels for this pair"),
     ],
 )

@@ -206,7 +206,8 @@ def test_two_components_of_a_variant_with_one_port() -> None:
 
 
 def test_a_value_is_printed_once() -> None:
-    assert str(refusal("namespace: team", "namespace: ORG")).endswith("namespace: 'ORG' is not an image name")
+    message = "namespace: 'ORG' is not an image name: use lower-case letters, digits, and . _ - / between them"
+    assert str(refusal("namespace: team", "namespace: ORG")).endswith(message)
 
 
 def test_unquoted_key() -> None:
@@ -250,7 +251,11 @@ REFERENCES = {
         "no component 'jupiter'; did you mean 'jupyter'",
     ),
     "needed component": ("cuda: {needs: [python]}", "cuda: {needs: [pyton]}", "no component 'pyton'"),
-    "CUDA of a version": ('cuda: ["12.10", "12.9"]', 'cuda: ["12.11", "12.9"]', "no CUDA version '12.11'"),
+    "CUDA of a version": (
+        'cuda: ["12.10", "12.9"]',
+        'cuda: ["12.11", "12.9"]',
+        "no CUDA version '12.11' (add it under cuda:)",
+    ),
     "component twice in a variant": ("[board, jupyter]", "[board, jupyter, board]", "duplicate 'board'"),
     "component twice in a line": (
         *before("release: 0.5.3", "components: [board, board], "),
