@@ -124,7 +124,7 @@ class Meter:
 
     def __init__(self, view: View, row: str, verb: str, total: int) -> None:
         self._view, self._row, self._verb, self._total = view, row, verb, total
-        self._count = 0
+        self._count, self._text = 0, ""
         self._ended = False
         self._shown = time.monotonic()
         self._lock = threading.Lock()
@@ -136,10 +136,11 @@ class Meter:
             self._count += count
             now, pause = time.monotonic(), self.LIVE_S if self._view.is_live else self.PLAIN_S
             is_complete = bool(self._total) and self._count >= self._total
-            if self._ended or not (is_complete or now - self._shown >= pause):
-                return
-            self._ended, self._shown = is_complete, now
             text = f"{size(self._count)}{f' of {size(self._total)}' if self._total else ''} {self._verb}"
+            is_news = now - self._shown >= pause and self._count and text != self._text
+            if self._ended or not (is_complete or is_news):
+                return
+            self._ended, self._shown, self._text = is_complete, now, text
         if is_complete:
             self._view.end(self._row, "done", text)
         else:

@@ -85,8 +85,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         (2000, [(0, 1999), (1, 1)], ["wheels: 2 kB to be fetched", "wheels: done in 1.0 s: 2 kB of 2 kB fetched"]),
         (9000, [(0, 5000), (0, -3000), (5, 0)], ["wheels: 9 kB to be fetched", "wheels: 2 kB of 9 kB fetched"]),
         (0, [(0, 7_000_000), (5, 1_000_000)], ["wheels: 8.0 MB fetched"]),
+        (0, [(6, 0), (6, 7_000_000), (6, 0), (6, 1)], ["wheels: 7.0 MB fetched"]),
     ],
-    ids=["every five seconds", "the last byte", "bytes that are lost", "unknown total"],
+    ids=["every five seconds", "the last byte", "bytes that are lost", "unknown total", "nothing new"],
 )
 def test_a_meter_prints_plain_lines(
     console: MemoryConsole, clock: Clock, total: int, added: list[tuple[float, int]], lines: list[str]
