@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from builder.cli.options import Size, debug_option
+from builder import __version__
+from builder.cli.options import CELLS, Size, debug_option
 from builder.common import errors
 from builder.common.errors import BuilderError, BuilderWarning, Terminated
 from builder.common.text import printable
@@ -76,7 +77,9 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 EXIT_CODES = "\n".join(
     f"  {kind.exit_code:>3}  {(kind.__doc__ or '').splitlines()[0].rstrip('.')}" for kind in errors.ALL[1:]
 )
-EPILOG = f"""\b
+EPILOG = f"""{CELLS}
+
+\b
 Exit codes:
     0  Success, including nothing to do
     1  Internal error (--debug shows the traceback)
@@ -108,6 +111,7 @@ Exit codes:
     help="Maximum size of the store, e.g. 40GB. Default: no limit.",
 )
 @debug_option
+@click.version_option(__version__, prog_name="gpu-images", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(context: click.Context, root: Path | None, wait: bool, store: Path | None, store_limit: int) -> None:
     """Build GPU deep-learning images from matrix.yaml.

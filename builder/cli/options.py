@@ -12,12 +12,12 @@ from builder.common.errors import UsageError
 from builder.common.text import parse_size
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-CELLS_HELP = (
-    "CELLS are cell ids (pt-2.9-cu128-py311), shell patterns ('pt-*'), or sets: those of matrix.yaml, the Debian "
-    "releases and frameworks in it, `unsupported` (those with `after_support`), `not-built` (those with `not_built`), "
-    "`all` (the others), and `arm64` (all cells for arm64, which no other built-in set has). "
-    "Default: the set `default`."
+CELLS = (
+    "CELLS are cell ids (pt-2.9-cu128-py311), shell patterns ('pt-*', '{pt-2.9,tf-2.20}-*'), or sets: those of "
+    "matrix.yaml, the Debian releases and frameworks in it, `unsupported` (those with `after_support`), `not-built` "
+    "(those with `not_built`), `all` (the others), and `arm64` (all cells for arm64, which no other built-in set has)."
 )
+CELLS_HELP = "CELLS are ids, patterns or sets of images: see `builder --help`. Default: the set `default`."
 ALL_CELLS_HELP = CELLS_HELP.replace("the set `default`", "all cells")
 JSON_HELP = "json: print the result to standard output."
 

@@ -137,7 +137,7 @@ def check(command: str, clone: Path) -> None:
             "|| test $? = 16" if command.startswith("builder explain") else ""
         )  # 16: it does not work, as explained
         run(["sh", "-c", f'PATH="$PWD/.venv/bin:$PATH"; {command} {refused}'], clone)
-    elif words[0] in ("mkdir", "cosign"):
+    elif words[0] in ("mkdir", "cosign", "cp"):
         programs.install_from("trixie", "cosign")
         run([*words[:2], "--help"] if words[1].startswith("verify") else words, clone)  # verified for real in releases/
     elif words[0] == "builder":
