@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from builder.build.added_wheels import CONFLICT
 from builder.common.errors import BuildError, RefusedError
+from builder.common.files import digest_of_data
 from builder.common.tasks import thread_pool
 from builder.engine.run import Run
 from builder.index.download import CONNECTIONS, Fetcher
 from builder.index.wheels import LockedWheel, Wheel
-from builder.layers import oci, stored_images, stored_layers
+from builder.layers import oci, stored_images, stored_layers, wheel
 from builder.layers.estargz import TocEntry
 from builder.layers.oci import Image, Layer
+from builder.layers.splice import Entry
 from builder.layers.store import Store
 from builder.plan import layer_order
-from builder.plan.layer_order import PlannedLayer
+from builder.plan.layer_order import LAYER_FORMAT, PlannedLayer
 from builder.release.additions import Addition
-from builder.release.parent import Parent
+from builder.release.parent import WHITEOUT, Parent, hidden_paths, without
 
 ADDED = "added"  # the component and the layer of small wheels
-CONFLICT = (
-    "The packages of the parent stay as they are. Choose versions that fit them, or another parent. A Dockerfile with "
-    "FROM can replace packages."
-)
+REPLACED = "replaced packages"  # the layer that hides them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,10 @@ class AddedLayer:
 
 
 def make_layers(run: Run, fetcher: Fetcher, parent: Parent, wheels: Sequence[LockedWheel]) -> list[AddedLayer]:
-    """The layers of wheels, from the store or made now. Wheels are downloaded several at a time. Raises FetchError."""
+    """The layers of wheels, from the store or made now, above one that hides the packages which they replace.
+
+    Wheels are downloaded several at a time. Raises FetchError, VerifyError.
+    """
     planned = layer_order.wheel_layers(
         [Wheel(**vars(wheel), component=ADDED) for wheel in wheels], parent.python, cuda_name=ADDED, name=ADDED
     )
@@ -58,6 +61,16 @@ def make_layers(run: Run, fetcher: Fetcher, parent: Parent, wheels: Sequence[Loc
             raise
     for each_wheel in largest_first:
         fetcher.drop(each_wheel)
+    if hidden := parent.own_paths([wheel.name for wheel in wheels if wheel.name in parent.packages]):
+        lowest = PlannedLayer(
+            kind="files", name=REPLACED, component=ADDED, inputs=digest_of_data([LAYER_FORMAT, sorted(hidden)])
+        )
+        whiteouts = (f"{folder}/{WHITEOUT}{name}" for folder, _, name in (path.rpartition("/") for path in hidden))
+        files = {path: Entry(path=path, mode=wheel.FILE_MODE, content=b"") for path in whiteouts}
+        planned.insert(0, lowest)
+        stored[lowest.inputs] = stored_layers.store_layer(
+            run.store, lowest, stored_layers.component_file_entries(files, ())
+        )
     return [
         AddedLayer(planned=each, layer=layer, toc=stored_layers.read_stored_toc(run.store, layer))
         for each in planned
@@ -66,11 +79,13 @@ def make_layers(run: Run, fetcher: Fetcher, parent: Parent, wheels: Sequence[Loc
 
 
 def check_added_paths(name: str, parent: Parent, added: Sequence[AddedLayer]) -> list[str]:
-    """Returns warnings. Raises RefusedError if a layer has another file for a path of the parent."""
-    files = [entry for _, entry in parent.files.values()]
+    """Returns warnings. Raises RefusedError if a layer has another file for a path of the parent that is not hidden."""
+    hidden = {path for each in added for path in hidden_paths(each.toc)}
+    files = [entry for _, entry in without(parent.files, hidden).values()]
     planned = PlannedLayer(kind="files", name="the parent", component="", inputs=parent.image.manifest.digest)
+    of_wheels = [(each.planned, each.toc) for each in added if each.planned.wheels]
     try:
-        return stored_layers.check_paths(name, [(planned, files), *((each.planned, each.toc) for each in added)], ())
+        return stored_layers.check_paths(name, [(planned, files), *of_wheels], ())
     except BuildError as error:
         raise RefusedError(str(error), hint=CONFLICT) from error
 

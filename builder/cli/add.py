@@ -39,6 +39,12 @@ from builder.steps.add import Added, AddOptions, add, find_parents
     metavar="NAME=VALUE",
     help="Set a variable, which everyone who can pull the image can read. Repeat for several.",
 )
+@click.option(
+    "--index",
+    default="",
+    help="Take the PACKAGES that this index has from it: a name in matrix.yaml, an address, or a folder of wheels.",
+)
+@click.option("--keep", is_flag=True, help="Keep every package of PARENT at its version.")
 @click.option("-t", "--tag", "target", default="", help="The image to make: REGISTRY/NAME:TAG, or NAME:TAG in Docker.")
 @click.option(
     "--refresh",
@@ -68,15 +74,16 @@ from builder.steps.add import Added, AddOptions, add, find_parents
 @click.pass_obj
 def add_command(
     context: Context, /, parent: str | None, packages: Sequence[str], files: Sequence[Path], env: Sequence[str],
-    target: str, refresh: str, arch: str, team: Path | None, test: bool, dry_run: bool, keys: Sequence[str],
-    identity: str, issuer: str, signer: Signer | None, form: str
+    index: str, keep: bool, target: str, refresh: str, arch: str, team: Path | None, test: bool, dry_run: bool,
+    keys: Sequence[str], identity: str, issuer: str, signer: Signer | None, form: str
 ) -> None:  # fmt: skip
     """Put packages on an image, without building it.
 
-    PARENT is an image that builder made, in a registry or in the store. Its packages and files stay as they are: what
-    would replace the framework or CUDA is refused. With --key or --identity, or `evidence` in matrix.yaml, its
-    signature is checked first. From registry to registry, only the new layers are sent. Needs no checkout, and Docker
-    only for --test.
+    PARENT is an image that builder made, in a registry or in the store. As with `uv pip install`, its framework and
+    CUDA stay as they are, and another package of it moves if a requested one needs it. A PACKAGE is a requirement, or
+    the address of a wheel with #sha256=HASH. With --key or --identity, or `evidence` in matrix.yaml, the signature of
+    PARENT is checked first. From registry to registry, only the new layers are sent. Needs no checkout, and Docker only
+    for --test.
 
     The request and the chosen wheels are in a label of the image, so --refresh needs no file. An image without a
     registry (-t vision:1) is loaded into Docker instead, and tested as with --test.
@@ -90,7 +97,7 @@ def add_command(
     if project and not trust.signers:
         trust = Trust.of(project)
 
-    is_request = bool(parent or files or env or target)
+    is_request = bool(parent or files or env or target or index or keep)
     if (bool(refresh), bool(team), is_request).count(True) != 1 or (is_request and not (parent and target)):
         raise UsageError("name a PARENT and the image to make (-t), or an image to --refresh, or a file of images (-f)")
     with run.store.used(), run.view.live():
@@ -101,7 +108,7 @@ def add_command(
             additions = read_team_file(team)
         else:
             requested = read_requested(packages, files, "command line")
-            request = AdditionRequest(requirements=requested, env=read_variables(env))
+            request = AdditionRequest(requirements=requested, env=read_variables(env), index=index, keep=keep)
             additions = [Addition(parent=parse_image(parent or ""), target=parse_image(target), request=request)]
         options = AddOptions(arch=arch, dry_run=dry_run, test=test, trust=trust, signer=signer)
         done = add(run, additions, options)
@@ -125,7 +132,8 @@ def _as_data(added: Added) -> dict[str, Any]:
                 "parent": each.parent.image.manifest.digest,
                 "digest": each.image.manifest.digest if added.digest else "",
                 "wheels": [wheel.file for wheel in each.wheels],
-                "kept": len(each.parent.packages),
+                "moved": [wheel.name for wheel in each.wheels if wheel.name in each.parent.packages],
+                "kept": len(each.parent.packages.keys() - {wheel.name for wheel in each.wheels}),
                 "layers": [layer.as_record() for layer in each.layers],
             }
             for each in added.images

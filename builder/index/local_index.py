@@ -11,7 +11,7 @@ import json
 import secrets
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
@@ -32,12 +32,16 @@ METADATA = "text/plain; charset=utf-8"
 class LocalIndex:
     """The answers of the server. `failures` are those of the indexes; `absent` are packages that they do not have.
 
-    `kept` are the only wheels of their packages. Thread-safe.
+    `kept` are listed with the wheels of the index, which may lack them; of the packages in `held`, only they are.
+    Thread-safe.
     """
 
-    def __init__(self, index: Index, kept: Mapping[str, KeptWheel] = MappingProxyType({})) -> None:
+    def __init__(
+        self, index: Index, kept: Mapping[str, KeptWheel] = MappingProxyType({}), held: Collection[str] = ()
+    ) -> None:
         self._index = index
         self._kept = kept
+        self._held = held
         self.failures: list[BuilderError] = []
         self.absent: list[str] = []
 
@@ -46,22 +50,23 @@ class LocalIndex:
         kind, _, rest = path.partition("/")
         name, _, file = rest.partition("/")
         try:
-            if name in self._kept:
-                kept = self._kept[name]
-                if kind == "simple":
-                    return _page(name, [_listed(name, kept.wheel.file, {"sha256": kept.wheel.sha256}, None)])
-                return (METADATA, kept.metadata) if unquote(file) == f"{kept.wheel.file}.metadata" else None
-            if kind == "simple" and (files := self._index.files(name)):
+            kept = self._kept.get(name)
+            if kept and kind == "files" and unquote(file) == f"{kept.wheel.file}.metadata":
+                return METADATA, kept.metadata
+            if kind == "simple":
                 listed = [
                     _listed(name, file.filename, file.digests, file)
                     | ({"size": file.size} if file.size else {})
                     | ({"upload-time": file.upload_time.isoformat()} if file.upload_time else {})
-                    for file in files
+                    for file in ([] if name in self._held else self._index.files(name))
+                    if not (kept and file.filename == kept.wheel.file)
                 ]
-                return _page(name, listed)
-            if kind == "simple":
+                if kept:  # not as yanked, if it is now: the image has it
+                    listed.append(_listed(name, kept.wheel.file, {"sha256": kept.wheel.sha256}, None))
+                if listed:
+                    return _page(name, listed)
                 self.absent.append(name)
-            if kind == "files":
+            if kind == "files" and name not in self._held:
                 by_name = {file.filename: file for file in self._index.files(name)}
                 if wheel := by_name.get(unquote(file).removesuffix(".metadata")):
                     if not file.endswith(".metadata"):  # uv downloads a wheel only to compute its hash
@@ -121,10 +126,12 @@ class _IndexHandler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serve_index(index: Index, kept: Mapping[str, KeptWheel] = MappingProxyType({})) -> Iterator[tuple[str, LocalIndex]]:
+def serve_index(
+    index: Index, kept: Mapping[str, KeptWheel] = MappingProxyType({}), held: Collection[str] = ()
+) -> Iterator[tuple[str, LocalIndex]]:
     """Serves an index, its packages from their own indexes, on the loopback; yields the address for uv."""
     with _IndexServer(("127.0.0.1", 0), _IndexHandler) as server:
-        server.local, server.secret = LocalIndex(index, kept), secrets.token_hex(16)
+        server.local, server.secret = LocalIndex(index, kept, held), secrets.token_hex(16)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
         try:

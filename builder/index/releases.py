@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass
+from datetime import date
 from functools import cache
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, TypeGuard
@@ -42,6 +43,7 @@ class ListedRelease:
     wheels: tuple[str, ...] = ()
     requires_python: str = ""
     is_yanked: bool = False
+    day: date | None = None  # of its first file
 
     @property
     def is_stable(self) -> bool:
@@ -55,6 +57,11 @@ class ListedPackage:
 
     name: str
     releases: tuple[ListedRelease, ...] = ()
+
+    @property
+    def newest(self) -> ListedRelease | None:
+        """The release that installers select by default, for any system."""
+        return next((release for release in reversed(self.releases) if release.is_stable), None)
 
     def release(self, version: Version) -> ListedRelease | None:
         """The release that an installer takes for `==version`: with the highest local version, such as 2.9.1+cpu."""
@@ -122,6 +129,7 @@ class Index:
                 wheels=tuple(sorted(file.filename for file in files if file.filename.endswith(".whl"))),
                 requires_python=next(required, ""),
                 is_yanked=all(file.is_yanked for file in files),
+                day=min((file.upload_time.date() for file in files if file.upload_time), default=None),
             )
             releases.append(release)
         self._packages[key] = ListedPackage(name=name, releases=tuple(releases))

@@ -33,8 +33,8 @@ class IndexSettings:
 
     The defaults are PyPI, and the CA certificates of each client. Certificates of the hosts in `trusted_host` are not
     checked. `proxy` is pip's own, used if the environment has none. `python_mirror` has uv's builds of Python; empty
-    for uv's default. `named` are the indexes of matrix.yaml; each has a `name`, and `folder` if it is a folder of
-    wheels.
+    for uv's default. `named` are the indexes of matrix.yaml, and those of additions; each has a `name`, `folder` if it
+    is a folder of wheels, and `addresses` if it is these wheels alone, each with `#sha256=`.
     """
 
     url: str = ""
@@ -44,6 +44,7 @@ class IndexSettings:
     python_mirror: str = ""
     name: str = ""
     folder: Path | None = None
+    addresses: tuple[str, ...] = ()
     named: Mapping[str, IndexSettings] = field(default_factory=dict)
 
     @property
@@ -55,9 +56,11 @@ class IndexSettings:
         """The index of matrix.yaml with this name; the default one without a name. Raises LookupError."""
         return self.named[name] if name else self
 
-    def with_index(self, name: str, url: str, folder: Path | None = None) -> IndexSettings:
-        """The same with an index of matrix.yaml, which has this machine's certificates and proxy too."""
-        other = replace(self, name=name, url=url, folder=folder, named={})
+    def with_index(
+        self, name: str, url: str, folder: Path | None = None, addresses: tuple[str, ...] = ()
+    ) -> IndexSettings:
+        """The same with a named index, which has this machine's certificates and proxy too."""
+        other = replace(self, name=name, url=url, folder=folder, addresses=addresses, named={})
         return replace(self, named={**self.named, name: other})
 
     def for_builds(self) -> dict[str, str]:

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -56,8 +56,8 @@ ListedWheels = dict[str, tuple[LockedWheel, str]]  # name -> wheel, of size 0 if
 class Target:
     """The image that wheels are chosen for; `name` is for messages.
 
-    `indexes` are the named indexes of packages. `kept` are the only wheels of their packages that are taken. `conflict`
-    is the hint if the requirements do not fit together.
+    `indexes` are the named indexes of packages. `kept` are wheels that the image has, for the packages in `held` the
+    only ones. `conflict` is the hint if the requirements do not fit together.
     """
 
     name: str
@@ -66,6 +66,7 @@ class Target:
     glibc: str
     indexes: Mapping[str, str] = field(default_factory=dict)
     kept: Mapping[str, KeptWheel] = field(default_factory=dict)
+    held: Collection[str] = ()
     conflict: str = "Change a version in matrix.yaml so that the requirements fit together."
 
     @classmethod
@@ -121,7 +122,7 @@ class Uv:
             indexes = target.indexes
             if indexes or target.kept:
                 index = self.catalogue.with_indexes(indexes)
-                address, local = stack.enter_context(self.serve(index, target.kept))
+                address, local = stack.enter_context(self.serve(index, target.kept, target.held))
                 no_proxy = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1")
                 # A cache of its own: the user's one would keep the pages of private packages.
                 environ = environ | {"UV_DEFAULT_INDEX": address, "UV_CACHE_DIR": str(here / "cache"), **no_proxy}
@@ -134,11 +135,13 @@ class Uv:
             command = [
                 uv_program(), "pip", "compile", str(here / "in.txt"), "-o", str(out),
                 "--no-header", "--no-config",
-                "--only-binary", ":all:", "--prerelease", "explicit", "--no-annotate", "--color", "never",
+                "--only-binary", ":all:", "--no-annotate", "--color", "never",
+                # In an image that has been made, as `uv pip install` there: sglang needs a beta of flash-attn-4.
+                "--prerelease", "if-necessary-or-explicit" if target.kept else "explicit",
                 "--python-version", target.python, "--no-sources", "--no-python-downloads",
                 "--python-platform", f"{PLATFORMS[target.arch]}-manylinux_{target.uv_glibc.replace('.', '_')}",
                 "--constraint", str(here / "bounds.txt"),
-                *(f"--prerelease-package={name}=allow" for name in target.kept),
+                *(f"--prerelease-package={name}=allow" for name in target.held),
             ]  # fmt: skip
             try:
                 done = self.run(
@@ -189,8 +192,9 @@ class Uv:
         if indexes or target.kept:  # the addresses are those of the local index
             catalogue = self.catalogue.with_indexes(indexes)
             for name, (wheel, _) in wheels.items():
-                if name in target.kept:
-                    wheels[name] = target.kept[name].wheel, ""
+                kept = target.kept.get(name)
+                if kept and kept.wheel.version == wheel.version:
+                    wheels[name] = kept.wheel, ""
                 else:
                     addresses = {file.filename: file.url for file in catalogue.files(name)}
                     wheels[name] = replace(wheel, index=indexes.get(name, "")), addresses[wheel.file]

@@ -47,11 +47,14 @@ def _check_variables(variables: dict[str, str]) -> dict[str, str]:
 class AdditionRequest(BaseModel, frozen=True, extra="forbid"):
     """Packages and variables. An image has its request in a label. Raises UsageError for what must not be in an image.
 
-    Requirements are read from text and written as text.
+    Requirements are read from text and written as text. With `index`, a name in matrix.yaml, an address or a folder,
+    those that it has come from there. To `keep`: no package of the parent moves.
     """
 
     requirements: tuple[Annotated[Requested, BeforeValidator(_parsed), PlainSerializer(str)], ...] = ()
     env: Annotated[dict[str, str], AfterValidator(_check_variables)] = {}
+    index: str = ""
+    keep: bool = False
 
 
 class _Label(BaseModel, frozen=True):
@@ -103,7 +106,7 @@ class Addition:
         """All labels of the new image, of which one has the request and the new wheels, for `of_image`."""
         digest = parent.image.manifest.digest
         lock = {"wheels": [[each.file, each.sha256, each.size] for each in wheels]}
-        record = {"request": self.request.model_dump(), "lock": lock}
+        record = {"request": self.request.model_dump(exclude_defaults=True), "lock": lock}
         return {
             **{label: value for label, value in parent.image.labels.items() if label not in OF_PARENT},
             PARENT_CELL_LABEL: parent.source.lowest_cell,
@@ -135,6 +138,8 @@ class _TeamImage(StrictModel):
     packages: list[str] = Field([])
     requirements: list[str] = Field([])
     env: dict[str, str] = Field({})
+    index: str = ""
+    keep: bool = False
 
 
 class _TeamFile(StrictModel):
@@ -156,9 +161,10 @@ def read_team_file(path: Path) -> list[Addition]:
         except ValueError as error:
             raise UsageError(f"{place}: {error}") from error
         requested = read_requested(each.packages, [path.parent / name for name in each.requirements], place)
-        additions.append(
-            Addition(parent=parent, target=target, request=AdditionRequest(requirements=requested, env=each.env))
-        )
+        folder = path.parent / each.index
+        index = str(folder) if each.index and folder.is_dir() else each.index
+        request = AdditionRequest(requirements=requested, env=each.env, index=index, keep=each.keep)
+        additions.append(Addition(parent=parent, target=target, request=request))
     names = [str(each.target) for each in additions]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"{path} has two images {twice[0]}")

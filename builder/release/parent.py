@@ -5,15 +5,18 @@ Reads the manifest, the configuration, the table of contents of each layer and a
 
 from __future__ import annotations
 
+import csv
 import json
+import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import get_args
+from typing import TypeVar, get_args
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from builder.common.errors import VerifyError
 from builder.index.wheels import KeptWheel, LockedWheel
@@ -29,7 +32,11 @@ from builder.registry.parallel import look_up
 from builder.release.image_sources import ImageSource
 
 LONGEST_FILE = 16 << 20  # bytes of a file that is read whole
-_INFO = re.compile(rf"{wheel.environment('').site}/([^/]+)-[^/-]+\.dist-info/METADATA")
+WHITEOUT = ".wh."  # before a name: hides this path of lower layers. OCI image specification, "Whiteouts"
+_SITE = wheel.environment("").site
+_INFO = re.compile(rf"{_SITE}/([^/]+)-[^/-]+\.dist-info/METADATA")
+_BYTECODE = re.compile(r"__pycache__/([^/]+)\.cpython-[0-9]+(\.opt-[12])?\.pyc")
+_File = TypeVar("_File")
 _OTHER = "Name an image that `builder` made. Packages go on any other image by a Dockerfile."
 
 
@@ -61,10 +68,47 @@ class Parent:
     @cached_property
     def files(self) -> Mapping[str, tuple[Layer, TocEntry]]:
         """What the image has at each path, folders too: the entry of the highest layer."""
-        layers = zip(self.image.layers, self.tocs, strict=True)
+        files: dict[str, tuple[Layer, TocEntry]] = {}
+        for layer, toc in zip(self.image.layers, self.tocs, strict=True):
+            files = without(files, hidden_paths(toc))
+            named = ((entry.name.rstrip("/"), entry) for entry in toc if entry.type != "chunk")
+            files |= {path: (layer, entry) for path, entry in named if f"/{WHITEOUT}" not in f"/{path}"}
+        return files
+
+    def held(self, *, keep: bool) -> set[str]:
+        """The packages whose version stays: those in the constraints, and pre-releases; all, to `keep` them."""
+        constrained = {canonicalize_name(Requirement(line).name) for line in self.constraints}
         return {
-            entry.name.rstrip("/"): (layer, entry) for layer, toc in layers for entry in toc if entry.type != "chunk"
+            name
+            for name, wheel in self.packages.items()
+            if keep or name in constrained or Version(wheel.version).is_prerelease
         }
+
+    def own_paths(self, names: Collection[str]) -> set[str]:
+        """What is left of these packages if others replace them: their files, with bytecode, or whole folders of them.
+
+        Never a file that another package has too, or that is not in a layer of wheels: a RECORD can name any path.
+        Raises VerifyError.
+        """
+        records = dict(look_up(self._recorded, list(self.packages)))
+        others = {path for name, files in records.items() if name not in names for path in files}
+        recorded = {path for name in names for path in records[name]} - others
+        lines = zip(self.image.layers, self.image.history, strict=True)
+        of_wheels = {layer.digest for layer, line in lines if line.startswith("wheels ") or line.endswith(" bytecode")}
+        own, kept = set[str](), set[str]()
+        for path, (layer, entry) in self.files.items():
+            source = _BYTECODE.sub(r"\1.py", path)
+            if source in recorded and layer.digest in of_wheels:
+                own.add(path)
+            elif entry.type != "dir":
+                kept.update(_folders(path))
+        # A folder as a whole: importlib finds a package in an empty .dist-info, and in an empty folder a namespace.
+        return {next((folder for folder in _folders(path) if folder not in kept), path) for path in own}
+
+    def _recorded(self, name: str) -> set[str]:
+        """The paths in the RECORD of a package."""
+        text = self.read_file(f"{posixpath.dirname(self.kept.path(name))}/RECORD").decode("utf-8", "replace")
+        return {posixpath.normpath(f"{_SITE}/{row[0]}") for row in csv.reader(text.splitlines()) if row}
 
     @cached_property
     def debian(self) -> set[InstalledPackage]:
@@ -111,25 +155,22 @@ class Parent:
 
 @dataclass(frozen=True)
 class KeptWheels(Mapping[str, KeptWheel]):
-    """The wheels of a parent by name. uv gets their metadata from the image, when it asks for it.
-
-    So uv can choose no other version of a package that the parent has, wherever its wheel came from.
-    """
+    """The wheels of a parent by name, wherever they came from. Their metadata is read when uv asks for it."""
 
     parent: Parent
     _read: dict[str, KeptWheel] = field(default_factory=dict)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.parent.packages
-
     def __getitem__(self, name: str) -> KeptWheel:
         if name not in self._read:
             wheel = self.parent.packages[name]
-            if name not in self._metadata:
-                raise VerifyError(f"the image has no METADATA of {name}", hint=_OTHER)
-            metadata = self.parent.read_file(self._metadata[name])
-            self._read[name] = KeptWheel(wheel=wheel, metadata=metadata)
+            self._read[name] = KeptWheel(wheel=wheel, metadata=self.parent.read_file(self.path(name)))
         return self._read[name]
+
+    def path(self, name: str) -> str:
+        """The path of the METADATA of a package. Raises VerifyError."""
+        if name not in self._metadata:
+            raise VerifyError(f"the image has no METADATA of {name}", hint=_OTHER)
+        return self._metadata[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.parent.packages)
@@ -142,6 +183,25 @@ class KeptWheels(Mapping[str, KeptWheel]):
         """The path of the METADATA of each package."""
         found = ((_INFO.fullmatch(path), path) for path in self.parent.files)
         return {canonicalize_name(match[1]): path for match, path in found if match}
+
+
+def hidden_paths(toc: Iterable[TocEntry]) -> set[str]:
+    """The paths of lower layers that the whiteouts of a layer hide."""
+    parts = (entry.name.rpartition("/") for entry in toc)
+    return {f"{folder}{slash}{name[4:]}" for folder, slash, name in parts if name.startswith(WHITEOUT)}
+
+
+def without(files: Mapping[str, _File], hidden: set[str]) -> dict[str, _File]:
+    """The files that are at none of the hidden paths, and below none."""
+    if not hidden:
+        return dict(files)
+    return {path: file for path, file in files.items() if hidden.isdisjoint([path, *_folders(path)])}
+
+
+def _folders(path: str) -> list[str]:
+    """The folders above a path, the outermost first."""
+    parts = path.split("/")
+    return ["/".join(parts[:number]) for number in range(1, len(parts))]
 
 
 def read_parent(source: ImageSource) -> Parent:

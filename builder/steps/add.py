@@ -7,29 +7,26 @@ from __future__ import annotations
 
 import fcntl
 import platform
-import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from builder.build import added_layers
-from builder.build.added_layers import CONFLICT
+from builder.build import added_layers, added_wheels
+from builder.build.added_wheels import SHOWN
 from builder.common.console import Meter
 from builder.common.errors import (
     BuildError,
     EngineError,
     ImageTestError,
-    LockError,
     RefusedError,
-    UnreachableError,
     UsageError,
     VerifyError,
 )
 from builder.common.files import short_digest
 from builder.common.reference import ImageRef
-from builder.common.text import counted, listed, size
+from builder.common.text import counted, size
 from builder.engine.client import Engine
 from builder.engine.load import Loader
 from builder.engine.run import Run
@@ -38,14 +35,13 @@ from builder.evidence.results import OWN, Evidence, Proof, coverage_of
 from builder.evidence.signing import Signer, Trust
 from builder.index.download import Fetcher
 from builder.index.host import Apt
-from builder.index.wheels import LockedWheel, is_cuda_wheel
+from builder.index.wheels import LockedWheel
 from builder.layers import oci, wheel
 from builder.layers.blobs import Descriptor
 from builder.layers.oci import Image, Layer, Manifest
-from builder.lock import checks, requirements, uv
 from builder.lock.diff import package_changes
-from builder.lock.uv import Target, Uv
-from builder.matrix import facts, tags
+from builder.lock.uv import Uv
+from builder.matrix import tags
 from builder.matrix.tags import CUDA_LABEL, PARENT_LABEL
 from builder.plan import layer_order
 from builder.registry import transfer
@@ -56,7 +52,6 @@ from builder.release.attestations import Attestations
 from builder.release.image_sources import ALL, RegistrySource, find_images
 from builder.release.parent import Parent, read_parent
 
-SHOWN = 8  # packages in a line
 IMPORT_S = 600  # all imports; the first one of a framework takes seconds
 PIP_CHECK = "pip check"
 # Imports the top-level modules of each package, or the packages in a namespace. Tests of a wheel need other packages.
@@ -132,6 +127,7 @@ def add(run: Run, additions: Sequence[Addition], options: AddOptions) -> list[Ad
     run = replace(run, host=replace(run.host, archives=Apt()))
     if not options.dry_run and (options.test or not all(each.target.registry for each in additions)):
         run.engine.check()  # before anything is downloaded
+    run = replace(run, host=replace(run.host, index=added_wheels.with_indexes(run.host.index, additions)))
     program, progress = Uv(run.host), Meter(run.view, "wheels", "fetched", 0).add
     fetcher = Fetcher(run.host.index, run.store.downloads, progress=progress, catalogue=program.catalogue)
     made: list[Added] = []
@@ -145,9 +141,10 @@ def add(run: Run, additions: Sequence[Addition], options: AddOptions) -> list[Ad
             digest = short_digest(parent.image.manifest.digest)
             _say(run, "parent", f"{addition.parent}  {parent.arch}  {digest}  {signature}")
 
-            # What the parent has stays, byte for byte. The rest of the solution is new.
-            wheels = resolve(program, parent, addition)
-            _say(run, "resolve", _describe(addition, parent, wheels))
+            # What the constraints of the parent name stays, byte for byte. Its other packages move if they must.
+            wheels, lines = added_wheels.choose_wheels(program, run.host.index, parent, addition)
+            for line in (*lines, *_changes(addition, parent, wheels)):
+                _say(run, "resolve", line)
             if options.dry_run:
                 images.append(AddedImage(parent=parent, wheels=wheels, image=parent.image))
             else:
@@ -209,69 +206,19 @@ def check_signature(reference: ImageRef, image: Parent, trust: Trust) -> str:
     return f"signature checked, tests: {attestations.test_results().detail}"
 
 
-def resolve(program: Uv, parent: Parent, addition: Addition) -> list[LockedWheel]:
-    """The wheels that the requested packages need, and the parent lacks. Raises LockError."""
-    requested = addition.request.requirements
-    if not requested:
-        return []
-    target = Target(
-        name=str(addition.target),
-        python=parent.python,
-        arch=parent.arch,
-        glibc=parent.glibc,
-        kept=parent.kept,
-        conflict=CONFLICT,
+def _changes(addition: Addition, parent: Parent, wheels: Sequence[LockedWheel]) -> list[str]:
+    """A line for each package of the parent that moves, then how many are new.
+
+    Of an addition that is repeated, all packages of the image that differ from before.
+    """
+    before, old = addition.earlier.get(parent.arch, parent).packages, parent.packages
+    after = {**old, **{wheel.name: wheel for wheel in wheels}}
+    changes = package_changes(
+        before.values(), [wheel for wheel in after.values() if addition.earlier or wheel.name in old]
     )
-    packages, constraints = [each.text for each in requested], list(parent.constraints)
-    try:
-        if earlier := addition.earlier.get(parent.arch):
-            preferred = {name: wheel.version for name, wheel in earlier.packages.items()}
-            chosen = program.compile(target, packages, constraints, preferred)
-            constraints = [*constraints, *uv.pinned(uv.parse_versions(chosen))]
-        pylock = program.compile(target, packages, constraints, None)
-        found = program.wheels(target, pylock)
-    except UnreachableError:
-        raise
-    except LockError as error:
-        words = set(str(error).replace("==", " ").split())
-        named = [f"{name} {wheel.version}" for name, wheel in parent.packages.items() if name in words]
-        about = f"The parent has {listed(named, 5)}. " if named else ""
-        raise LockError(str(error), hint=f"{about}{error.hint}") from error
-    new = {name: listing for name, listing in found.items() if name not in parent.packages}
-    unknown = {name: listing for name, listing in new.items() if not listing[0].size}
-    sizes = program.sizes(target, unknown) if unknown else {}
-    wheels = {name: replace(wheel, size=sizes.get(name, wheel.size)) for name, (wheel, _) in sorted(new.items())}
-    requirements.check_hashes(requested, wheels)
-    check_cuda(addition, parent, wheels)
-    return list(wheels.values())
-
-
-def check_cuda(addition: Addition, parent: Parent, wheels: Mapping[str, LockedWheel]) -> None:
-    """Raises RefusedError for CUDA libraries that do not fit those of the parent, and for known conflicts."""
-    label = re.match(r"[0-9]+", parent.image.labels.get(CUDA_LABEL, ""))
-    expected = int(label[0]) if label else 0  # the CPU
-    new = [each for each in wheels.values() if is_cuda_wheel(each.file)]
-    others = sorted({name for major, name in checks.cuda_majors(new, expected).items() if major != expected})
-    if others := others if expected else [each.name for each in new]:
-        fits = f"CUDA {expected}" if expected else "the CPU"
-        raise RefusedError(
-            f"{addition.target}: not for {fits}, as the parent is: {listed(others, SHOWN)}",
-            hint=f"Find the package that requires it, or choose a parent that fits. {CONFLICT}",
-        )
-    before = {name: each.version for name, each in parent.packages.items()}
-    after = before | {name: each.version for name, each in wheels.items()}
-    known = facts.load_facts()
-    if conflicts := [each for each in known.violations(after) if each not in known.violations(before)]:
-        raise RefusedError(f"{addition.target}: {'; '.join(conflicts)}", hint=CONFLICT)
-
-
-def _describe(addition: Addition, parent: Parent, wheels: Sequence[LockedWheel]) -> str:
-    """The new packages; of an addition that is repeated, those of the whole image that differ from before."""
-    changes = [f"{wheel.name} {wheel.version}" for wheel in wheels]
-    if earlier := addition.earlier.get(parent.arch):
-        changes = package_changes(earlier.packages.values(), [*parent.packages.values(), *wheels])
-    kept = f", {parent.framework} unchanged" if parent.framework else ""
-    return f"{len(wheels)} new, {len(parent.packages)} kept{kept}{': ' if changes else ''}{listed(changes, SHOWN)}"
+    new = len(after) - len(old)
+    kept = f"{len(old) - len(wheels) + new} kept{f', {parent.framework} unchanged' if parent.framework else ''}"
+    return [*changes, f"{new} new, {len(wheels) - new} moved, {kept}"]
 
 
 def make_image(
@@ -283,7 +230,7 @@ def make_image(
     if (count := len(parent.image.layers) + len(layers)) > layer_order.MOST:
         raise BuildError(f"{addition.target} would have {count} layers; the limit is {layer_order.MOST}")
 
-    # Nothing may replace a file of the parent, such as one of the framework or the launcher.
+    # Nothing else may replace a file of the parent, such as one of the framework or the launcher.
     for warning in added_layers.check_added_paths(str(addition.target), parent, layers):
         run.view.say(warning)
     image = added_layers.write_added_image(run.store, parent, addition, wheels, layers)
@@ -402,10 +349,11 @@ def sign(signer: Signer, repository: Repository, added: Added, manifest: Manifes
     """Attaches SBOM and provenance to each image, which names its parent by digest, then signs images and index."""
     # Without the values of variables: a public transparency log may show it.
     request = added.addition.request
-    public = request.model_dump() | {"env": sorted(request.env)}
+    public = request.model_dump(exclude_defaults=True) | {"env": sorted(request.env)}
     for each in added.images:
         parent, name = each.parent, added.addition.parent.name
-        kept = parent.packages.values()
+        replaced = {wheel.name for wheel in each.wheels}
+        kept = [wheel for name, wheel in parent.packages.items() if name not in replaced]
         tested = reports.test_result(coverage_of(Proof(evidence=result, signer=OWN) for result in each.results))
         signer.attest(
             repository,

@@ -147,6 +147,8 @@ def team(_registry: Proxy, tmp_path: Path) -> Iterator[Team]:
             wheel("einops", "0.8", {"einops/__init__.py": b""}),
             wheel("plugin", "1", {"plugin.py": b""}, requires=["ember>=1.5", "einops"]),
             wheel("newest", "1", {"newest.py": b""}, requires=["ember>=2"]),
+            wheel("mover", "1", {"mover.py": b""}, requires=["tinylib<1.9"]),
+            wheel("tinylib", "1.8", {"tinylib/new.py": b""}),
             Distribution(project="big", file=(big := _big()).file, content=big.content),
         )
         team = Team(tmp_path, _registry, index)
@@ -163,7 +165,7 @@ def test_from_registry_to_registry(team: Team) -> None:
     """The metadata of the framework comes from the image: the index does not have it."""
     team.proxy.heal()
     output = team.add(team.parent, "plugin", "-t", team.target("vision"))
-    assert "resolve  2 new, 2 kept, ember 1.9 unchanged: einops 0.8, plugin 1" in output
+    assert "2 new, 0 moved, 2 kept, ember 1.9 unchanged" in output
     assert team.proxy.count("POST", "mount=") >= 3, "the layers of the parent are mounted"
     assert team.proxy.got["PUT"] < 20_000
     assert team.config("vision")["history"][-1]["created_by"].count(".whl@sha256:") == 2
@@ -180,6 +182,23 @@ def test_a_conflict_names_the_package_of_the_parent(team: Team) -> None:
     assert team.repository("team/conflict").digest_of("1") is None
     output = team.add(team.parent, "ember==2", "-t", team.target("conflict"), code=4)
     assert "The parent has ember 1.9." in output
+
+
+def test_a_package_of_the_parent_moves_and_stays_moved(team: Team, keys: Path) -> None:
+    """Of an image, of one that is made from it, and of its next release; `verify` reads the new version."""
+    sign = ("--sign", f"{keys}/ours.key")
+    output = team.add(team.parent, "mover", "-t", team.target("moved"), *sign)
+    assert "resolve  tinylib 1.9 -> 1.8\nresolve  1 new, 1 moved, 1 kept, ember 1.9 unchanged" in output
+    assert "parent" in team.verify(team.target("moved"), "--key", f"{keys}/ours.pub")
+    output = team.add(team.target("moved"), "tinylib", "einops", "-t", team.target("above"))
+    assert "resolve  tinylib 1.8\n" in output
+    assert "1 new, 0 moved, 3 kept" in output
+    team.push_parent(ember="1.10")
+    output = team.add("--refresh", team.target("moved"), *sign)
+    assert "ember 1.9 -> 1.10" in output
+    assert "1 new, 1 moved, 1 kept" in output
+    output = team.add(team.parent, "mover", "--keep", "-t", team.target("kept"), code=4)
+    assert "The parent has tinylib 1.9" in output
 
 
 def test_the_next_release_of_the_parent(team: Team) -> None:
@@ -210,7 +229,7 @@ def test_the_project_of_a_team(team: Team) -> None:
         subprocess.run(command, cwd=team.folder, env=cache, check=True, capture_output=True, timeout=60)
     team.index.publish(wheel("einops", "0.9", {"einops/__init__.py": b""}))
     output = team.add(team.parent, "-r", "requirements.txt", "-t", team.target("project"))
-    assert "resolve  2 new, 2 kept, ember 1.9 unchanged: einops 0.8, plugin 1" in output
+    assert "2 new, 0 moved, 2 kept, ember 1.9 unchanged" in output
     record = json.loads(team.config("project")["config"]["Labels"]["io.github.gpu-images.added"])
     assert all("--hash=sha256:" in text for text in record["request"]["requirements"])
 

@@ -305,7 +305,8 @@ conflict, and the framework still loads its own libraries. Nothing computes on a
 [tests/packages/packages.yaml](../tests/packages/packages.yaml) and writes this page.
 
 For packages that have no wheel, such as flash-attn, see
-[matrix.md](matrix.md#a-package-without-a-wheel).
+[matrix.md](matrix.md#a-package-without-a-wheel). `builder add` takes only wheels, so not DeepSpeed of
+PyPI: [team-images.md](team-images.md#what-can-be-requested).
 """
 
 

@@ -27,7 +27,8 @@ def test_the_lines_of_the_steps_and_json(run: Run, bench: Bench) -> None:
     store = ("--store", str(bench.store.root))
     result = run(*store, "add", str(PARENT), "einops", "-t", str(TARGET))
     assert result.code == 0
-    assert [line.split()[0] for line in result.err.splitlines()] == ["parent", "resolve", "layers", "pushed", "nothing"]
+    words = [line.split()[0] for line in result.err.splitlines()]
+    assert words == ["parent", "resolve", "resolve", "layers", "pushed", "nothing"]
     assert result.err.endswith("nothing was tested: --test imports each package, and runs `pip check`\n")
     assert result.out.startswith(f"{TARGET}@{bench.target.tags['1']}  in ")
 

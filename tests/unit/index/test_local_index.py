@@ -130,13 +130,38 @@ def test_an_index_that_refuses_is_reported_and_replaced_by_no_other_one(
     assert {sent.url.split("/")[2] for sent in wire.seen} == {PRIVATE}
 
 
-def test_a_kept_wheel_is_the_only_one_of_its_package(serve: Callable[..., tuple[LocalIndex, Wire]]) -> None:
+def test_a_kept_wheel_is_the_only_one_of_a_held_package(serve: Callable[..., tuple[LocalIndex, Wire]]) -> None:
     local, wire = serve()
     wheel = LockedWheel(name="own", version="3.0", file=OWN, size=1, sha256="e" * 64)
-    local = LocalIndex(local._index, {"own": KeptWheel(wheel=wheel, metadata=METADATA)})
+    local = LocalIndex(local._index, {"own": KeptWheel(wheel=wheel, metadata=METADATA)}, {"own"})
     assert {each["filename"]: each["hashes"] for each in page(local, "own")["files"]} == {OWN: {"sha256": "e" * 64}}
     assert local.answer(f"files/own/{OWN}.metadata") == ("text/plain; charset=utf-8", METADATA)
     assert wire.seen == [], "no index sees its name"
+
+
+def test_a_kept_wheel_can_be_chosen_though_the_index_lacks_it_or_yanked_it(
+    serve: Callable[..., tuple[LocalIndex, Wire]],
+) -> None:
+    local, _ = serve()
+    index = local._index
+    for version in ("9.0", "3.0"):
+        file = f"other-{version}-py3-none-any.whl"
+        kept = KeptWheel(
+            wheel=LockedWheel(name="other", version=version, file=file, size=1, sha256="e" * 64), metadata=b""
+        )
+        local = LocalIndex(index, {"other": kept})
+        listed = {each["filename"]: each["yanked"] for each in page(local, "other")["files"]}
+        assert listed == {"other-9.0-py3-none-any.whl": "old"} | {file: False}
+        assert local.answer(f"files/other/{file}.metadata") == ("text/plain; charset=utf-8", b"")
+
+
+def test_wheels_at_addresses_are_an_index() -> None:
+    addresses = tuple(
+        f"https://{PUBLIC}/{name}-1%2Bcu-py3-none-any.whl#sha256={'1' * 64}" for name in ("Acme", "other")
+    )
+    settings = IndexSettings().with_index("own", "", addresses=addresses)
+    [listed] = page(LocalIndex(Index(settings).with_indexes({"acme": "own"})), "acme")["files"]
+    assert (listed["filename"], listed["hashes"]) == ("Acme-1+cu-py3-none-any.whl", {"sha256": "1" * 64})
 
 
 def test_a_folder_is_an_index(tmp_path: Path) -> None:

@@ -735,7 +735,7 @@ def resolve_with_indexes(
 ) -> Lock:
     """Resolves GROUP. `absent` and `failures` are what the local index saw."""
 
-    def serve(index: Index, _: object) -> AbstractContextManager[tuple[str, LocalIndex]]:
+    def serve(index: Index, *_: object) -> AbstractContextManager[tuple[str, LocalIndex]]:
         local = LocalIndex(index)
         local.absent += absent
         local.failures += failures

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import posixpath
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pypi_simple import DistributionPackage
 
 from builder.common.console import View
 from builder.common.errors import (
@@ -35,6 +37,7 @@ from builder.evidence.results import Evidence
 from builder.evidence.signing import Signer, Trust
 from builder.index.download import Fetcher
 from builder.index.host import Host
+from builder.index.releases import Index
 from builder.index.wheels import LockedWheel
 from builder.layers.store import Store
 from builder.lock.requirements import parse_requirement
@@ -45,22 +48,28 @@ from builder.registry import artifacts
 from builder.registry.client import Repository
 from builder.release.additions import Addition, AdditionRequest
 from builder.release.image_sources import sources_in_registry
-from builder.release.parent import read_parent
+from builder.release.parent import Parent, read_parent
 from builder.steps.add import IMPORTS, Added, AddOptions, add, find_parents
 from tests.fakes.engine import FakeEngine, MemoryConsole
 from tests.fakes.registry import MemoryRegistry, Registries
 from tests.fakes.wire import Wire
-from tests.unit.layers.test_wheel import Wheel
-from tests.unit.release.parents import ParentImage, project
+from tests.unit.layers.test_wheel import Wheel, pack
+from tests.unit.release.parents import ParentImage, plain, project
 
 PARENT, TARGET = ImageRef.parse("registry.example.test/org/em:1"), ImageRef.parse("registry.example.test/team/vision:1")
 
 
 class FakeUv:
-    """The methods of `Uv`: chooses the wheels of `index`, and those of the parent where it has them."""
+    """The methods of `Uv`: chooses the wheels of `index`, and those of the parent where it has them.
+
+    `pages` has the releases that the index lists by package, version and day; uv finds no solution with those that it
+    did not choose, nor for what is in `conflicts`.
+    """
 
     def __init__(self) -> None:
         self.index: dict[str, Wheel] = {}
+        self.pages: dict[str, dict[str, str]] = {}
+        self.conflicts: list[str] = []
         self.calls: list[tuple[Target, list[str], list[str], Mapping[str, str] | None]] = []
 
     def compile(
@@ -71,6 +80,10 @@ class FakeUv:
         preferred: Mapping[str, str] | None,
     ) -> str:
         self.calls.append((target, list(packages), list(constraints), preferred))
+        chosen = [f"{locked(wheel).name}=={locked(wheel).version}" for wheel in self.index.values()]
+        others = {f"{name}=={version}" for name, page in self.pages.items() for version in page}.difference(chosen)
+        if unsolvable := [text for text in packages if text in self.conflicts or text in others]:
+            raise LockError(f"no solution\nBecause {unsolvable[0]} depends on ember==3.0 and ember==1.9, ...")
         return "".join(f"{locked(wheel).name}=={locked(wheel).version}\n" for wheel in self.index.values())
 
     def fetch(self, wanted: LockedWheel, folder: Path) -> Path:
@@ -81,7 +94,17 @@ class FakeUv:
 
     def wheels(self, target: Target, pylock: str) -> ListedWheels:
         found: ListedWheels = {name: (locked(wheel), "") for name, wheel in self.index.items()}
-        return found | {name: (kept.wheel, "") for name, kept in target.kept.items()}
+        return {name: (kept.wheel, "") for name, kept in target.kept.items()} | found
+
+    def files(self, name: str) -> list[Any]:
+        return [
+            DistributionPackage.from_json_data(
+                {"filename": f"{name}-{version}-py3-none-any.whl", "url": "https://x.test/", "hashes": {}}
+                | ({"upload-time": f"{day}T12:00:00Z"} if day else {}),
+                name,
+            )
+            for version, day in self.pages.get(name, {}).items()
+        ]
 
 
 def locked(wheel: Wheel) -> LockedWheel:
@@ -179,6 +202,7 @@ def install(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Repository, "confirm_s", 0)
     monkeypatch.setattr(Uv, "compile", lambda _, *arguments: bench.uv.compile(*arguments))
     monkeypatch.setattr(Uv, "wheels", lambda _, *arguments: bench.uv.wheels(*arguments))
+    monkeypatch.setattr(Index, "files", lambda _, name: bench.uv.files(name))
     monkeypatch.setattr(Fetcher, "fetch", lambda _, wheel: bench.uv.fetch(wheel, bench.store.downloads))
 
 
@@ -197,7 +221,7 @@ def test_only_the_new_layer_is_sent(bench: Bench) -> None:
     [image] = added.images
     [target, packages, constraints, _] = bench.uv.calls[0]
     assert (target.python, target.arch, target.glibc) == ("3.11", "amd64", "2.36")
-    assert target.kept.keys() == {"ember", "tinylib"}, "uv has only the versions of the parent"
+    assert (set(target.kept), set(target.held)) == ({"ember", "tinylib"}, {"ember"}), "what the constraints name"
     assert (packages, constraints) == (["einops"], ["ember==1.9"])
     assert [wheel.file for wheel in image.wheels] == ["einops-0.8-py3-none-any.whl"]
 
@@ -206,7 +230,7 @@ def test_only_the_new_layer_is_sent(bench: Bench) -> None:
     assert added.sent
     assert added.sent.mounted == sum(layer.size for _, layer in bench.parent.layers)
     assert bench.target.calls[-1] == "put 1", "the tag is last"
-    assert bench.shown[1] == "resolve: 1 new, 2 kept, ember 1.9 unchanged: einops 0.8"
+    assert bench.shown[1:3] == ["resolve: einops 0.8", "resolve: 1 new, 0 moved, 2 kept, ember 1.9 unchanged"]
     assert bench.shown[-1].startswith(f"pushed: {TARGET}@{bench.target.tags['1']}")
     assert list(bench.store.downloads.iterdir()) == []
 
@@ -240,9 +264,7 @@ def test_the_same_request_gives_the_same_bytes(bench: Bench, tmp_path: Path) -> 
 
 def test_the_image_is_a_parent_itself(bench: Bench, tmp_path: Path) -> None:
     bench.add()
-    bench.target.contents |= bench.parent.registry.contents  # which were mounted
-    [source] = sources_in_registry(bench.target, "1", "amd64")
-    child = read_parent(source)
+    child = added_image(bench)
     assert sorted(child.packages) == ["einops", "ember", "tinylib"]
     assert child.source.lowest_cell == "em-1-cpu-py311"
     assert child.kept["einops"].metadata.startswith(b"Metadata-Version")
@@ -252,6 +274,127 @@ def test_the_image_is_a_parent_itself(bench: Bench, tmp_path: Path) -> None:
     [added] = bench.add(addition("tqdm", parent=TARGET, target=other))
     assert len(added.images[0].image.layers) == 5
     assert bench.config("2")["config"]["Labels"]["io.github.gpu-images.parent.cell"] == "em-1-cpu-py311"
+
+
+def added_image(bench: Bench) -> Parent:
+    """The image that was pushed, as a parent."""
+    bench.target.contents |= bench.parent.registry.contents  # which were mounted
+    [source] = sources_in_registry(bench.target, "1", "amd64")
+    return read_parent(source)
+
+
+TINY = "opt/venv/lib/python/site-packages/tinylib"
+
+
+def test_a_package_of_the_parent_moves_and_its_files_are_hidden(bench: Bench) -> None:
+    """Its bytecode too: Python would load that of the old version."""
+    bytecode = {f"{TINY}/__pycache__/__init__.cpython-311.pyc": b"old", f"{TINY}/made.by.a.person": b""}
+    bench.parent.layers.append(("files: ember bytecode", bench.parent.layer(plain(bytecode))))
+    bench.parent.push("1")
+    bench.share()
+    bench.offer(project("einops", version="0.8"), project("tinylib", {"tinylib/new.py": b""}, version="1.8"))
+    bench.add()
+    assert bench.shown[1:4] == [
+        "resolve: einops 0.8",
+        "resolve: tinylib 1.9 -> 1.8",
+        "resolve: 1 new, 1 moved, 1 kept, ember 1.9 unchanged",
+    ]
+    assert bench.config()["history"][-2]["created_by"] == "files: replaced packages"
+    child = added_image(bench)
+    assert child.packages["tinylib"].version == "1.8"
+    assert b"Version: 1.8" in child.kept["tinylib"].metadata
+    below = sorted(path for path in child.files if path.startswith(TINY) and child.files[path][1].type != "dir")
+    assert [path.removeprefix(TINY) for path in below] == [
+        *(f"-1.8.dist-info/{name}" for name in ("INSTALLER", "METADATA", "RECORD", "REQUESTED", "WHEEL")),
+        "/made.by.a.person",
+        "/new.py",
+    ]
+    assert f"{TINY}-1.9.dist-info" not in child.files, "importlib.metadata would find it"
+
+
+@pytest.mark.parametrize("path", ["ember/__init__.py", "../../../../../usr/local/bin/start", "../../../pyvenv.cfg"])
+def test_a_record_hides_no_file_of_others(bench: Bench, path: str) -> None:
+    """An old wheel may list any path: those of the framework, the launcher and the system stay."""
+    record = {"RECORD": f"tinylib.py,,\n{path},,\n".encode()}
+    name, info = "tinylib-1.9-py3-none-any.whl", "tinylib-1.9.dist-info"
+    evil = pack({"tinylib.py": b""}, name=name, info=info, parts=record)
+    bench.parent.layers[0] = bench.parent.wheels(project("ember"), evil)
+    bench.parent.push("1")
+    bench.share()
+    bench.offer(project("einops", version="0.8"), project("tinylib", version="1.8"))
+    bench.add()
+    child = added_image(bench)
+    assert posixpath.normpath(f"opt/venv/lib/python/site-packages/{path}") in child.files
+    assert "opt/venv/lib/python/site-packages/tinylib.py" not in child.files
+
+
+def test_another_package_of_the_parent_may_have_to_move_too(bench: Bench) -> None:
+    bench.offer(project("einops", version="0.8"), project("tinylib", version="1.8"))
+    bench.uv.conflicts = ["ember"]  # of the rest of the parent
+    with pytest.raises(LockError):
+        bench.add()
+    packages = [packages for _, packages, _, _ in bench.uv.calls]
+    assert packages == [["einops"], ["einops==0.8", "tinylib==1.8", "ember"], ["einops", "ember", "tinylib"]]
+    assert bench.uv.calls[1][0].held == {"ember"}
+    assert bench.uv.calls[2][2] == ["ember==1.9", "einops==0.8"], "the requested package stays"
+
+
+def test_all_packages_can_be_kept(bench: Bench) -> None:
+    bench.add(addition("einops", request=AdditionRequest(requirements=EINOPS.request.requirements, keep=True)))
+    assert bench.uv.calls[0][0].held == {"ember", "tinylib"}
+    assert repeat(bench).request.keep
+
+
+DAYS = {"0.8": "2026-01-26", "0.9": "2026-05-01"}
+CHOICES = [
+    ("einops", DAYS, "einops 0.8 (2026-01-26; the newest, 0.9, needs ember 3.0)"),
+    ("einops<0.9", DAYS, "einops 0.8 (2026-01-26; the newest is 0.9)"),
+    ("einops", {"0.8": "2026-01-26"}, "einops 0.8 (2026-01-26)"),
+    ("einops", {"0.8": "2026-01-26", "0.9rc1": "2026-05-01"}, "einops 0.8 (2026-01-26)"),
+    ("einops", DAYS | {"0.8": ""}, "einops 0.8 (the newest, 0.9, needs ember 3.0)"),
+    ("einops==0.8", DAYS | {"0.8": "2023-11-19"}, "einops 0.8 (2023-11-19; the newest is 0.9)"),
+    ("einops<2", DAYS | {"0.8": "2023-11-19"}, "einops 0.8 (2023-11-19; the newest, 0.9, needs ember 3.0)"),
+]
+
+
+@pytest.mark.parametrize(("requested", "page", "line"), CHOICES)
+def test_a_requested_package_has_its_day_and_what_keeps_it_back(
+    bench: Bench, requested: str, page: dict[str, str], line: str
+) -> None:
+    bench.uv.pages = {"einops": page}
+    bench.add(addition(requested), dry_run=True)
+    assert bench.shown[1] == f"resolve: {line}"
+
+
+@pytest.mark.parametrize("requested", ["einops", "einops>=0.5"])
+def test_a_version_of_years_ago_is_not_chosen_without_a_word(bench: Bench, requested: str) -> None:
+    """vLLM 0.2.2 of 2023 was, as the numpy of the parent did not fit a newer one."""
+    bench.uv.pages = {"einops": DAYS | {"0.8": "2023-11-19"}}
+    with pytest.raises(
+        RefusedError, match=r"einops 0\.8 is more than a year older .* 0\.9, needs ember 3\.0"
+    ) as caught:
+        bench.add(addition(requested), dry_run=True)
+    assert "einops==0.8" in caught.value.hint
+
+
+def test_the_index_of_a_request(bench: Bench, tmp_path: Path) -> None:
+    """Only what it has comes from there; a wheel at an address comes from nowhere else."""
+    bench.uv.pages = {"einops": {"0.8": ""}}
+    url = f"https://example.test/tqdm-4-py3-none-any.whl#sha256={'1' * 64}"
+    requested = tuple(parse_requirement(text, "test") for text in ("einops", "other", url))
+    bench.uv.pages["tqdm"] = {"4": ""}
+    bench.offer(project("einops", version="0.8"), project("tqdm", version="4"))
+    request = AdditionRequest(requirements=requested, index=str(tmp_path))
+    bench.add(addition(request=request), dry_run=True)
+    target, packages, _, _ = bench.uv.calls[0]
+    assert packages == ["einops", "other", "tqdm==4"]
+    assert target.indexes.keys() == {"einops", "tqdm"}
+    bench.uv.pages = {}
+    with pytest.raises(UsageError, match="has none of einops"):
+        bench.add(addition(request=AdditionRequest(requirements=requested[:2], index=str(tmp_path))))
+    for place in ("none", "https://me:pw@example.test/simple"):
+        with pytest.raises(UsageError, match="index"):
+            bench.add(addition(request=AdditionRequest(requirements=requested[:2], index=place)))
 
 
 def cuda_wheel(name: str) -> Wheel:
@@ -374,7 +517,7 @@ def test_a_parent_for_several_architectures(bench: Bench) -> None:
 
     bench.uv.calls.clear()
     [added] = bench.add(arch="arm64")
-    assert [call[0].arch for call in bench.uv.calls] == ["arm64"]
+    assert {call[0].arch for call in bench.uv.calls} == {"arm64"}
 
 
 def test_a_layer_of_the_store_is_not_made_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,14 +566,16 @@ def test_the_same_additions_on_the_next_release(bench: Bench) -> None:
     bench.uv.calls.clear()
     again = repeat(bench)
     assert again.parent == PARENT
-    assert again.request.model_dump() == {"requirements": ("einops>=0.7",), "env": {"TEAM": "vision"}}
+    assert again.request == AdditionRequest(
+        requirements=(parse_requirement("einops>=0.7", "test"),), env={"TEAM": "vision"}
+    )
     bench.add(again)
 
-    [(_, _, _, preferred), (_, _, constraints, _)] = bench.uv.calls
-    assert preferred == {"einops": "0.8", "ember": "1.9", "tinylib": "1.9"}, "what was chosen before, where it fits"
-    assert constraints == ["ember==1.9", "einops==0.8"], "those of the parent, and what uv chose"
+    [(_, _, _, preferred), (_, packages, _, _)] = bench.uv.calls
+    assert preferred == {"einops": "0.8", "ember": "1.10", "tinylib": "1.9"}, "what was chosen before, where it fits"
+    assert packages == ["einops==0.8"], "what uv chose"
     assert bench.config()["config"]["Labels"]["io.github.gpu-images.parent"] == bench.parent.registry.tags["1"]
-    assert "resolve: 1 new, 2 kept, ember 1.10 unchanged: ember 1.9 -> 1.10" in bench.shown
+    assert "resolve: ember 1.9 -> 1.10" in bench.shown
 
 
 def test_the_earlier_image_must_be_signed_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
