@@ -36,7 +36,7 @@ version: 0.1
 log: {{level: error, accesslog: {{disabled: true}}}}
 storage:
   filesystem: {{rootdirectory: {data}}}
-  delete: {{enabled: {deletes}}}
+  delete: {{enabled: true}}
 http: {{addr: "{address}", secret: the same after a restart{tls}}}
 {auth}
 """
@@ -50,7 +50,7 @@ def install() -> None:
 class Server:
     """The registry itself. Its storage is in `folder`; `auth` and `tls` are parts of its configuration.
 
-    `fixed_port` is 0 for a free one. Without `deletes`, it deletes no manifest.
+    `fixed_port` is 0 for a free one.
     """
 
     folder: Path
@@ -58,7 +58,6 @@ class Server:
     auth: str = ""
     tls: str = ""
     fixed_port: int = 0
-    deletes: bool = True
     port: int = 0
     _process: subprocess.Popen[bytes] | None = field(default=None)
 
@@ -90,8 +89,7 @@ class Server:
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             free.bind((self.ip, self.fixed_port))
             self.port = free.getsockname()[1]
-        deletes = str(self.deletes).lower()
-        text = CONFIG.format(data=self.data, address=self.address, auth=self.auth, tls=self.tls, deletes=deletes)
+        text = CONFIG.format(data=self.data, address=self.address, auth=self.auth, tls=self.tls)
         self._config.write_text(text, encoding="utf-8")
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(

@@ -24,10 +24,10 @@ PRUNE = ("prune", "--keep", "1")
 
 
 @pytest.fixture
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
-    """The parameter is whether it deletes manifests: it does by default."""
+def server(tmp_path: Path) -> Iterator[Server]:
+    """An empty registry."""
     registries.install()
-    with Server(folder=tmp_path / "registry", deletes=getattr(request, "param", True)).serving() as running:
+    with Server(folder=tmp_path / "registry").serving() as running:
         yield running
 
 
@@ -134,16 +134,3 @@ def test_garbage_collection_keeps_what_is_kept(ours: Checkout, server: Server, t
     assert sum(path.stat().st_size for path in server.data.rglob("data")) < size
     with stopped.serving():
         ours.builder("release", "--allow-untested-gpu")
-
-
-@pytest.mark.parametrize("server", [False], indirect=True)
-def test_a_registry_that_does_not_delete_keeps_everything(ours: Checkout, server: Server) -> None:
-    """ghcr.io is one: it answers 405 to every DELETE."""
-    before = [tags(repository(server, f"staging/{name}")) for name in ("ty-cuda", "releases")]
-    output = ours.builder(*PRUNE, "--delete", code=14)
-    assert "answered 405" in output
-    assert "the registry does not allow deletion" in output
-    assert 'See "Remove old images" in docs/registries.md.' in output.replace("\n", " ")
-    assert [tags(repository(server, f"staging/{name}")) for name in ("ty-cuda", "releases")] == before
-    listed = json.loads(ours.builder(*PRUNE, "--format", "json").partition("{")[2].join(["{", ""]))
-    assert [item["kind"] for item in listed["items"]] == ["document", "image", "attachment", "attachment"]

@@ -15,7 +15,6 @@ from builder.common.reference import ImageRef
 from builder.evidence import results
 from builder.evidence.suite import GPU_TESTS, Suite
 from builder.index.host import Host
-from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE
 from builder.layers.oci import Image, Layer, Manifest
 from builder.layers.store import Store
@@ -140,15 +139,6 @@ def passed(bench: PublishBench) -> list[Candidate]:
     return [publish.passed_image(bench.context, suite, planned) for planned in bench.plan.images]
 
 
-def test_the_references_of_images(bench: PublishBench) -> None:
-    images = passed(bench)
-    assert [image.cell for image in images] == [EMBER, BOARD]
-    for image in images:
-        assert tuple(map(str, image.references)) == bench.image(image.cell).references
-        assert image.stored == bench.stored[image.cell]
-        assert {reference.registry for reference in image.references} == {REGISTRY}
-
-
 def test_another_registry(bench: PublishBench) -> None:
     for image in bench.plan.images:
         named = publish.references(image, "other.example.test")
@@ -215,15 +205,6 @@ def test_edited_tests(bench: PublishBench) -> None:
 
 def changed(changes: list[TagChange]) -> list[str]:
     return [change.tag for change in changes if change.is_change]
-
-
-def test_stamped_tags_come_before_those_that_move(bench: PublishBench) -> None:
-    """An interrupted release left aliases of images without a stamp."""
-    changes = bench.publish()
-    stamped = [bench.stamped(EMBER), bench.stamped(BOARD)]
-    moving = [tag for cell in (EMBER, BOARD) for tag in bench.tags(cell)]
-    assert bench.puts == [EMBER, BOARD, *stamped, *moving]
-    assert changed(changes) == [change.tag for change in changes] == [*stamped, *moving]
 
 
 def test_a_released_image_gets_no_other_stamp(bench: PublishBench) -> None:
@@ -309,28 +290,17 @@ def older(bench: PublishBench, tag: str) -> MemoryRegistry:
     return registry
 
 
-def test_tags_move_back_only_with_roll_back(bench: PublishBench) -> None:
-    """If another machine's store was outdated, aliases moved to an older operating system without a message."""
-    alias = bench.tags(EMBER)[-1]
-    registry = older(bench, alias)
-    before = dict(registry.tags)
-    with pytest.raises(RegistryError) as caught:
-        bench.publish()
-    assert f":{alias} would move back from Debian packages of 2026-11-20 to those of 2026-11-01" in str(caught.value)
-    assert "--roll-back" in caught.value.hint
-    assert (bench.calls, registry.tags) == ([], before)
-    [moved] = [change for change in bench.publish(roll_back=True) if change.tag == alias]
-    assert (moved.state, moved.before) == ("moved", before[alias])
-
-
-@pytest.mark.parametrize("lost", ["the manifest", "the configuration"])
+@pytest.mark.parametrize("lost", ["the manifest", "the configuration", "both"])
 def test_a_tag_of_an_image_that_cannot_be_read_moves_only_with_roll_back(bench: PublishBench, lost: str) -> None:
     """Its age is unknown: the tag moved to older images without a message."""
     alias = bench.tags(EMBER)[-1]
     registry = older(bench, alias)
     before = registry.tags[alias]
     config = json.loads(registry.contents[before])["config"]["digest"]
-    registry.contents[config if lost == "the configuration" else before] = b"damaged"
+    if lost == "both":
+        del registry.contents[before]
+    else:
+        registry.contents[config if lost == "the configuration" else before] = b"damaged"
     with pytest.raises(RegistryError, match=f":{alias} names an image that cannot be read: ") as caught:
         bench.publish()
     assert "--roll-back" in caught.value.hint
@@ -347,14 +317,6 @@ def test_rolling_back_an_index_that_cannot_be_read_keeps_its_architectures(bench
     registry.contents[arm64] = b"damaged"
     with pytest.raises(RegistryError, match="would have no image for arm64"):
         bench.publish(roll_back=True)
-
-
-def test_a_tag_whose_manifest_is_missing_moves_only_with_roll_back(bench: PublishBench) -> None:
-    alias = bench.tags(EMBER)[-1]
-    registry = older(bench, alias)
-    del registry.contents[registry.tags[alias]]
-    with pytest.raises(RegistryError, match=r"the manifest sha256:\w+ is missing"):
-        bench.publish()
 
 
 def test_the_loser_of_two_pushes_may_end_first(bench: PublishBench) -> None:
@@ -422,16 +384,6 @@ def refused_for_arm64(bench: PublishBench) -> None:
     assert bench.calls == []
 
 
-def test_an_image_is_not_published_without_another_architecture_of_the_matrix(bench: PublishBench) -> None:
-    twins(bench)
-    bench.plan = Plan(images=bench.plan.images[:1])
-    refused_for_arm64(bench)
-    bench.publish(allow_missing_arch=True)
-    index = bench.repository(EMBER).tags[bench.tags(EMBER)[0]]
-    assert list(oci.read_platforms(bench.repository(EMBER).contents[index])) == ["amd64"], "a clear error on arm64"
-    assert f"{REGISTRY}/team/ember-cuda:{bench.tags(EMBER)[0]} has no image for arm64" in bench.console.text
-
-
 def test_a_tag_does_not_lose_an_architecture_that_left_the_matrix(bench: PublishBench) -> None:
     registry = bench.repository(EMBER)
     labels: dict[str, object] = {"config": {"Labels": {}}}
@@ -441,3 +393,4 @@ def test_a_tag_does_not_lose_an_architecture_that_left_the_matrix(bench: Publish
     refused_for_arm64(bench)
     bench.publish(allow_missing_arch=True)
     assert set(registry.tags.values()) == {bench.stored[EMBER].manifest.digest}
+    assert f"{REGISTRY}/team/ember-cuda:{bench.tags(EMBER)[0]} has no image for arm64" in bench.console.text

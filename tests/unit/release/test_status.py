@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,40 +41,57 @@ def tags_of(image: PlannedImage) -> list[str]:
     return [ImageRef.parse(text).tag for text in image.references]
 
 
-def test_images_whose_tag_is_of_another_plan(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def image_of_plan(registry: MemoryRegistry, plan: str, arch: str = "amd64") -> str:
+    """Adds an image with the label of a plan; returns its digest."""
+    labels = {"config": {"Labels": {"io.github.gpu-images.plan": plan}}, "rootfs": {"diff_ids": []}}
+    return registry.add_image({"architecture": arch, **labels})
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
+    """The repository of all public images."""
     registry = MemoryRegistry()
     monkeypatch.setattr(status, "Repository", lambda *_, **__: registry)
+    return registry
+
+
+Read = Callable[..., list[Status]]
+
+
+@pytest.fixture
+def read(tiny: Project, store: Store) -> Read:
+    """The rows of a plan."""
+
+    def rows(planned: Plan, **options: Any) -> list[Status]:
+        return list(StatusReader(project=tiny, store=store, host=Host(), **options).read(planned))
+
+    return rows
+
+
+def test_images_whose_tag_is_of_another_plan(tiny: Project, registry: MemoryRegistry) -> None:
     images = list(plan.make_locked_plan(tiny, tiny.select([EMBER, BOARD])).images)
     assert status.unreleased(images, Host()) == images
     by_cell = {image.id: image for image in images}
     tags = {cell: image.references[0].rpartition(":")[2] for cell, image in by_cell.items()}
     for cell, digest in ((EMBER, by_cell[EMBER].plan), (BOARD, "sha256:other")):
-        labels = {"config": {"Labels": {"io.github.gpu-images.plan": digest}}, "rootfs": {"diff_ids": []}}
-        registry.tags[tags[cell]] = registry.add_image(labels)
+        registry.tags[tags[cell]] = image_of_plan(registry, digest)
     assert status.unreleased(images, Host()) == [by_cell[BOARD]]
     registry.put_manifest(tags[EMBER], b"[]", MANIFEST_TYPE)
     assert status.unreleased(images, Host()) == images
 
 
-def test_a_release_that_was_rolled_back_is_not_published_again(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_that_was_rolled_back_is_not_published_again(tiny: Project, registry: MemoryRegistry) -> None:
     """An older stamped tag of the plan does not count: a commit that reverts to this plan is published."""
-    registry = MemoryRegistry()
-    monkeypatch.setattr(status, "Repository", lambda *_, **__: registry)
     [image] = plan.make_locked_plan(tiny, tiny.select([EMBER])).images
     full = tags_of(image)[0]
-    ours, other = (
-        registry.add_image({"config": {"Labels": {"io.github.gpu-images.plan": digest}}, "rootfs": {"diff_ids": []}})
-        for digest in (image.plan, "sha256:other")
-    )
+    ours, other = (image_of_plan(registry, digest) for digest in (image.plan, "sha256:other"))
     registry.tags = {full: other, f"{full}-20261122.9": other, f"{full}-20261122.10": ours, f"{full}-jupyter": other}
     assert status.unreleased([image], Host()) == []
     registry.tags[f"{full}-20261123"] = other
     assert status.unreleased([image], Host()) == [image]
 
 
-def test_staged_images_of_this_plan_and_of_another(
-    tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_staged_images_of_this_plan_and_of_another(tiny: Project, read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     def image_of(*_: object) -> None:
         raise VerifyError(f"{EMBER}: the manifest is missing\nDetails.")
 
@@ -86,40 +104,27 @@ def test_staged_images_of_this_plan_and_of_another(
         read=lambda stamp: SimpleNamespace(stamp=stamp, images=images),
         released_stamps=list,
     )
-    store = Store(tmp_path / "store")
-    store.prepare()
-    reader = StatusReader(project=tiny, store=store, host=Host(), area=place, here=True)  # no tags are looked up
-    rows = {row.cell: (row.staged, row.tested) for row in reader.read(planned)}
+    rows = {row.cell: (row.staged, row.tested) for row in read(planned, area=place, here=True)}  # no tags are looked up
     assert rows == {EMBER: ("20261123", "the manifest is missing"), BOARD: ("20261123, another plan", NONE)}
 
 
-def test_staging_that_may_not_be_read(tiny: Project, tmp_path: Path) -> None:
+def test_staging_that_may_not_be_read(tiny: Project, read: Read) -> None:
     """Its place has a default, and users of public images may not read it."""
 
     def stamps() -> list[str]:
         raise RejectedError("answered 403")
 
     place: Any = SimpleNamespace(stamps=stamps)
-    store = Store(tmp_path / "store")
-    store.prepare()
-    reader = StatusReader(project=tiny, store=store, host=Host(), area=place, here=True)
-    [row] = reader.read(plan.make_locked_plan(tiny, tiny.select([EMBER])))
+    [row] = read(plan.make_locked_plan(tiny, tiny.select([EMBER])), area=place, here=True)
     assert row.staged == "not readable"
 
 
 def test_a_tag_of_several_architectures_is_released_if_all_of_its_images_are(
-    tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Project, registry: MemoryRegistry, read: Read
 ) -> None:
-    registry = MemoryRegistry()
-    monkeypatch.setattr(status, "Repository", lambda *_, **__: registry)
     [amd64] = plan.make_locked_plan(tiny, tiny.select([EMBER])).images
     arm64 = replace(amd64, cell=replace(amd64.cell, arch="arm64"), plan="sha256:" + "a" * 64)
-    digests = {
-        arch: registry.add_image(
-            {"architecture": arch, "config": {"Labels": {"io.github.gpu-images.plan": image.plan}}}
-        )
-        for arch, image in {"amd64": amd64, "arm64": arm64}.items()
-    }
+    digests = {image.cell.arch: image_of_plan(registry, image.plan, image.cell.arch) for image in (amd64, arm64)}
     full, *others = tags_of(amd64)
     registry.tags = dict.fromkeys([full, *others], registry.add_index(**digests))
 
@@ -127,15 +132,12 @@ def test_a_tag_of_several_architectures_is_released_if_all_of_its_images_are(
         return [image.id for image in status.unreleased(images, Host())]
 
     assert unreleased(amd64, arm64) == []
-    store = Store(tmp_path / "store")
-    store.prepare()
-    reader = StatusReader(project=tiny, store=store, host=Host())
-    assert [row.released for row in reader.read(Plan(images=(amd64, arm64)))] == ["yes", "yes"]
+    assert [row.released for row in read(Plan(images=(amd64, arm64)))] == ["yes", "yes"]
     registry.tags[others[0]] = digests["amd64"]
-    assert [row.released for row in reader.read(Plan(images=(arm64,)))] == [f"yes, {others[0]} names another image"]
+    assert [row.released for row in read(Plan(images=(arm64,)))] == [f"yes, {others[0]} names another image"]
     registry.put_manifest("invalid", b"{}", oci.INDEX_TYPE)
     index, registry.tags[full] = registry.tags[full], registry.tags["invalid"]
-    assert [row.released for row in reader.read(Plan(images=(arm64,)))] == ["invalid index"]
+    assert [row.released for row in read(Plan(images=(arm64,)))] == ["invalid index"]
     registry.tags[full] = index
     # A release needs the images of all architectures, also that of the one which has not changed.
     newer = replace(arm64, plan="sha256:" + "b" * 64)
@@ -147,33 +149,26 @@ def test_a_tag_of_several_architectures_is_released_if_all_of_its_images_are(
 
 @pytest.mark.parametrize(("is_planned", "released"), [(True, "yes"), (False, "another image")])
 def test_a_released_image_that_is_neither_staged_nor_stored(
-    tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_planned: bool, released: str
+    tiny: Project, registry: MemoryRegistry, read: Read, is_planned: bool, released: str
 ) -> None:
     """After a roll-back, a checkout of that commit showed "another image": staging had a newer release."""
-    registry = MemoryRegistry()
-    monkeypatch.setattr(status, "Repository", lambda *_, **__: registry)
     planned = plan.make_locked_plan(tiny, tiny.select([EMBER]))
     [image] = planned.images
-    labels = {"config": {"Labels": {"io.github.gpu-images.plan": image.plan if is_planned else "sha256:other"}}}
-    registry.tags = dict.fromkeys(tags_of(image), registry.add_image(labels | {"rootfs": {"diff_ids": []}}))
-    store = Store(tmp_path / "store")
-    store.prepare()
-    reader = StatusReader(project=tiny, store=store, host=Host())
-    [row] = reader.read(planned)
+    digest = image_of_plan(registry, image.plan if is_planned else "sha256:other")
+    registry.tags = dict.fromkeys(tags_of(image), digest)
+    [row] = read(planned)
     assert row.released == released
 
 
 class ReleasedImage:
     """An image that all of its tags name, with a signature of cosign 2 beside it."""
 
-    def __init__(self, project: Project, folder: Path) -> None:
-        self.project, self.registry, self.store = project, MemoryRegistry(), Store(folder)
-        self.store.prepare()
+    def __init__(self, project: Project, registry: MemoryRegistry, read: Read) -> None:
+        self.project, self.registry, self.read = project, registry, read
         self.plan = plan.make_locked_plan(project, project.select([EMBER]))
         [self.image] = self.plan.images
         self.full, *self.others = tags_of(self.image)
-        labels = {"config": {"Labels": {"io.github.gpu-images.plan": self.image.plan}}, "rootfs": {"diff_ids": []}}
-        self.digest = self.registry.add_image(labels)
+        self.digest = image_of_plan(registry, self.image.plan)
         self.registry.tags = dict.fromkeys([self.full, *self.others], self.digest)
         self.registry.tags[f"{self.digest.replace(':', '-')}.sig"] = self.digest
 
@@ -181,15 +176,13 @@ class ReleasedImage:
         self.project.__dict__["matrix"] = self.project.matrix.model_copy(update={"evidence": signers})
 
     def row(self) -> Status:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(status, "Repository", lambda *_, **__: self.registry)
-            [row] = StatusReader(project=self.project, store=self.store, host=Host()).read(self.plan)
+        [row] = self.read(self.plan)
         return row
 
 
 @pytest.fixture
-def released(tiny: Project, tmp_path: Path) -> ReleasedImage:
-    return ReleasedImage(tiny, tmp_path / "store")
+def released(tiny: Project, registry: MemoryRegistry, read: Read) -> ReleasedImage:
+    return ReleasedImage(tiny, registry, read)
 
 
 def test_results_that_a_release_attached_count_if_the_image_is_neither_staged_nor_built_here(
