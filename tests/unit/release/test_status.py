@@ -213,7 +213,9 @@ def test_a_tag_that_was_moved_to_another_image_is_shown(released: ReleasedImage)
     first, *_, last = released.others
     released.registry.tags[first] = released.registry.add_image({"rootfs": {"diff_ids": []}})
     del released.registry.tags[last]
-    assert released.row().released == f"yes, {first} names another image, {last} missing"
+    row = released.row()
+    assert row.released == f"yes, {first} names another image, {last} missing"
+    assert row.tags == (released.full, *released.others[1:-1])
 
 
 @pytest.mark.parametrize(
