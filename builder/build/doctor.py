@@ -5,10 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -16,15 +13,12 @@ import requests
 
 from builder.build import operating_systems
 from builder.common import machine
-from builder.common.errors import BuilderError, EngineError, FileError, LockError, UsageError
+from builder.common.errors import BuilderError, EngineError, UsageError
 from builder.common.http import failure_sentence
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
-from builder.common.text import counted, listed, size
+from builder.common.text import size
 from builder.compat import gpus
-from builder.debian import os_lock
-from builder.debian.archives import HERE, STORE, Archives
-from builder.debian.os_lock import OS_LOCKS, OsLock
 from builder.engine.client import Engine
 from builder.engine.model import EMULATION_HINT, EngineInfo
 from builder.engine.run import Run
@@ -56,12 +50,12 @@ class MachineFinding(NamedTuple):
 _Findings = Iterator[tuple[str, State, str]]
 
 
-def examine(run: Run, archives: Archives) -> list[MachineFinding]:
+def examine(run: Run) -> list[MachineFinding]:
     """All findings. Reports what is missing as a finding, not as an error."""
-    return [MachineFinding(*finding) for finding in _examine(run, archives)]
+    return [MachineFinding(*finding) for finding in _examine(run)]
 
 
-def _examine(run: Run, archives: Archives) -> _Findings:
+def _examine(run: Run) -> _Findings:
     project, store = run.project, run.store
     yield "python", "ok", sys.version.split()[0]
     uv = Path(sys.executable).parent / "uv"
@@ -119,7 +113,6 @@ def _examine(run: Run, archives: Archives) -> _Findings:
     yield ("index", *_index())
     yield from _named_indexes(project)
     yield from _registries(engine, project)
-    yield from _debian_locks(run, archives)
     if reason := operating_systems.obstacle_here():
         yield "mmdebstrap", "note", f"{reason}: builds run it in a container of Debian"
     else:
@@ -201,55 +194,6 @@ def _named_indexes(project: Project) -> _Findings:
             continue
         absent = f"has no {package}: publish it there, or correct its index in matrix.yaml"
         yield name, "ok" if has_files else "missing", f"has {package}" if has_files else absent
-
-
-def _debian_locks(run: Run, archives: Archives) -> _Findings:
-    """The ages of the locks of Debian packages, and for each release the number of packages that its archives lack."""
-    project, store = run.project, run.store
-    locks: dict[str, list[OsLock]] = {}
-    for request in dict.fromkeys(os_lock.request_of_cell(project.matrix, cell) for cell in project.cells):
-        with suppress(LockError, FileError):  # a damaged lock, or a newer one; `builder lock --check` names it
-            if lock := OS_LOCKS.read(project.root, request):
-                locks.setdefault(lock.debian, []).append(lock)
-    if not locks:
-        return
-    run.view.say("looking up the locked Debian packages ...")
-    state: State = "ok"
-    lines = []
-    for release, release_locks in sorted(locks.items()):
-        packages = {package.sha256: package for lock in release_locks for package in lock.packages}
-        at: dict[str, str] = {}
-        faults: dict[str, str] = {}
-        others: set[str] = set()
-        for lock in release_locks:
-            located = archives.locate(lock, lambda _: False, policy=POLICY)
-            at |= located.at
-            faults |= located.faults
-            others |= {package.name for package in located.others}
-        ages = [lock.age(datetime.now(UTC)) for lock in release_locks]
-        age = f"{min(ages)} to {counted(max(ages), 'day')}" if min(ages) < max(ages) else counted(max(ages), "day")
-        line = f"{release}: {counted(len(release_locks), 'lock')}, {age} old"
-        missing = [package for package in packages.values() if at.get(package.sha256) != HERE]
-        elsewhere = Counter(at[package.sha256] for package in missing if package.sha256 in at)
-        unlocated = [package for package in missing if package.sha256 not in at]
-        elsewhere[STORE] = sum(store.has(f"sha256:{package.sha256}", package.size) for package in unlocated)
-        nowhere = len(unlocated) - elsewhere[STORE]
-        if not missing:
-            line += f"; the archives have all {len(packages)} packages"
-        else:
-            state = "note"
-            line += f"; {faults[HERE]}" if HERE in faults else ""
-            line += f"; {len(missing)} of {len(packages)} packages are not in the archives: "
-            counts = [f"{count} in {name}" for name, count in elsewhere.items() if count]
-            line += ", ".join([*counts, f"{nowhere} nowhere"] if nowhere else counts)
-            line += "".join(f"; {name}: {fault}" for name, fault in faults.items() if name != HERE)
-            if nowhere and not faults:
-                line += ". To lock the current versions: builder lock --os '*'"
-        if others:
-            state = "note"
-            line += f"; the archives have a different file for {listed(sorted(others), 3)}: do not use them"
-        lines.append(line)
-    yield "debian locks", state, "\n".join(lines)
 
 
 def _registries(engine: Engine | None, project: Project) -> _Findings:

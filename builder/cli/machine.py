@@ -9,13 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from builder.build import doctor
-from builder.build.apt_container import ContainerApt
 from builder.cli.context import Context, new_table
 from builder.common.console import View
 from builder.common.errors import EngineError, UsageError
 from builder.common.files import short_digest
 from builder.common.text import counted, size
-from builder.debian.archives import Archives
 from builder.engine import setup
 from builder.layers import garbage, stored_images
 
@@ -26,10 +24,10 @@ def doctor_command(context: Context) -> None:
     """Check whether this machine can build images.
 
     Shows what is present (ok), what is absent but only some tasks need (note), and what is absent and every build needs
-    (missing). Also shows how old the locks of Debian packages are, and which packages the archives no longer have.
+    (missing).
     """
     run = context.run(context.project)
-    findings = doctor.examine(run, Archives(run.project.matrix, run.host, ContainerApt(run)))
+    findings = doctor.examine(run)
     table = Table(box=None, show_header=False, pad_edge=False)
     styles = {"ok": "green", "note": "yellow", "missing": "bold red"}
     for finding in findings:

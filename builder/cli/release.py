@@ -253,8 +253,8 @@ def status_command(
     RELEASED shows whether the full tag names that image, and which of its other tags name another image or are missing.
     SIGNATURE shows whether a signer that `evidence` in matrix.yaml lists signed it for its cell and tag: `untrusted` if
     only others did, `listed` if matrix.yaml has no signers to check it with. PACKAGES is the age of the locked Debian
-    packages; `builder doctor` shows which of them the archives no longer have. Below the table are the ends of support
-    that are over or at most 60 days away, and the cells that were not built yet.
+    packages; `builder images --locked` names those that the archives no longer have. Below the table are the ends of
+    support that are over or at most 60 days away, and the cells that were not built yet.
     """
     project = context.project
     selected = project.select(patterns or ("*",))

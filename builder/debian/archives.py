@@ -29,7 +29,6 @@ from builder.matrix.schema import NO_SNAPSHOT, Matrix
 
 CONNECTIONS = 8  # requests at once to an archive
 SNAPSHOT_CONNECTIONS = 2  # snapshot services limit the rate
-LOOK_UP_POLICY = RetryPolicy(connect_s=10, read_s=15, retries=2)
 _NO_ANSWER = (401, 407, 408, 425, 429)  # of a server that may have the file
 _MOVED = "none of the locked packages was found"  # the release has moved, or it is not such an archive
 LONGEST_SIZE = 20  # digits; Python refuses numbers of thousands of digits with an exception
@@ -82,6 +81,8 @@ class PackageLocations:
 
 class Archives:
     """The places of one run, and their known files and faults. Every method may be called from several threads."""
+
+    look_up_policy = RetryPolicy(connect_s=10, read_s=15, retries=2)
 
     def __init__(self, matrix: Matrix, host: Host, runner: AptRunner) -> None:
         self._matrix = matrix
@@ -179,9 +180,9 @@ class Archives:
                         self.faults[place.name] = reasons[place.name]
         return "", reasons
 
-    def locate(self, lock: OsLock, is_kept: Kept, *, policy: RetryPolicy = LOOK_UP_POLICY) -> PackageLocations:
+    def locate(self, lock: OsLock, is_kept: Kept) -> PackageLocations:
         """Looks for all packages of a lock: in the store, then in the places in their order, with HEAD requests."""
-        session = self.session(policy, retries=policy.retries)
+        session = self.session(self.look_up_policy, retries=self.look_up_policy.retries)
         at: dict[str, str] = {}
         others: set[DebianPackage] = set()
         failed: dict[str, str] = {}  # by place, the reason that it lacks a package

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from builder.common.errors import LockError
-from builder.common.tasks import RetryPolicy
 from builder.debian import os_lock
 from builder.debian.archives import HERE, STORE, Archives, Kept, PackageLocations
 from builder.debian.os_lock import OS_LOCKS, DebianPackage, OsLock, OsRequest
@@ -158,7 +157,7 @@ class FakeArchives(Archives):
         super().__init__(matrix, Host(), FakeApt())
         self.versions, self.broken, self.others = versions, broken, others
 
-    def locate(self, lock: OsLock, is_kept: Kept, *, policy: RetryPolicy | None = None) -> PackageLocations:
+    def locate(self, lock: OsLock, is_kept: Kept) -> PackageLocations:
         current = os_lock_of(
             OsRequest(debian=lock.debian, packages=lock.requested, arch=lock.arch), self.versions[lock.debian]
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,14 +15,11 @@ from builder.build import doctor, operating_systems
 from builder.build.doctor import MachineFinding
 from builder.common.errors import EngineError
 from builder.compat.gpus import Gpu
-from builder.debian import os_lock
-from builder.debian.archives import Archives
 from builder.engine.client import Engine
 from builder.index.host import Host
 from builder.index.session import IndexSession
 from builder.index.settings import IndexSettings
 from builder.matrix.project import Project
-from tests.fakes import locks
 from tests.fakes.engine import INFO, FakeEngine, Programs
 from tests.fakes.run import new_run
 from tests.fakes.wire import Reply, Sent, Wire, untrusted
@@ -80,9 +76,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return has
 
 
-def examine(project: Project, archives: Archives | None = None) -> dict[str, MachineFinding]:
-    archives = archives or locks.FakeArchives(project.matrix, {"newbird": "1.0-1", "oldbird": "1.0-1"})
-    findings = doctor.examine(replace(new_run(project), connected=None), archives)
+def examine(project: Project) -> dict[str, MachineFinding]:
+    findings = doctor.examine(replace(new_run(project), connected=None))
     assert len({finding.name for finding in findings}) == len(findings)
     assert all(finding.detail for finding in findings)
     assert "mirror.example.test" not in str(findings)
@@ -237,64 +232,6 @@ def test_without_a_registry_in_the_matrix(tiny: Project, machine: dict[str, Any]
     path.write_text(path.read_text().replace("registry: registry.example.test:5000", 'registry: ""'))
     machine["engine"] = FakeEngine(registry=reached)
     assert examine(Project(tiny.root))["registry"].state == state
-
-
-# ---- the locks of Debian packages
-
-
-def debian_locks(project: Project, *, stored: bool = False, **releases: Any) -> MachineFinding:
-    """The finding if each release has these packages now; `stored`: the store has all packages of the locks."""
-    others = {name: releases.pop(name) for name in ("broken", "others") if name in releases}
-    if stored:
-        store = new_run(project).store
-        store.prepare()
-        for cell in project.cells:
-            for package in locks.os_lock_of(os_lock.request_of_cell(project.matrix, cell)).packages:
-                store.path(package.sha256).write_bytes(b"x" * package.size)
-    versions = {"newbird": "1.0-1", "oldbird": "1.0-1"} | releases
-    return examine(project, locks.FakeArchives(project.matrix, versions, **others))["debian locks"]
-
-
-def test_the_age_of_the_locks_of_each_release(tiny: Project, machine: dict[str, Any]) -> None:
-    finding = debian_locks(tiny)
-    assert finding.state == "ok"
-    newbird, oldbird = finding.detail.splitlines()
-    assert re.fullmatch(r"newbird: \d+ locks?, -?\d+ days? old; the archives have all \d+ packages", newbird)
-    assert oldbird.startswith("oldbird: ")
-
-
-def test_a_release_in_trouble_is_named_with_what_to_do(tiny: Project, machine: dict[str, Any]) -> None:
-    finding = debian_locks(tiny, newbird="2.0-1")
-    assert finding.state == "note", "a build locks the current packages"
-    newbird, oldbird = finding.detail.splitlines()
-    found = re.search(r"; (\d+) of \d+ packages are not in the archives: (\d+) nowhere. To lock the current", newbird)
-    assert found
-    assert found[1] == found[2] != "0"
-    assert "the archives have all" in oldbird
-
-
-def test_packages_that_another_place_has(tiny: Project, machine: dict[str, Any]) -> None:
-    finding = debian_locks(tiny, stored=True, newbird="2.0-1")
-    assert finding.state == "note"
-    assert re.search(r"packages are not in the archives: \d+ in the store$", finding.detail.splitlines()[0])
-
-
-def test_archives_that_do_not_answer(tiny: Project, machine: dict[str, Any]) -> None:
-    finding = debian_locks(tiny, newbird="2.0-1", broken="newbird")
-    assert "; the archive timed out; " in finding.detail
-    assert "lock --os" not in finding.detail, "it may have the packages"
-
-
-def test_archives_with_other_files(tiny: Project, machine: dict[str, Any]) -> None:
-    finding = debian_locks(tiny, others=("libc6",))
-    assert finding.state == "note"
-    assert finding.detail.count("the archives have a different file for libc6: do not use them") == 2
-
-
-def test_a_project_without_locks_of_packages(tiny: Project, machine: dict[str, Any]) -> None:
-    for path in (tiny.root / "locks").glob("os-*.json"):
-        path.unlink()
-    assert "debian locks" not in examine(tiny)
 
 
 def test_named_indexes_are_checked_with_their_logins(

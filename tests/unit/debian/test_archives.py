@@ -262,7 +262,8 @@ def test_no_archive_is_known(tiny: Project, world: World, tmp_path: Path) -> Non
 
 def located(project: Project, settings: Host, *stored: str) -> archives.PackageLocations:
     known_archives = Archives(project.matrix, settings, FakeApt())
-    return known_archives.locate(LOCK, lambda each: each.name in stored, policy=POLICY)
+    known_archives.look_up_policy = POLICY
+    return known_archives.locate(LOCK, lambda each: each.name in stored)
 
 
 def names(result: archives.PackageLocations) -> dict[str, str]:
