@@ -853,6 +853,15 @@ def test_what_only_prints_does_not_run_as_root(once: Callable[..., Any]) -> None
     assert ".allow_root = False" in out
 
 
+def test_jupyter_notebook_names_jupyter_lab_until_it_is_installed(shell: Callable[..., Any]) -> None:
+    session = shell()
+    for command in ("jupyter notebook", "jupyter-notebook"):
+        assert "use jupyter lab" in session.fails(command)
+    session.run("ln -s /bin/true /opt/venv/bin/jupyter-notebook")
+    for command in ("jupyter notebook", "jupyter-notebook"):
+        session.run(command)
+
+
 def test_the_help_is_printed_once(once: Callable[..., Any]) -> None:
     status, out, err = once(["start-notebook.py", "--help"])
     assert status == 0

@@ -299,14 +299,16 @@ HEAD = """\
 
 The results of `pip install` in the images, as their user and without a GPU. A package works if its
 check loads its CUDA libraries, nothing that the image pins changes, `pip check` names no new
-conflict, and the framework still loads its own libraries. Nothing computes on a GPU.
+conflict, and the framework still loads its own libraries.
 
 `make packages` installs the packages of
 [tests/packages/packages.yaml](../tests/packages/packages.yaml) and writes this page.
 
-For packages that have no wheel, such as flash-attn, see
-[matrix.md](matrix.md#a-package-without-a-wheel). `builder add` takes only wheels, so not DeepSpeed of
-PyPI: [team-images.md](team-images.md#what-can-be-requested).
+For a package without a wheel, such as flash-attn, pip ends in a traceback (`No module named
+'torch'`). Install a wheel of the project's releases by its address: one for the image's PyTorch,
+CUDA and Python, such as `...+cu12torch2.9...-cp311-...`. Or
+[build one](matrix.md#a-package-without-a-wheel). `builder add` takes only wheels, so not DeepSpeed
+of PyPI: [team-images.md](team-images.md#what-can-be-requested).
 """
 
 
