@@ -29,7 +29,6 @@ from builder.layers.oci import Printable
 from builder.plan.plan import PlannedImage
 
 OWN = "own results, unsigned"  # in place of a signer
-SLOW_S = 5  # seconds; slower tests are named
 Kind = Literal["image", "gpu"]
 GpuState = Literal["passed", "failed", "not run"]
 
@@ -204,11 +203,8 @@ class Coverage:
 
     @property
     def summary(self) -> str:
-        """The number of tests that passed, the state of the GPU tests, and the slowest tests."""
-        passed = f"{counted(len(self.passed), 'test')} passed, gpu: {self.gpu_status}"
-        longest = sorted(self.seconds.items(), key=lambda item: -item[1])[:3]
-        slow = [f"{name.rpartition('::')[2]} {seconds:.0f} s" for name, seconds in longest if seconds >= SLOW_S]
-        return passed + (f"\n  slowest tests: {', '.join(slow)}" if slow else "")
+        """The number of tests that passed, and the state of the GPU tests."""
+        return f"{counted(len(self.passed), 'test')} passed, gpu: {self.gpu_status}"
 
     @property
     def signers(self) -> list[str]:

@@ -77,11 +77,6 @@ class Server:
     def _config(self) -> Path:
         return self.folder / "config.yml"
 
-    def collect_garbage(self) -> None:
-        """Removes blobs that no manifest names: also those of an upload, so the registry must not be serving."""
-        assert self._process is None or self._process.poll() is not None
-        subprocess.run([PROGRAM, "garbage-collect", str(self._config)], capture_output=True, timeout=60, check=True)
-
     @contextmanager
     def serving(self) -> Iterator[Server]:
         self.data.mkdir(parents=True, exist_ok=True)

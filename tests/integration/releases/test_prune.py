@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Iterator
@@ -122,15 +121,3 @@ def test_what_is_attached_to_a_public_image_that_was_deleted(ours: Checkout, ser
     assert tags(public) == {tag: digest for tag, digest in before.items() if tag != extra.replace(":", "-")}
     assert [public.digest_of(digest) for digest in attached] == [None, None]
     assert len(artifacts.attached(public, plain, reports.TYPE)) == 1
-
-
-def test_garbage_collection_keeps_what_is_kept(ours: Checkout, server: Server, tmp_path: Path) -> None:
-    """The registry frees the space, while it does not serve."""
-    ours.builder(*PRUNE, "--delete")
-    stopped = dataclasses.replace(server, fixed_port=server.port)
-    size = sum(path.stat().st_size for path in server.data.rglob("data"))
-    server.stop()
-    server.collect_garbage()
-    assert sum(path.stat().st_size for path in server.data.rglob("data")) < size
-    with stopped.serving():
-        ours.builder("release", "--allow-untested-gpu")

@@ -228,15 +228,6 @@ def test_results_of_another_machine_are_attached(ours: Checkout, proxy: Proxy, k
     assert len(artifacts.attached(staged, ours.stored()[ours.references()[0]], reports.TYPE)) == 2
 
 
-def test_nothing_is_staged_twice(ours: Checkout, proxy: Proxy) -> None:
-    assert stage(ours) == today()
-    proxy.heal()
-    assert stage(ours) == today()
-    assert proxy.got["PATCH"] == 0
-    assert stage(ours, PLAIN) == f"{today()}.1"
-    assert "no staged release 20200101" in ours.builder("release", "20200101", "--to", proxy.address, code=2)
-
-
 def test_a_new_machine_downloads_known_layers(ours: Checkout, proxy: Proxy, tmp_path: Path) -> None:
     """Operating systems and bytecode; wheels are taken from the index."""
     stage(ours)
