@@ -50,8 +50,8 @@ def _check_source(value: str) -> str:
 class DebianPackage:
     """A Debian package; `size` in bytes and `sha256` are those of its .deb file.
 
-    `source` is its field `Source`: empty if its source package has the same name and version, or if an
-    earlier version of builder wrote the lock. No layer depends on it. `packages.sh` needs `sha256` to be last.
+    `source` is its field `Source`: empty if its source package has the same name and version. No layer depends on it.
+    `packages.sh` needs `sha256` to be last.
     """
 
     name: AptPackage
@@ -99,11 +99,6 @@ class OsLock:
     def arch(self) -> Arch:
         """The architecture of its packages."""
         return next((each.architecture for each in self.packages if each.architecture != "all"), AMD64)
-
-    @property
-    def has_sources(self) -> bool:
-        """True if it names source packages: every release has some with other names than their binary packages."""
-        return any(package.source for package in self.packages)
 
     def age(self, now: datetime) -> int:
         """Days since it was made."""

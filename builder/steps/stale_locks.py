@@ -51,13 +51,9 @@ def lock_stale_systems(run: Run, planned: Plan, lookup: LayerLookup, archives: A
     )
     more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     ids = [image.id for image in planned.images if image.os_request in new]
-    reason = "Locked Debian packages are no longer in any archive."
-    if any(lock.has_sources and (old := before[request]) and not old.has_sources for request, lock in new.items()):
-        reason = "Locks of an earlier builder do not name source packages, which give the addresses of packages."
     follows = "With --locked, that is an error:" if is_locked else "Locking the current versions:"
-    text = "\n".join(
-        [f"{reason} {follows}", *(f"  {line}" for line in [*lines[:SHOWN], *more, f"in {', '.join(ids)}"])]
-    )
+    head = f"Locked Debian packages are no longer in any archive. {follows}"
+    text = "\n".join([head, *(f"  {line}" for line in [*lines[:SHOWN], *more, f"in {', '.join(ids)}"])])
     if is_locked:
         hint = "Run the same command with --no-locked to lock the current versions, then commit locks/."
         raise StaleError(text, hint=hint)

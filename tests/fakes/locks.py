@@ -124,7 +124,6 @@ class FakeArchive:
     unknown: str = ""
     release: str = ""
     arch: Arch = AMD64
-    source: str = ""
     sources: str = ""
     resolved: list[str] = field(default_factory=list)
     looked_up: list[str] = field(default_factory=list)
@@ -141,8 +140,7 @@ class FakeArchive:
         if self.unknown in request.packages:
             raise LockError(f"Unable to locate package {self.unknown}")
         self.resolved.append(request.path)
-        lock = os_lock_of(request, self.versions[request.debian])
-        return replace(lock, time=time, packages=tuple(replace(each, source=self.source) for each in lock.packages))
+        return replace(os_lock_of(request, self.versions[request.debian]), time=time)
 
 
 class FakeArchives(Archives):

@@ -5,7 +5,6 @@ How they are built, tested and tagged: test_images.py.
 
 from __future__ import annotations
 
-import re
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -160,18 +159,10 @@ def test_new_locks_are_used_and_named_even_if_the_build_is_interrupted(
     assert all(planned == locked for _, planned in builds.built)
 
 
-@pytest.mark.parametrize(
-    ("source", "reason"),
-    [
-        ("", "Locked Debian packages are no longer in any archive."),
-        # Without source packages, most packages are not found, although the archives have them.
-        ("glibc (1)", "Locks of an earlier builder do not name source packages"),
-    ],
-)
-def test_locked_packages_that_are_gone_are_refused(builds: Builds, source: str, reason: str) -> None:
-    builds.archive.versions["newbird"], builds.archive.source = "2.0-1", source
+def test_locked_packages_that_are_gone_are_refused(builds: Builds) -> None:
+    builds.archive.versions["newbird"] = "2.0-1"
     before = {path: path.read_bytes() for path in (builds.project.root / "locks").iterdir()}
-    with pytest.raises(StaleError, match=rf"^{re.escape(reason)}(.|\n)*\n  in {CELL}, {BOARD}$"):
+    with pytest.raises(StaleError, match=rf"^Locked Debian packages are no longer (.|\n)*\n  in {CELL}, {BOARD}$"):
         builds.make(CELL, BOARD, locked=True)
     assert builds.built == []
     assert {path: path.read_bytes() for path in (builds.project.root / "locks").iterdir()} == before
