@@ -72,5 +72,5 @@ def prune_command(context: Context, place: str, registry: str, keep: int, delete
     elif delete:
         context.say(f"{counted(deleted, 'manifest')} deleted")
     else:
-        context.say(f"not needed: {prune.summary(items)}")
+        context.say(f"not needed: {counted(len(items), 'manifest')}")
         context.say("Run again with --delete to delete them.")

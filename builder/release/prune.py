@@ -6,7 +6,6 @@ Public image tags are never deleted. Compares digests, because deleting a manife
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -149,12 +148,6 @@ def _describe(registry: RegistryContents, image: str) -> str:
         return "in no release"
     is_released = any(f"{RELEASED}{stamp}" in registry.documents.tags for stamp in stamps)
     return f"{min(stamps.values())}  staged {', '.join(stamps)}, {'' if is_released else 'not '}released"
-
-
-def summary(items: Iterable[Item]) -> str:
-    """The numbers of items by kind: 1 document, 2 images."""
-    kinds = Counter(item.kind for item in items)
-    return ", ".join(counted(number, kind) for kind, number in kinds.items())
 
 
 # ---- registry
