@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # pyproject.toml has the options of pytest. `tests/kernel.py` is imported by image tests.
 # `builder init` copies the workflow.
 FILES = (
-    "templates", "tests/images", "tests/gpu", "tests/kernel.py", "locks/uv.txt", "pyproject.toml",
+    "templates", "tests/images", "tests/gpu", "tests/nvml", "tests/kernel.py", "locks/uv.txt", "pyproject.toml",
     ".github/workflows/images.yml",
 )  # fmt: skip
 HOST, OF_HOST = "templates/host", ("README.md", "env.sh")  # the other files there are private to a machine

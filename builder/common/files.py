@@ -35,11 +35,11 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
         raise
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Replaces the contents of `path`, as `replacing`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as stream:
-        stream.write(content.encode() if isinstance(content, str) else content)
+        stream.write(text.encode())
 
 
 # ---- digests

@@ -140,6 +140,8 @@ def cuda_majors(wheels: Iterable[LockedWheel], expected: int) -> dict[int, str]:
     """CUDA major -> the first of the CUDA wheels that is for it; `expected` is that of the image."""
     majors: dict[int, str] = {}
     for wheel in wheels:
+        if wheel.name.startswith("nvidia-cutlass-dsl-"):  # for both majors at once, in nvidia_cutlass_dsl/cu12 and cu13
+            continue
         if match := _MAJOR.fullmatch(wheel.name):
             majors.setdefault(int(match[1]), wheel.name)
         elif is_cuda_wheel(wheel.file) and not _RUNTIME.fullmatch(wheel.name) and expected < _UNNAMED:

@@ -120,11 +120,19 @@ def expand(matrix: Matrix) -> tuple[Cell, ...]:
         _unused(matrix.where("budgets", number, "cells"), budget.cells, cells)
         for number, budget in enumerate(matrix.budgets)
     ]
-    for number, exclusion in enumerate(matrix.exclude):
+    for number, item in enumerate(matrix.exclude):
         if matrix.is_own("exclude", number):  # a shipped one may be about images that the team does not have
-            unused.append(_unused(matrix.where("exclude", number, "cells"), exclusion.cells, cells))
-        for hit in match(exclusion.cells, cells):
+            unused.append(_unused(matrix.where("exclude", number, "cells"), item.cells, cells))
+        for hit in match(item.cells, cells):
             del cells[hit]
+    for name, component in matrix.components.items():
+        if component.only:
+            path = ("components", name, "only", "cells")
+            having = [id_ for id_, cell in cells.items() if name in _of_variant(matrix, cell.variant)]
+            if matrix.is_own(*path):
+                unused.append(_unused(matrix.where(*path), component.only.cells, having))
+            for hit in {*having} - {*match(component.only.cells, having)}:
+                del cells[hit]
     for name, patterns in matrix.sets.items():
         for number, pattern in enumerate(patterns):
             unused.append(_unused(matrix.where("sets", name, number), pattern, cells))
@@ -175,6 +183,24 @@ def components(matrix: Matrix, cell: Cell) -> tuple[str, ...]:
     out elsewhere.
     """
     return _with_needs(matrix, cell, matrix.variants[cell.variant])
+
+
+def _of_variant(matrix: Matrix, variant: str) -> set[str]:
+    """The components of a variant, and what they need."""
+    return {*chain.from_iterable(matrix.with_needs[name] for name in matrix.variants.get(variant, ()))}
+
+
+def exclusion(matrix: Matrix, cell_id: str) -> str:
+    """The place in matrix.yaml that leaves a cell out, and its reason; empty if there is none."""
+    for number, item in enumerate(matrix.exclude):
+        if match(item.cells, [cell_id]):
+            return f"{matrix.where('exclude', number)}: {item.reason}"
+    parts = ID.fullmatch(cell_id)
+    for name in sorted(_of_variant(matrix, parts[5])) if parts else ():
+        only = matrix.components[name].only
+        if only and not match(only.cells, [cell_id]):
+            return f"{matrix.where('components', name, 'only')}: {only.reason}"
+    return ""
 
 
 def foundation(matrix: Matrix, cell: Cell) -> tuple[str, ...]:
@@ -230,9 +256,11 @@ def match(pattern: str, ids: Iterable[str]) -> list[str]:
 
 def _unused_alternative(pattern: str, ids: Iterable[str]) -> str:
     """The first alternative in braces without a cell; empty if each has one: others would be built without a word."""
-    options = ((brace, option) for brace in _BRACE.finditer(pattern) for option in brace[1].split(","))
-    texts = ((option, pattern[: brace.start()] + option + pattern[brace.end() :]) for brace, option in options)
-    return next((option for option, text in texts if not match(text, ids)), "")
+    for brace in _BRACE.finditer(pattern):
+        for option in brace[1].split(","):
+            if not match(pattern[: brace.start()] + option + pattern[brace.end() :], ids):
+                return option
+    return ""
 
 
 def select(matrix: Matrix, cells: Sequence[Cell], patterns: Sequence[str]) -> tuple[Cell, ...]:
@@ -254,8 +282,8 @@ def select(matrix: Matrix, cells: Sequence[Cell], patterns: Sequence[str]) -> tu
                     f"{unused!r} in {pattern!r} matches no cell", hint="`builder plan '*'` lists every cell."
                 )
             selected.update(hits)
-        elif exclusion := next((item for item in matrix.exclude if match(item.cells, [pattern])), None):
-            raise UsageError(f"{pattern} is excluded: {exclusion.reason}")
+        elif reason := exclusion(matrix, pattern):
+            raise UsageError(f"{pattern} is excluded by {reason}")
         else:
             raise UsageError(
                 f"no cell matches {pattern!r}{did_you_mean(pattern, [*matrix.sets, *sorted(built_in), *by_id])}",

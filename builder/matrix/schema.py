@@ -312,14 +312,24 @@ class Framework(StrictModel):
         return self.cpu_image if cuda == CPU and self.cpu_image else self.image
 
 
+class Selection(StrictModel):
+    """Cells, and why they are left out, or others are."""
+
+    cells: Pattern
+    reason: Reason
+
+
 class Component(StrictModel):
     """A component. `only_on` are the CUDA majors (or `cpu`) with it; empty for all.
+
+    A variant with the component exists for the cells of `only` alone; without it, for all.
 
     `index` is the index of its `packages`, in every image, also if another package requires them.
     """
 
     needs: list[Name] = []
     only_on: list[CudaMajor] = []
+    only: Selection | None = None
     apt: list[AptPackage] = []
     packages: list[PackageName] = []
     index: IndexName | None = None
@@ -327,11 +337,6 @@ class Component(StrictModel):
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     command: list[Word] = []
     healthcheck: list[Word] = []
-
-
-class Exclusion(StrictModel):
-    cells: Pattern
-    reason: Reason
 
 
 class Inclusion(StrictModel):
@@ -405,7 +410,7 @@ class Matrix(StrictModel):
     components: dict[Name, Component] = Field(min_length=1)
     variants: dict[Name, list[Name]] = Field(min_length=1)
     budgets: list[Budget] = []
-    exclude: list[Exclusion] = []
+    exclude: list[Selection] = []
     include: list[Inclusion] = []
     sets: dict[Name, Annotated[list[Pattern], Field(min_length=1)]] = {}
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tests.gpu.checks.common import Check, Outcome
     from tests.gpu.checks.nvml import Gpu, System
 
-PACKAGES = {"pytorch": "torch", "tensorflow": "tensorflow", "jax": "jax"}
+PACKAGES = {"pytorch": "torch", "tensorflow": "tensorflow", "jax": "jax", "vllm": "vllm", "sglang": "sglang"}
 TIMEOUT_S = 300  # a compilation by XLA or Triton takes a minute on a slow CPU
 FORMAT = 1
 TAIL = 12  # lines of a crashed check's output to show

@@ -176,7 +176,7 @@ FAULTS = {
     "(builder/matrix/facts.yaml): it needs 11.2 or a later 11.x, not 13.2",
     "tf-2.9-cu111-py39": "tensorflow 2.9.3 requires no CUDA wheels and was compiled for CUDA 11.2 "
     "(builder/matrix/facts.yaml): it needs 11.2 or a later 11.x, not 11.1",
-    "pt-2.15-cu132-py311-jupyter": "excluded by matrix.yaml: made up: nobody wants it",
+    "pt-2.15-cu132-py311-jupyter": "excluded by matrix.yaml:56:5: made up: nobody wants it",
 }
 
 

@@ -43,6 +43,7 @@ GOOD = {
     "CUDA 12": (TORCH, RIGHT),
     # From CUDA 13 on, NVIDIA's names have no suffix; the version is that of the CUDA.
     "CUDA 13": (TORCH_13, [RUNTIME_13, library("nvidia-cudnn-cu13", "9.26")]),
+    "a part for each CUDA": (TORCH_13, [RUNTIME_13, library("nvidia-cutlass-dsl-libs-cu12", "4.8.0")]),
     "CUDA 11": (FLOW, [RUNTIME_11, wheel("numpy", "1.26.4"), wheel("tensorflow", "2.9.3")]),
     "on the CPU, NVIDIA's plain Python": (TORCH_CPU, [wheel("nvidia-ml-py", "13.580.82"), wheel("jax", "0.12.0")]),
     "post and local versions": (TORCH, [*RIGHT, wheel("pytz", "2025.2.post1"), wheel("local", "1.0+cu128")]),

@@ -275,7 +275,7 @@ def test_without_a_default_set_all_are_selected(edit: Edit) -> None:
         ),
         ("bords", "did you mean 'boards'?"),
         ("{em-1.10,em-1.11}-cu129-*", "'em-1.11' in '{em-1.10,em-1.11}-cu129-*' matches no cell"),
-        ("em-1.10-cu129-py39", "em-1.10-cu129-py39 is excluded: made up: no wheels for this pair"),
+        ("em-1.10-cu129-py39", "em-1.10-cu129-py39 is excluded by matrix.yaml:60:5: made up: no wheels for this pair"),
     ],
 )
 def test_select_nothing(tiny: Project, pattern: str, message: str) -> None:
@@ -286,8 +286,25 @@ def test_select_nothing(tiny: Project, pattern: str, message: str) -> None:
 
 def test_the_reason_of_an_exclusion_with_braces(edit: Edit) -> None:
     project = edit('"em-1.10-cu129-py39*"', '"em-1.10-cu129-py39{,-board,-jupyter}"')
-    with pytest.raises(UsageError, match="is excluded: made up: no wheels"):
+    with pytest.raises(UsageError, match=r"is excluded by matrix.yaml:60:5: made up: no wheels"):
         project.select(["em-1.10-cu129-py39-board"])
+
+
+ONLY = "board: {only: {cells: %s, reason: 'made up: it requires ember 1.9'}, needs: [python], packages: [board]}"
+
+
+def test_a_variant_exists_only_where_its_component_does(edit: Edit) -> None:
+    """The variant jupyter has the component too. The included cell is no exception."""
+    project = edit("board: {needs: [python], packages: [board]}", ONLY % "em-1.9-*")
+    assert [cell.id for cell in project.cells if cell.variant != "plain"] == TINY_IDS[1:3]
+    with pytest.raises(UsageError, match=r"is excluded by matrix.yaml:46:17: made up: it requires ember 1.9"):
+        project.select(["em-1.10-cu129-py311-jupyter"])
+
+
+def test_only_matches_no_cell_with_the_component(edit: Edit) -> None:
+    project = edit("board: {needs: [python], packages: [board]}", ONLY % "em-1.9-cu129-py39")
+    with pytest.raises(MatrixError, match=r"matrix.yaml:46:25: 'em-1.9-cu129-py39' matches no cell"):
+        _ = project.cells
 
 
 # ---- built-in sets

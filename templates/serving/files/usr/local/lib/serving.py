@@ -1,0 +1,61 @@
+"""What `serve` does before it starts an engine: it needs a GPU, and an API key, since many can reach its port."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+from workstation import gpus, state
+from workstation.refusal import UNAVAILABLE, Refusal
+
+
+def prepare(engine: str, prefix: str, refused: Collection[str]) -> dict[str, str]:
+    """The engine's variables, with <prefix>_API_KEY unless the user asked for none. Ends if it cannot start.
+
+    `refused` are options of the engine that open a port without the key, or show the key to every user of the host.
+    """
+    try:
+        if options := [option for option in refused if option in (word.partition("=")[0] for word in sys.argv)]:
+            raise Refusal(f"{options[0]}: not with `serve`. For the API key, set {prefix}_API_KEY")
+        driver = gpus.read()
+        if not gpus.visible(driver.gpus, os.environ):
+            _, warnings = gpus.describe(driver, {**os.environ, "GPU_REQUIRED": "0"})
+            raise Refusal(f"{engine} needs a GPU, but {' '.join(warnings)}", UNAVAILABLE)
+        environ = dict(os.environ)
+        key = _api_key(environ, f"{prefix}_API_KEY", f"{prefix}_ALLOW_NO_KEY")
+    except Refusal as refusal:
+        print(f"error: {refusal}", file=sys.stderr)
+        sys.exit(refusal.status)
+    for name in ("API_KEY", "API_KEY_FILE", "ALLOW_NO_KEY"):
+        environ.pop(f"{prefix}_{name}", None)
+    return {**environ, f"{prefix}_API_KEY": key} if key else environ
+
+
+def _api_key(environ: dict[str, str], name: str, allowed: str) -> str:
+    """The key of the user, that of an earlier start, or a random one; empty if the user asked for none."""
+    key, file = environ.get(name), environ.get(f"{name}_FILE")
+    if key is not None and file:
+        raise Refusal(f"{name} and {name}_FILE are both set: unset one of them")
+    if file:
+        name = f"{name}_FILE"
+        try:
+            key = Path(file).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"user {os.getuid()} cannot read {name}={file} ({error}): make it a readable text file"
+            raise Refusal(message) from error
+    if key or environ.get(allowed) == "1":
+        return key or ""
+    if key is not None:
+        raise Refusal(
+            f"{name} is empty, so anyone could use the server: unset it for a random key, set a key, or set "
+            f"{allowed}=1 if only you can reach the port"
+        )
+    kept = Path(state.make(), "api-key")
+    if not kept.exists():
+        state.write(kept, secrets.token_hex(24))
+    key = kept.read_text()
+    print(f"API key of the server: {key}", file=sys.stderr, flush=True)
+    return key
