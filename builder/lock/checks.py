@@ -76,14 +76,23 @@ def stray_locks(project: Project) -> list[str]:
     return sorted(files - groups - systems - pythons - {KNOWN_LAYERS})
 
 
-def check_wheels(cell: Cell, wheels: Sequence[LockedWheel], shared: Collection[str], owners: Mapping[str, str]) -> None:
+def check_wheels(
+    cell: Cell,
+    wheels: Sequence[LockedWheel],
+    shared: Collection[str],
+    owners: Mapping[str, str],
+    held: Collection[str],
+    toolkit: str | None,
+) -> None:
     """Raises LockError with every fault of the wheels of a cell, or of its group.
 
-    `shared` are the names of those wheels that every image of the group has, `owners` the component that needs each.
+    `shared` are the names of those wheels that every image of the group has, `owners` the component that needs each,
+    `held` the names of those that the framework requires in one version; `toolkit` is the release of cuda-toolkit in
+    matrix.yaml.
     """
     faults: list[LockError] = []
     if not cell.is_cpu:
-        faults += _cuda_faults(cell, wheels, shared, owners)
+        faults += _cuda_faults(cell, wheels, shared, owners, held, toolkit)
     elif cuda := [wheel for wheel in wheels if is_cuda_wheel(wheel.file)]:
         others = f" and {len(cuda) - 1} more" if len(cuda) > 1 else ""
         faults.append(
@@ -106,7 +115,12 @@ def check_wheels(cell: Cell, wheels: Sequence[LockedWheel], shared: Collection[s
 
 
 def _cuda_faults(
-    cell: Cell, wheels: Sequence[LockedWheel], shared: Collection[str], owners: Mapping[str, str]
+    cell: Cell,
+    wheels: Sequence[LockedWheel],
+    shared: Collection[str],
+    owners: Mapping[str, str],
+    held: Collection[str],
+    toolkit: str | None,
 ) -> Iterator[LockError]:
     """The faults of CUDA wheels: the runtime must be that of the cell, and all wheels of the same CUDA major.
 
@@ -121,7 +135,15 @@ def _cuda_faults(
             f'Correct frameworks.{cell.framework}.versions."{cell.line}", or its package_on."{expected}".',
         )
     for wheel in runtimes:
-        if not wheel.version.startswith(cell.cuda + "."):
+        if wheel.version.startswith(cell.cuda + "."):
+            continue
+        if not toolkit and wheel.name not in held:
+            yield LockError(
+                f'{cell.id}: cuda."{cell.cuda}" of matrix.yaml has no `toolkit`: the newest CUDA that {cell.framework} '
+                f"{cell.release} admits was taken, {wheel.version} ({wheel.name})",
+                hint=f'Name a release of NVIDIA\'s cuda-toolkit: "{cell.cuda}": {{toolkit: {cell.cuda}.1}}',
+            )
+        else:
             yield LockError(
                 f"{cell.id}: {cell.framework} {cell.release} requires CUDA {wheel.version} ({wheel.name}), "
                 f"not {cell.cuda}",

@@ -88,7 +88,7 @@ class Resolver:
             wheels |= self._with_sizes(cell, added)
             if cell.framework in new:
                 held = self._held(cell, wheels)
-        _check(self.matrix, cell, {component: part.wheels for component, part in parts.items()}, wheels)
+        _check(self.matrix, cell, {component: part.wheels for component, part in parts.items()}, wheels, held)
         return Lock(
             group=cell.group,
             basis=basis,
@@ -181,7 +181,7 @@ class Resolver:
             versions = self.versions(cell, needs, basis)
             closures = {name: self.closure(cell, packages, versions) for name, packages in needs.items()}
             wheels = {name: wheel for closure in closures.values() for name, (wheel, _) in closure.items()}
-            _check(self.matrix, cell, closures, wheels)
+            _check(self.matrix, cell, closures, wheels, self._held(cell, wheels))
         except UnreachableError as error:
             raise FetchError(str(error), hint=error.hint) from error
         except LockError as error:
@@ -199,9 +199,15 @@ def _is_exact(requirement: Requirement, version: str) -> bool:
     return is_pinned or ("==", f"{version}.*") in pins or pins >= {("<=", version), (">=", version)}
 
 
-def _check(matrix: Matrix, cell: Cell, names: Mapping[str, Iterable[str]], wheels: Mapping[str, LockedWheel]) -> None:
+def _check(
+    matrix: Matrix,
+    cell: Cell,
+    names: Mapping[str, Iterable[str]],
+    wheels: Mapping[str, LockedWheel],
+    held: Sequence[str],
+) -> None:
     """Raises LockError with every fault of wheels; `names` are those that each component needs."""
     shared = {name for component in cells.foundation(matrix, cell) for name in names.get(component, ())}
     # Of several components that need a wheel, the first one.
     owners = {name: component for component in reversed([*names]) for name in names[component]}
-    checks.check_wheels(cell, list(wheels.values()), shared, owners)
+    checks.check_wheels(cell, list(wheels.values()), shared, owners, held, matrix.cuda[cell.cuda].toolkit)

@@ -39,6 +39,13 @@ RUNTIME, RUNTIME_13 = library("nvidia-cuda-runtime-cu12", "12.8.90"), library("n
 RUNTIME_11 = library("nvidia-cuda-runtime-cu11", "11.8.89")
 CUDNN = library("nvidia-cudnn-cu12", "9.10.2.21")
 RIGHT = [RUNTIME, CUDNN, wheel("torch", "2.9.1"), wheel("numpy", "2.3.5")]
+
+
+def check(cell: Cell, wheels: Sequence[Wheel], toolkit: str = "12.8.1") -> None:
+    owners = {wheel.name: "mine" for wheel in wheels}
+    checks.check_wheels(cell, wheels, owners.keys(), owners, owners if toolkit else {}, toolkit)
+
+
 GOOD = {
     "CUDA 12": (TORCH, RIGHT),
     # From CUDA 13 on, NVIDIA's names have no suffix; the version is that of the CUDA.
@@ -52,7 +59,7 @@ GOOD = {
 
 @pytest.mark.parametrize(("cell", "wheels"), GOOD.values(), ids=GOOD.keys())
 def test_good_wheels(cell: Cell, wheels: Sequence[Wheel]) -> None:
-    checks.check_wheels(cell, wheels, {wheel.name for wheel in wheels}, {wheel.name: "mine" for wheel in wheels})
+    check(cell, wheels)
 
 
 CPU_ONLY = (
@@ -124,10 +131,18 @@ FAULTS: dict[str, tuple[Cell, list[Wheel], str, str]] = {
 @pytest.mark.parametrize(("cell", "wheels", "message", "hint"), FAULTS.values(), ids=FAULTS.keys())
 def test_faults(cell: Cell, wheels: list[Wheel], message: str, hint: str) -> None:
     with pytest.raises(LockError) as caught:
-        checks.check_wheels(cell, wheels, {wheel.name for wheel in wheels}, {wheel.name: "mine" for wheel in wheels})
+        check(cell, wheels)
     assert str(caught.value).startswith(f"{cell.id}: {message}")
     assert "\n" not in str(caught.value), "it is the only one"
     assert caught.value.hint == hint
+
+
+def test_a_cuda_that_nothing_fixes() -> None:
+    """Not the framework requires the newest CUDA: the matrix does not say which."""
+    with pytest.raises(LockError) as caught:
+        check(TORCH_13, [library("nvidia-cuda-runtime", "13.5.37")], toolkit="")
+    assert 'cuda."13.2" of matrix.yaml has no `toolkit`' in str(caught.value)
+    assert caught.value.hint == 'Name a release of NVIDIA\'s cuda-toolkit: "13.2": {toolkit: 13.2.1}'
 
 
 def test_every_fault_is_shown_with_its_hint() -> None:
@@ -137,7 +152,7 @@ def test_every_fault_is_shown_with_its_hint() -> None:
         wheel("tensorflow", "2.9.3"), wheel("numpy", "2.0.2"),
     ]  # fmt: skip
     with pytest.raises(LockError) as caught:
-        checks.check_wheels(TORCH, wheels, {wheel.name for wheel in wheels}, {wheel.name: "mine" for wheel in wheels})
+        check(TORCH, wheels)
     head, *rest = str(caught.value).splitlines()
     assert head == "3 faults in the wheels of pt-2.9-cu128-py311"
     assert [line.startswith("  -> ") for line in rest] == [False, True] * 3
@@ -172,4 +187,5 @@ def test_all_locks_of_this_project_are_right() -> None:
             wheels = lockfile.of_cell(project.matrix, cell, lock).wheels
             foundation = {"cuda", *cells.foundation(project.matrix, cell)}
             shared = {wheel.name for wheel in wheels if wheel.component in foundation}
-            checks.check_wheels(cell, wheels, shared, {wheel.name: wheel.component for wheel in wheels})
+            owners = {wheel.name: wheel.component for wheel in wheels}
+            checks.check_wheels(cell, wheels, shared, owners, lock.held, project.matrix.cuda[cell.cuda].toolkit)
