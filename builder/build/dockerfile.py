@@ -13,8 +13,10 @@ from builder.build.operating_systems import Mmdebstrap
 from builder.build.programs import Program, Programs
 from builder.common.errors import FREE_DISK, BuildError, DiskError, EngineError
 from builder.common.files import files_below
+from builder.debian.archives import Archives
 from builder.engine.model import is_disk_full
 from builder.engine.run import Run
+from builder.index.host import FOLDER
 from builder.index.logins import netrc_of
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
@@ -30,8 +32,8 @@ _FAILED = re.compile(r"^#(\d+) ERROR", re.MULTILINE)
 class DockerfileBuilder:
     """Builds each image from its whole Dockerfile. BuildKit's cache decides what must be built."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, run: Run, archives: Archives) -> None:
+        self._run, self._archives = run, archives
         self._programs, self._mmdebstrap = Programs(), Mmdebstrap(run)
 
     def find(self, image: PlannedImage) -> LoadedImage | None:
@@ -69,6 +71,9 @@ class DockerfileBuilder:
                     copy.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
             for name, content in host.files(image.debian).items():
                 (context / name).write_bytes(content)
+            # Where the assembler looks for locked Debian packages.
+            pools = [pool for place in self._archives.places(image.os_lock) for pool in place.pools]
+            (context / FOLDER / "pools").write_text("".join(f"{pool}\n" for pool in pools), encoding="ascii")
 
             command = ["docker", "buildx", "build", "--builder=default", "--progress=plain", "--load"]
             command += ["--provenance=false", f"--iidfile={id_file}", f"--file={context / image.dockerfile}"]

@@ -66,20 +66,23 @@ def make_images(run: Run, planned: Plan, options: ImageOptions) -> list[Outcome]
     tester = None
     if options.test:
         tester = new_tester(run, planned.images, jobs=options.jobs, gpu_mode=options.gpu_mode, junit=options.junit)
-    if options.method == DOCKERFILE:
-        # These images do not have the layers of the plan, so that a smaller one may have other contents.
-        return build_test_tag(run, DockerfileBuilder(run), tester, with_all_tests(planned), options.jobs)
-
     # Debian's archives delete a package when it has a newer version. For a person, that is no failure: today's packages
     # are locked, and the run goes on with them.
     archives, lookup = Archives(run.project.matrix, run.host, ContainerApt(run)), LayerLookup.of(run)
-    has_new_locks = lock_stale_systems(run, planned, lookup, archives, is_locked=options.locked)
+    by_dockerfile = options.method == DOCKERFILE  # it uses no layer and no package of the store
+    has_new_locks = lock_stale_systems(
+        run, planned, None if by_dockerfile else lookup, archives, is_locked=options.locked
+    )
     try:
         if has_new_locks:
             # images/ is still current: Dockerfiles name locks, not packages. Layers of the earlier packages are no
             # longer known.
             planned = render.load_checked_plan(run.project, [image.cell for image in planned.images])
             lookup = LayerLookup.of(run)
+        if by_dockerfile:
+            # These images do not have the layers of the plan, so that a smaller one may have other contents.
+            maker = DockerfileBuilder(run, archives)
+            return build_test_tag(run, maker, tester, with_all_tests(planned), options.jobs)
 
         # With --store-limit, deletes unused files of the store: no other builder may use it meanwhile.
         disk.make_room(run.store, planned.images, wait=options.wait)

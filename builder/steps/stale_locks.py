@@ -19,22 +19,27 @@ from builder.plan.plan import Plan
 SHOWN = 20  # changed packages; the others are counted
 
 
-def lock_stale_systems(run: Run, planned: Plan, lookup: LayerLookup, archives: Archives, *, is_locked: bool) -> bool:
+def lock_stale_systems(
+    run: Run, planned: Plan, lookup: LayerLookup | None, archives: Archives, *, is_locked: bool
+) -> bool:
     """Locks current packages for operating systems that must be made, and whose locked packages no archive has.
 
-    Returns True if there were any. With `is_locked` (--locked), raises StaleError instead, or the error of locking
-    them.
+    Without `lookup`, all must be made, from archives alone. Returns True if there were any such packages. With
+    `is_locked` (--locked), raises StaleError instead, or the error of locking them.
     """
     project, view, store = run.project, run.view, run.store
-    with store.used():
-        requests = {
-            image.os_request
-            for image in {image.os_inputs: image for image in planned.images}.values()
-            if not (lookup.in_store(image.os_inputs) or lookup.in_registry(image.os_inputs))
-        }
+    images = {image.os_inputs: image for image in planned.images}
+    if lookup:
+        with store.used():
+            images = {
+                inputs: image
+                for inputs, image in images.items()
+                if not (lookup.in_store(inputs) or lookup.in_registry(inputs))
+            }
+    requests = {image.os_request for image in images.values()}
 
     def is_kept(package: DebianPackage) -> bool:
-        return store.has(f"sha256:{package.sha256}", package.size)
+        return lookup is not None and store.has(f"sha256:{package.sha256}", package.size)
 
     new, failures = os_resolve.current_locks_of_stale(project, requests, archives, run.host, is_kept, ContainerApt(run))
     if is_locked and failures:

@@ -17,6 +17,9 @@ packages=/mnt/steps/packages.sh
 if [ $# -gt 0 ]; then
     # shellcheck source=/dev/null
     . /mnt/host/env.sh
+    debs=/var/cache/apt/locked
+    sh $packages fetch /mnt/packages.json $debs
+    export APT_CONFIG=$debs/apt.conf # from here on without the network
     sh $packages pin / /mnt/packages.json
     apt-get update -q
     apt-get full-upgrade -q -y --no-install-recommends --allow-downgrades

@@ -8,12 +8,14 @@ from dataclasses import replace
 import pytest
 
 from builder.build import dockerfile
+from builder.build.apt_container import ContainerApt
 from builder.build.context import LoadedImage
 from builder.build.dockerfile import DockerfileBuilder, context_files
 from builder.build.programs import Program
 from builder.common.errors import BuildError, DiskError, EngineError
 from builder.common.files import digest_of_data
-from builder.index.host import Host
+from builder.debian.archives import Archives
+from builder.index.host import Apt, AptSource, Host
 from builder.index.settings import IndexSettings
 from builder.lock.lockfile import GROUP_LOCKS
 from builder.matrix.project import Project
@@ -33,6 +35,7 @@ HOST = Host(
     ca=b"pem",
     proxies={"HTTP_PROXY": "http://p.example.test"},
 )
+SOURCES = tuple(AptSource(kind=kind, uri=f"http://{kind}.example.test/") for kind in ("main", "security"))
 
 
 class Buildx(FakePrograms):
@@ -76,7 +79,8 @@ class TinyProject:
 
     @property
     def builder(self) -> DockerfileBuilder:
-        return DockerfileBuilder(self.run)
+        archives = Archives(self.project.matrix, Host(archives=Apt(sources=SOURCES)), ContainerApt(self.run))
+        return DockerfileBuilder(self.run, archives)
 
     def build(self, image: PlannedImage | None = None) -> LoadedImage:
         """Builds an image in a run of its own."""
@@ -122,6 +126,13 @@ def test_the_command_line_of_buildx(checkout: TinyProject) -> None:
         "--build-arg=BASE=local/newbird", "--build-arg=HTTP_PROXY",
     ]  # fmt: skip
     assert program.environment["HTTP_PROXY"] == "http://p.example.test"
+
+
+def test_a_build_takes_locked_packages_from_where_the_assembler_does(checkout: TinyProject) -> None:
+    """Debian's lists no longer name a package that has a newer version, but the pool still has its file."""
+    checkout.build()
+    pools = checkout.buildx.contexts[-1]["templates/host/pools"].decode().splitlines()
+    assert pools == ["http://main.example.test/pool/main", "http://security.example.test/pool/updates/main"]
 
 
 def test_without_docker_no_build_begins(checkout: TinyProject, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,18 +142,19 @@ def test_the_limit_of_the_store_is_checked_before_downloads(builds: Builds) -> N
 # ---- packages that Debian's archives no longer have
 
 
+@pytest.mark.parametrize("method", ["assemble", DOCKERFILE])
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt()], ids=repr)
 def test_new_locks_are_used_and_named_even_if_the_build_is_interrupted(
-    builds: Builds, error: BaseException | None
+    builds: Builds, error: BaseException | None, method: str
 ) -> None:
     """They stay in the checkout, and the user did not ask for them. What they are: test_build_failures.py."""
     builds.archive.versions["newbird"] = "2.0-1"
     builds.error = error
     with pytest.raises(KeyboardInterrupt) if error else nullcontext():
-        builds.make(CELL)
+        builds.make(CELL, method=method)
     assert builds.console.text.count(LOCKS_CHANGED) == 1
     builds.error = None
-    builds.make(CELL)
+    builds.make(CELL, method=method)
     assert builds.console.text.count(LOCKS_CHANGED) == 1, "they are current"
     locked = plan.make_locked_plan(builds.project, builds.project.select([CELL]))
     assert all(planned == locked for _, planned in builds.built)
