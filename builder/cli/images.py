@@ -186,20 +186,14 @@ def summary(done: Sequence[Outcome]) -> str:
 
 
 def _steps(done: Sequence[Outcome]) -> str:
-    """`2 images built, tested and tagged`, or `5 images tagged: 2 built, 3 already built; 5 tested`."""
-    origins = {word: sum(outcome.origin == kind for outcome in done) for kind, word in _ORIGINS.items()}
-    if origins[_ORIGINS["present"]] == len(done):
-        origins = {}
-    tests = {"tested": sum(outcome.tested for outcome in done)}
-    tags = {"tagged": sum(outcome.tagged for outcome in done)}
-    counts = {step: count for step, count in {**origins, **tests, **tags}.items() if count}
-    common = [step for step, count in counts.items() if count == len(done)]
+    """`2 images built, tested and tagged`, or `5 images: 2 built, 3 already built, 5 tagged`."""
+    counts = {word: sum(outcome.origin == kind for outcome in done) for kind, word in _ORIGINS.items()}
+    if counts[_ORIGINS["present"]] == len(done):
+        counts = {}
+    counts["tested"], counts["tagged"] = sum(each.tested for each in done), sum(each.tagged for each in done)
+    steps = {step: count for step, count in counts.items() if count}
     images = counted(len(done), "image")
-    if len(common) == len(counts):
-        return f"{images} {' and '.join([', '.join(common[:-1]), common[-1]] if common[1:] else common)}"
-    others = [
-        [f"{counts[step]} {step}" for step in group if step in counts and step not in common[-1:]]
-        for group in (origins, tests, tags)
-    ]
-    details = "; ".join(", ".join(group) for group in others if group)
-    return f"{images} {common[-1]}: {details}" if common else f"{images}: {details}"
+    if set(steps.values()) == {len(done)}:
+        *others, last = steps
+        return f"{images} {', '.join(others)} and {last}" if others else f"{images} {last}"
+    return f"{images}: {', '.join(f'{count} {step}' for step, count in steps.items())}"

@@ -25,9 +25,9 @@ SUMMARIES: list[tuple[list[Done], str]] = [
         [("loaded", False, False), ("built", False, False)],
         "2 images: 1 built, 1 loaded from the store. 1 image up to date",
     ),
-    ([BUILT, LOADED], "2 images tagged: 1 built, 1 loaded from the store; 2 tested. 1 image up to date"),
-    ([BUILT, BUILT, ("present", False, True)], "3 images tagged: 2 built, 1 already built; 2 tested"),
-    ([("built", False, False), BUILT], "2 images built: 1 tested; 1 tagged. 1 image up to date"),
+    ([BUILT, LOADED], "2 images: 1 built, 1 loaded from the store, 2 tested, 2 tagged. 1 image up to date"),
+    ([BUILT, BUILT, ("present", False, True)], "3 images: 2 built, 1 already built, 2 tested, 3 tagged"),
+    ([("built", False, False), BUILT], "2 images: 2 built, 1 tested, 1 tagged. 1 image up to date"),
 ]
 
 
