@@ -295,17 +295,14 @@ class Engine:
         with translated(f"tagging {reference}"):
             self._api.tag(image_id, reference.name, reference.tag, force=True)
 
-    def remove_image(self, reference: str) -> bool:
-        """Removes an image or a tag; False if a container or another tag needs the image."""
+    def remove_image(self, reference: str) -> None:
+        """Removes an image or a tag, unless a container or another tag needs the image."""
         with translated(f"removing {reference}"):
             try:
                 self._api.remove_image(reference)
             except APIError as error:
-                if error.status_code == 409:
-                    return False
-                if error.status_code != 404:
+                if error.status_code not in (404, 409):  # gone, in use
                     raise
-        return True
 
     def start(
         self,
@@ -343,28 +340,24 @@ class Engine:
             with translated(f"removing a container of {image}"), suppress(NotFound):
                 container.remove(force=True, v=True)
 
-    def sweep(self, checkout: str) -> int:
+    def sweep(self, checkout: str) -> None:
         """Removes the containers, volumes and images that a killed run of this checkout left.
 
-        Also removes old containers of other checkouts, which may be gone. Returns the number of containers.
+        Also removes old containers of other checkouts, which may be gone.
         """
         own: dict[str, Any] = {"label": f"{RUN_LABEL}={checkout}"}
         oldest = time.time() - 2 * LONGEST_S
         with translated("removing containers of an earlier run"):
             # Sparse: another process may remove a container before it would be inspected.
-            every = self._client.containers.list(all=True, sparse=True, filters={"label": RUN_LABEL})
-            containers = [
-                each for each in every if each.attrs["Labels"][RUN_LABEL] == checkout or each.attrs["Created"] < oldest
-            ]
-            for container in containers:
-                with suppress(NotFound):
-                    container.remove(force=True, v=True)
+            for container in self._client.containers.list(all=True, sparse=True, filters={"label": RUN_LABEL}):
+                if container.attrs["Labels"][RUN_LABEL] == checkout or container.attrs["Created"] < oldest:
+                    with suppress(NotFound):
+                        container.remove(force=True, v=True)
             for volume in self._client.volumes.list(filters=own):
                 with suppress(NotFound):
                     volume.remove(force=True)
         for image in self.images(f"{RUN_LABEL}={checkout}"):
             self.remove_image(image.id)
-        return len(containers)
 
 
 def _unpack(files: BinaryIO, container: Container) -> None:

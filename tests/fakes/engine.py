@@ -84,7 +84,6 @@ class FakeEngine(Engine):
         self.is_remote = is_remote
         self.settings = info
         self.calls: list[str] = []
-        self.swept: list[str] = []
         self.known: dict[str, ImageInfo] = {}
         self.diff_ids: dict[str, tuple[str, ...]] = {}
         self.loaded: list[list[str]] = []
@@ -159,18 +158,15 @@ class FakeEngine(Engine):
         image = next(info for info in self.known.values() if info.id == image_id)
         self.known[str(reference)] = replace(image, tags=(*image.tags, str(reference)))
 
-    def remove_image(self, reference: str) -> bool:
+    def remove_image(self, reference: str) -> None:
         if reference.startswith("127.0.0.1:"):  # the last name of a temporary image
             image = self.known.pop(reference)
             del self.known[image.id], self.diff_ids[image.id]
         else:
             self.calls.append(f"remove {reference}")
-        return True
 
-    def sweep(self, checkout: str) -> int:
+    def sweep(self, checkout: str) -> None:
         self.calls.append("sweep")
-        self.swept.append(checkout)
-        return 0
 
     def has_remote(self, reference: str) -> bool:
         return self.registry
