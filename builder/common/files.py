@@ -20,7 +20,7 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 @contextmanager
-def replacing(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
+def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file to write in the block, which then replaces `path`; a crash leaves the old file or the new one."""
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=TEMPORARY_SUFFIX, dir=path.parent)
     try:
@@ -28,7 +28,7 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        Path(temporary).chmod(mode)
+        Path(temporary).chmod(0o644)  # whatever the umask is
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
