@@ -214,7 +214,7 @@ class _WheelInstaller:
                     row = _row(content)
             rows[self._relative(target)] = row
             # Another content than the wheel's is small, and hashed when it is written.
-            sha256 = _sha256(row[0]) if content is shipped else ""
+            sha256 = _sha256(row[0]) if content is shipped and self._name not in WRONG_RECORDS else ""
             yield Entry(path=target, mode=_mode(item, is_script=is_script), content=content, sha256=sha256)
         # A row in the wheel's RECORD for a file that is not in the wheel (a signature, see PEP 427) is kept.
         for path, row in record.items():
@@ -307,6 +307,8 @@ class _WheelInstaller:
                 yield f"{self._venv.prefix}/bin/pip{self._venv.version}", text  # as ensurepip and uv do
 
 
+# Wheels whose RECORD has other hashes than their files. pip and uv install them, and a lock has the hash of the wheel.
+WRONG_RECORDS = ("pynvvideocodec-2.0.4-cp313-cp313-manylinux_2_28_x86_64.whl",)  # required by vLLM 0.33.0
 # Suffixes of scripts that setuptools generates for entry points; pip and uv skip them too.
 _WRAPPERS = (".exe", "-script.py", ".pya")
 # The installer is uv, as in the rendered Dockerfiles; readers of this file do not depend on its name.

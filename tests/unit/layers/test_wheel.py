@@ -349,6 +349,13 @@ def test_a_file_must_match_its_row_in_record() -> None:
         splice.write_layer(layer(packed), io.BytesIO())
 
 
+def test_a_wheel_that_pip_and_uv_install_in_spite_of_its_record() -> None:
+    info = "pynvvideocodec-2.0.4.dist-info"
+    wrong = {"RECORD": record_of({"a": b"b"}, info=info)}
+    packed = pack({"a": b"a"}, name=wheel.WRONG_RECORDS[0], info=info, parts=wrong)
+    splice.write_layer(layer(packed), io.BytesIO())
+
+
 def test_a_wheel_that_unpacks_to_a_thousand_times_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheel_zip, "MAX_UNPACKED", 1_000_000)
     assert layer(pack({"tiny/data": bytes(900_000)}))
