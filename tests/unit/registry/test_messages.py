@@ -247,8 +247,8 @@ def test_other_failures(lay: Lay, act: Act, answers: Answers, message: str, hint
 @pytest.mark.parametrize(
     ("content", "message", "hint"),
     [
-        (b"short", "damaged: its size is not 1000 bytes ({})", "Remove damaged blobs"),
-        (CONTENT[::-1], f"damaged: its SHA-256 is not {DIGEST} ({{}})", "Remove damaged blobs"),
+        (b"short", "damaged: its size is not 1000 bytes ({})", "Delete the damaged blobs"),
+        (CONTENT[::-1], f"damaged: its SHA-256 is not {DIGEST} ({{}})", "Delete the damaged blobs"),
         (None, f"a/b: blob {DIGEST} is missing in the registry and in the store", "Build the image again."),
     ],
     ids=["short", "other bytes", "missing"],
