@@ -74,7 +74,6 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
     if len(targets) != 1:
         raise UsageError("name one combination, or a GPU", hint="`builder explain --help` has examples.")
     project = context.project
-    known = {cell.id: cell for cell in project.cells}
     locks = {cell.group: GROUP_LOCKS.read(project.root, cell.group) for cell in project.cells}
 
     def resolve(matrix: Matrix, cell: Cell) -> str:
@@ -89,8 +88,8 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
         facts=facts.load_facts(),
         resolve=resolve,
         locked={
-            name for name, cell in known.items()
-            if not lockfile.stale_reason(project.matrix, locks[cell.group], [cell])
+            known.id for known in project.cells
+            if not lockfile.stale_reason(project.matrix, locks[known.group], [known])
         },
     ).explain(cell)  # fmt: skip
     for line in explanation.lines:
@@ -100,8 +99,7 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
     for end in support.ends_of_cell(project.matrix, cell):
         reason = f"; released anyway: {end.after_support}" if end.after_support else ""
         click.echo(f"{end.sentence(context.today)} ({end.source}){reason}")
-    python = project.matrix.python.get(cell.python)
-    if python and python.not_built:
+    if (python := project.matrix.python.get(cell.python)) and python.not_built:
         click.echo(f"not built yet: {python.not_built}")
 
 

@@ -61,6 +61,8 @@ def init_command(
     context.say_written(names)
     context.say(f"make and CI install {package_of(source)[0]}")
     if "dir_info" in source:
-        build = f"uv build --wheel --out-dir {folder.absolute()}/wheels"
-        context.say(f"the wheel is missing: run `{build}` in the checkout of gpu-images, then commit wheels/")
+        context.say(
+            f"the wheel is missing: run `uv build --wheel --out-dir {folder.absolute()}/wheels` in the checkout of "
+            "gpu-images, then commit wheels/"
+        )
     context.say(f"next: cd {folder} && make images")

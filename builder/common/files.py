@@ -35,11 +35,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Replaces the contents of `path`, as `replacing`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as stream:
-        stream.write(text.encode())
+        stream.write(content.encode() if isinstance(content, str) else content)
 
 
 # ---- digests

@@ -56,13 +56,11 @@ class Explanation:
     @property
     def lines(self) -> list[str]:
         first, *rest = self.because
-        where = f" with {self.project}'s index" if self.project else ""
-        verdict = f"works{where}" if self.works else "does not work"
-        lines = [f"{self.id} {verdict}: {first}", *rest, *self.add]
         if not self.works:
             near = ", ".join(self.near) or "no cell of this framework has a current lock"
-            lines.append(f"nearest that work: {near}")
-        return lines
+            return [f"{self.id} does not work: {first}", *rest, f"nearest that work: {near}"]
+        where = f" with {self.project}'s index" if self.project else ""
+        return [f"{self.id} works{where}: {first}", *rest, *self.add]
 
 
 def cell_of_combination(matrix: Matrix, text: str) -> Cell:
@@ -146,8 +144,9 @@ class Explainer:
         if project and faults == [release.fault()]:
             build = "the CPU" if cell.is_cpu else f"CUDA {cell.cuda}"
             because = f"it has {release.requirement.name} for {build} ({project.source})"
-            add = tuple(self._to_add(cell, project))
-            return Explanation(id=cell.id, works=True, because=(because,), add=add, project=project.name)
+            return Explanation(
+                id=cell.id, works=True, because=(because,), add=tuple(self._to_add(cell, project)), project=project.name
+            )
         reasons = faults or list(filter(None, [self._conflict(cell)]))  # uv takes seconds
         if reasons:
             return Explanation(id=cell.id, works=False, because=tuple(reasons), near=self._nearest(cell))
@@ -258,12 +257,10 @@ class Explainer:
         yield "no image of it was built; add to matrix.yaml:"
         if project:
             index = f"{project.name.lower()}-{cell.cuda_tag}"
-            if index not in self.matrix.indexes:
-                yield f"  under indexes: {index}: <the address of this index, from {project.name}'s installation page>"
-            named = {required_name(package) for package in entry.packages}
-            packages = [*entry.packages, *(package for package in project.packages if package not in named)]
-            on = {**entry.index_on, cell.cuda: index}
-            entry = entry.model_copy(update={"packages": packages, "index_on": on})
+            yield f"  under indexes: {index}: <the address of this index, from {project.name}'s installation page>"
+            packages = {required_name(text): text for text in [*project.packages, *entry.packages]}
+            update = {"packages": list(packages.values()), "index_on": {**entry.index_on, cell.cuda: index}}
+            entry = entry.model_copy(update=update)
         if cell.python not in self.matrix.python:
             yield f'  under python: "{cell.python}": {{debian: {self._debian(cell.python)}, uv: <the full version>}}'
         if cell.cuda not in self.matrix.cuda:

@@ -256,11 +256,9 @@ def match(pattern: str, ids: Iterable[str]) -> list[str]:
 
 def _unused_alternative(pattern: str, ids: Iterable[str]) -> str:
     """The first alternative in braces without a cell; empty if each has one: others would be built without a word."""
-    for brace in _BRACE.finditer(pattern):
-        for option in brace[1].split(","):
-            if not match(pattern[: brace.start()] + option + pattern[brace.end() :], ids):
-                return option
-    return ""
+    options = ((brace, option) for brace in _BRACE.finditer(pattern) for option in brace[1].split(","))
+    texts = ((option, pattern[: brace.start()] + option + pattern[brace.end() :]) for brace, option in options)
+    return next((option for option, text in texts if not match(text, ids)), "")
 
 
 def select(matrix: Matrix, cells: Sequence[Cell], patterns: Sequence[str]) -> tuple[Cell, ...]:

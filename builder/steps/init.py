@@ -15,7 +15,7 @@ import jinja2
 from builder import __version__
 from builder.common import strict_yaml
 from builder.common.errors import UsageError, did_you_mean
-from builder.common.files import files_below, replacing
+from builder.common.files import files_below, write_atomically
 from builder.common.text import listed
 from builder.matrix import extends, reader
 from builder.matrix.schema import AMD64, CPU, Matrix
@@ -75,9 +75,7 @@ def write_repository(
             f"{folder} already has {listed(present, 3)}: nothing is overwritten", hint="Name a new folder."
         )
     for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / name) as stream:
-            stream.write(content)
+        write_atomically(folder / name, content)
     return list(files)
 
 
