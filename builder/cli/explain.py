@@ -74,7 +74,7 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
     if len(targets) != 1:
         raise UsageError("name one combination, or a GPU", hint="`builder explain --help` has examples.")
     project = context.project
-    locks = {cell.group: GROUP_LOCKS.read(project.root, cell.group) for cell in project.cells}
+    locks = {cell.group: GROUP_LOCKS.find(project.root, cell.group) for cell in project.cells}
 
     def resolve(matrix: Matrix, cell: Cell) -> str:
         context.say(f"{cell.id}: resolving")

@@ -62,7 +62,7 @@ def init_command(
     context.say(f"make and CI install {package_of(source)[0]}")
     if "dir_info" in source:
         context.say(
-            f"the wheel is missing: run `uv build --wheel --out-dir {folder.absolute()}/wheels` in the checkout of "
-            "gpu-images, then commit wheels/"
+            f"the wheel is missing: run `uv build --wheel --no-create-gitignore --out-dir {folder.absolute()}/wheels` "
+            "in the checkout of gpu-images, then commit wheels/"
         )
     context.say(f"next: cd {folder} && make images")

@@ -13,7 +13,7 @@ from builder.common.text import parse_size
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 CELLS = (
-    "CELLS are cell ids (pt-2.9-cu128-py311), shell patterns ('pt-*', '{pt-2.9,tf-2.20}-*'), or sets: those of "
+    "CELLS are cell ids (pt-2.9-cu128-py311), shell patterns ('pt-*', '{pt-2.9,tf-2.21}-*'), or sets: those of "
     "matrix.yaml, the Debian releases and frameworks in it, `unsupported` (those with `after_support`), `not-built` "
     "(those with `not_built`), `all` (the others), and `arm64` (all cells for arm64, which no other built-in set has)."
 )

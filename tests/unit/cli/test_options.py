@@ -17,6 +17,7 @@ from builder.build.context import LoadedImage
 from builder.build.outcomes import Outcome, Report
 from builder.cli import add as add_cli
 from builder.cli import images as images_cli
+from builder.cli import options
 from builder.cli import release as release_cli
 from builder.cli import verify as verify_cli
 from builder.cli.context import Context
@@ -41,6 +42,7 @@ from builder.steps.add import AddOptions
 from builder.steps.images import ImageOptions
 from builder.steps.verify import VerifyOptions
 from tests.fakes.engine import FakeEngine
+from tests.paths import ROOT
 from tests.unit.cli.conftest import CELL, TODAY, Run
 from tests.unit.matrix.test_cells import TINY_IDS
 
@@ -280,3 +282,9 @@ def test_the_settings_for_registries_are_those_of_the_checkout(
     assert context.host.registries == RegistrySettings(insecure=("e.test:5000",), create=("make-it", "{repository}"))
     assert context.host is context.host, "read once"
     assert Context(root=tmp_path).host.registries == RegistrySettings(), "outside a checkout"
+
+
+def test_the_examples_of_patterns_are_in_matrix_yaml() -> None:
+    patterns = re.findall(r"'([^']+)'", options.CELLS)
+    assert len(patterns) == 2
+    assert Project(ROOT).select(patterns)

@@ -614,6 +614,12 @@ def test_a_combination_that_works(run: Callable[..., Result]) -> None:
     assert result.stderr == "pt-2.9-cu128-py311: resolving\n", "its lock is missing"
 
 
+def test_a_damaged_lock_of_another_group_does_not_matter(run: Callable[..., Result], tmp_path: Path) -> None:
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "locks/pt-2.9-cu128-py313.json").write_text("{}")
+    assert run("pt-2.9-cu128-py311").exit_code == 0
+
+
 def test_ends_of_support_are_shown_with_their_source(run: Callable[..., Result], tmp_path: Path) -> None:
     """And with the reason to release the image anyway."""
     end = "support of Debian bookworm ends on 2028-06-30"

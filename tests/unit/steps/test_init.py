@@ -41,7 +41,10 @@ def test_the_defaults_are_two_images_of_one_framework(tmp_path: Path) -> None:
     wheel = f"./wheels/gpu_images-{__version__}-py3-none-any.whl[images]"
     assert (project.root / "requirements.txt").read_text("utf-8") == f"{wheel}\n"
     assert f"make and CI install {wheel}\n" in result.stderr
-    assert f"run `uv build --wheel --out-dir {project.root}/wheels` in the checkout of gpu-images" in result.stderr
+    assert (
+        f"run `uv build --wheel --no-create-gitignore --out-dir {project.root}/wheels` in the checkout of gpu-images"
+        in result.stderr
+    )
     assert "file:" not in "".join(path.read_text("utf-8") for path in project.root.rglob("*") if path.is_file())
 
 
