@@ -158,7 +158,15 @@ class Repository:
 
     def has_blob(self, digest: str) -> bool:
         """True if the registry reports a blob of the repository. Its content is not checked."""
-        answer = self._http.send(self._blob_request("HEAD", "checking", digest, (200, 404)))
+        answer = self._http.send(self._blob_request("HEAD", "checking", digest, (200, 404, 405)))
+        if answer.status == HTTPStatus.METHOD_NOT_ALLOWED:
+            request = self._blob_request("GET", "checking", digest, (200, 206, 404), headers={"Range": "bytes=0-0"})
+
+            def begin() -> int:
+                with self._http.open(request) as response:  # the body is not read
+                    return response.status_code
+
+            return self._http.retry(begin) != HTTPStatus.NOT_FOUND
         return answer.status == HTTPStatus.OK
 
     def mount(self, digest: str, source: str) -> bool:
@@ -346,13 +354,13 @@ class Repository:
         return digest
 
     def _digest_of(self, reference: str, send: Callable[[Request], Answer]) -> str | None:
-        answer = send(self._manifest_request("HEAD", "reading", reference, (200, 404), headers=_ACCEPT))
+        answer = send(self._manifest_request("HEAD", "reading", reference, (200, 404, 405), headers=_ACCEPT))
         if answer.status == HTTPStatus.NOT_FOUND:
             return None
         digest = answer.headers.get("Docker-Content-Digest", "")
-        if is_digest(digest):
+        if is_digest(digest) and answer.status == HTTPStatus.OK:
             return digest
-        manifest = self._manifest(reference, send)  # the header is optional
+        manifest = self._manifest(reference, send)  # the header is optional, and some registries have no HEAD
         return manifest.digest if manifest else None
 
     def _manifest(self, reference: str, send: Callable[[Request], Answer]) -> Manifest | None:

@@ -94,7 +94,7 @@ class Upload:
 
     def _is_complete(self) -> bool:
         """True if the blob arrived despite a failure. If not, sets the position to resume at."""
-        blob = self._send("HEAD", f"{self.http.url}/blobs/{self.digest}", expect=(200, 404))
+        blob = self._send("HEAD", f"{self.http.url}/blobs/{self.digest}", expect=(200, 404, 405))
         if blob.status == HTTPStatus.OK:
             return True
         if self._location:

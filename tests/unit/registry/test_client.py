@@ -398,6 +398,21 @@ def test_a_limit_of_requests_for_the_referrers_api(lay: Lay, has_list: bool, hea
             connect().referrers(DIGEST)
 
 
+def test_a_registry_without_head_requests(lay: Lay) -> None:
+    """Some proxies answer 405."""
+
+    def answer(sent: Sent) -> Reply:
+        if sent.method == "HEAD":
+            return Reply(status=405)
+        return Reply(body=CONTENT, headers={"Content-Type": IMAGE}) if sent.path.endswith(DIGEST) else Reply(status=404)
+
+    wire = lay(answer)
+    other = digest_of_bytes(b"other")
+    assert [connect().has_blob(DIGEST), connect().has_blob(other)] == [True, False]
+    assert {sent.headers["Range"] for sent in wire.seen if sent.method == "GET"} == {"bytes=0-0"}
+    assert [connect().digest_of(DIGEST), connect().digest_of(other)] == [DIGEST, None]
+
+
 def test_a_manifest_that_was_stored_with_status_200(lay: Lay) -> None:
     """Not 201, as the specification has it."""
     wire = lay(lambda _: Reply(status=200))
