@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Literal
 
 import docker
 import requests
-from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.errors import APIError, DockerException, ImageNotFound
 from docker.models.containers import Container
 from docker.types import LogConfig
 
@@ -267,7 +267,7 @@ class Engine:
                 return status
             finally:
                 timer.cancel()
-                with suppress(NotFound):  # a sweep removed it
+                with _ignored_if_gone():  # a sweep removed it
                     container.remove(force=True, v=True)
 
     def image(self, reference: str) -> ImageInfo | None:
@@ -297,12 +297,8 @@ class Engine:
 
     def remove_image(self, reference: str) -> None:
         """Removes an image or a tag, unless a container or another tag needs the image."""
-        with translated(f"removing {reference}"):
-            try:
-                self._api.remove_image(reference)
-            except APIError as error:
-                if error.status_code not in (404, 409):  # gone, in use
-                    raise
+        with translated(f"removing {reference}"), _ignored_if_gone():
+            self._api.remove_image(reference)
 
     def start(
         self,
@@ -337,7 +333,7 @@ class Engine:
         try:
             yield RunningContainer(container)
         finally:
-            with translated(f"removing a container of {image}"), suppress(NotFound):
+            with translated(f"removing a container of {image}"), _ignored_if_gone():
                 container.remove(force=True, v=True)
 
     def sweep(self, checkout: str) -> None:
@@ -351,13 +347,23 @@ class Engine:
             # Sparse: another process may remove a container before it would be inspected.
             for container in self._client.containers.list(all=True, sparse=True, filters={"label": RUN_LABEL}):
                 if container.attrs["Labels"][RUN_LABEL] == checkout or container.attrs["Created"] < oldest:
-                    with suppress(NotFound):
+                    with _ignored_if_gone():
                         container.remove(force=True, v=True)
             for volume in self._client.volumes.list(filters=own):
-                with suppress(NotFound):
+                with _ignored_if_gone():
                     volume.remove(force=True)
         for image in self.images(f"{RUN_LABEL}={checkout}"):
             self.remove_image(image.id)
+
+
+@contextmanager
+def _ignored_if_gone() -> Iterator[None]:
+    """Ignores that what the `with` block removes is gone, in use, or just being removed by another process."""
+    try:
+        yield
+    except APIError as error:
+        if error.status_code not in (404, 409):
+            raise
 
 
 def _unpack(files: BinaryIO, container: Container) -> None:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import docker
 import pytest
 import requests
-from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.errors import APIError, DockerException, ImageNotFound
 from urllib3.exceptions import ProtocolError
 
 from builder.common.errors import DiskError, EngineError, NoEngineError
@@ -277,12 +277,13 @@ def test_sweep_skips_what_is_removed_or_in_use() -> None:
     def leave(**_: object) -> None:
         removed.append("there")
 
-    gone = SimpleNamespace(remove=raising(NotFound("x")), attrs=entry("/checkout"))
+    gone = SimpleNamespace(remove=raising(api_error(404, "x")), attrs=entry("/checkout"))
+    going = SimpleNamespace(remove=raising(api_error(409, "removal in progress")), attrs=entry("/deleted", 7300))
     there = SimpleNamespace(remove=leave, attrs=entry("/checkout"))
     old = SimpleNamespace(remove=lambda **_: removed.append("old"), attrs=entry("/deleted", 7300))
     other = SimpleNamespace(attrs=entry("/other", 7000))
     fake = engine(
-        list=lambda **options: [gone, there, old, other] if "all" in options else [there],
+        list=lambda **options: [gone, going, there, old, other] if "all" in options else [there],
         images=images,
         inspect_image=lambda name: attributes(name, "2026"),
         remove_image=remove,
