@@ -24,8 +24,9 @@ from builder.release.additions import Addition
 from builder.release.parent import Parent
 
 CONFLICT = (
-    "What the constraints of the parent name stays as it is, and with --keep all its packages do. Choose versions that "
-    "fit, or another parent. A Dockerfile with FROM can replace anything."
+    "What the constraints of the parent name stays as it is, and what the index lacks: give its own one with --index. "
+    "With --keep all packages stay. Choose versions that fit, or another parent. A Dockerfile with FROM can replace "
+    "anything."
 )
 SHOWN = 8  # packages in a line
 YEAR = timedelta(days=365)

@@ -32,8 +32,8 @@ METADATA = "text/plain; charset=utf-8"
 class LocalIndex:
     """The answers of the server. `failures` are those of the indexes; `absent` are packages that they do not have.
 
-    `kept` are listed with the wheels of the index, which may lack them; of the packages in `held`, only they are.
-    Thread-safe.
+    `kept` are listed with the wheels of the index; of the packages in `held`, or if the index has not the very file of
+    `kept`, only they are. Thread-safe.
     """
 
     def __init__(
@@ -54,11 +54,17 @@ class LocalIndex:
             if kept and kind == "files" and unquote(file) == f"{kept.wheel.file}.metadata":
                 return METADATA, kept.metadata
             if kind == "simple":
+                files = [] if name in self._held else self._index.files(name)
+                # Anybody may publish the name of a private package on PyPI: another package, however new it is.
+                if kept and (kept.wheel.file, kept.wheel.sha256) not in [
+                    (file.filename, file.digests.get("sha256")) for file in files
+                ]:
+                    files = []
                 listed = [
                     _listed(name, file.filename, file.digests, file)
                     | ({"size": file.size} if file.size else {})
                     | ({"upload-time": file.upload_time.isoformat()} if file.upload_time else {})
-                    for file in ([] if name in self._held else self._index.files(name))
+                    for file in files
                     if not (kept and file.filename == kept.wheel.file)
                 ]
                 if kept:  # not as yanked, if it is now: the image has it

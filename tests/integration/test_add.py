@@ -149,6 +149,7 @@ def team(_registry: Proxy, tmp_path: Path) -> Iterator[Team]:
             wheel("newest", "1", {"newest.py": b""}, requires=["ember>=2"]),
             wheel("mover", "1", {"mover.py": b""}, requires=["tinylib<1.9"]),
             wheel("tinylib", "1.8", {"tinylib/new.py": b""}),
+            Distribution(project="tinylib", file=(tiny := project("tinylib")).name, content=tiny.content),
             Distribution(project="big", file=(big := _big()).file, content=big.content),
         )
         team = Team(tmp_path, _registry, index)

@@ -75,6 +75,7 @@ GATES = (
     Gate("the signature of an earlier image", "steps/add.py", "            check_signature(addition.target, earlier, options.trust)\n", "            pass\n"),
     Gate("the CUDA of a parent", "build/added_wheels.py", "    check_cuda(addition, parent, wheels)\n", ""),
     Gate("the held packages of a parent", "build/added_wheels.py", "        held=parent.held(keep=request.keep),", "        held=(),"),
+    Gate("private packages of a parent", "index/local_index.py", "                    files = []\n", "                    pass\n"),
     Gate("files that a moved package may not hide", "release/parent.py", " and layer.digest in of_wheels", ""),
     Gate("files of other packages", "release/parent.py", " - others", ""),
     Gate("versions of years ago", "build/added_wheels.py", "        if is_old and ", "        if False and "),

@@ -7,6 +7,7 @@ import io
 import json
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,20 +140,24 @@ def test_a_kept_wheel_is_the_only_one_of_a_held_package(serve: Callable[..., tup
     assert wire.seen == [], "no index sees its name"
 
 
-def test_a_kept_wheel_can_be_chosen_though_the_index_lacks_it_or_yanked_it(
-    serve: Callable[..., tuple[LocalIndex, Wire]],
+@pytest.mark.parametrize(
+    ("version", "sha256", "others"),
+    [("9.0", "", True), ("9.0", "e" * 64, False), ("3.0", "", False)],
+    ids=["the same file", "another file with its name", "no such file"],
+)
+def test_an_index_without_the_kept_wheel_has_another_package_of_its_name(
+    serve: Callable[..., tuple[LocalIndex, Wire]], version: str, sha256: str, others: bool
 ) -> None:
-    local, _ = serve()
-    index = local._index
-    for version in ("9.0", "3.0"):
-        file = f"other-{version}-py3-none-any.whl"
-        kept = KeptWheel(
-            wheel=LockedWheel(name="other", version=version, file=file, size=1, sha256="e" * 64), metadata=b""
-        )
-        local = LocalIndex(index, {"other": kept})
-        listed = {each["filename"]: each["yanked"] for each in page(local, "other")["files"]}
-        assert listed == {"other-9.0-py3-none-any.whl": "old"} | {file: False}
-        assert local.answer(f"files/other/{file}.metadata") == ("text/plain; charset=utf-8", b"")
+    """Anybody can publish the name of a private package. A kept wheel can be chosen though the index yanked it."""
+    index, file = serve()[0]._index, f"other-{version}-py3-none-any.whl"
+    listed = index.files("other")
+    listed.append(replace(listed[0], filename="other-99-py3-none-any.whl"))
+    sha256 = sha256 or hashlib.sha256(WHEEL).hexdigest()
+    wheel = LockedWheel(name="other", version=version, file=file, size=1, sha256=sha256)
+    local = LocalIndex(index, {"other": KeptWheel(wheel=wheel, metadata=b"")})
+    found = {each["filename"]: each["yanked"] for each in page(local, "other")["files"]}
+    assert found == {file: False} | ({"other-99-py3-none-any.whl": "old"} if others else {})
+    assert local.answer(f"files/other/{file}.metadata") == ("text/plain; charset=utf-8", b"")
 
 
 def test_wheels_at_addresses_are_an_index() -> None:
