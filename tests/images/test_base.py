@@ -325,9 +325,10 @@ def test_a_shell_without_input_is_an_error(
     once: Callable[..., Any], start: Callable[..., Container], until: Callable[..., None]
 ) -> None:
     """`docker run -d IMAGE` ended at once with status 0, and without a line."""
-    status, _, err = once(["bash"])
-    assert status == 78
-    assert "error: there is no command, and a shell would get no input: add a command" in err
+    for command in (["bash"], ["/bin/bash", "-l"], ["sh"]):
+        status, _, err = once(command)
+        assert status == 78
+        assert "error: a shell would get no input and end: add a command" in err
     container = start(["bash"], tty=True)
     until(lambda: runs(container, "bash"), seconds=60, what="the shell")
 

@@ -40,7 +40,7 @@ def test_without_a_gpu_it_ends_with_a_line(once: Once) -> None:
     status, out, err = once(SERVE, environment={"START_QUIET": "1"})
     assert (status, out) == (69, "")
     assert len(err.splitlines()) == 1
-    assert "needs a GPU, but no GPU: CPU only. If the host has a GPU, use `docker run --gpus all`" in err
+    assert "needs a GPU, but no GPU: CPU only. For GPUs: `docker run --gpus all`" in err
 
 
 def test_a_port_without_a_key_is_refused(once: Once, with_gpu: dict[str, Any], prefix: str) -> None:

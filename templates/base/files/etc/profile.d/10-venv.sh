@@ -4,6 +4,8 @@ case ":$PATH:" in
 *:/opt/venv/bin:*) ;;
 *) PATH="/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin" ;;
 esac
+# Where GKE mounts its driver. `su -` clears the variable of the image.
+[ ! -d /usr/local/nvidia/lib64 ] || export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:-/usr/local/nvidia/lib:/usr/local/nvidia/lib64}"
 # As the launcher does, which `docker exec` and SSH do not run: users of group 0 share files, root leaves none in caches of
 # the user, and a home that cannot be written is replaced.
 if [ -z "${STATE_DIR-}" ]; then

@@ -27,7 +27,7 @@ environ = os.environ
 c = get_config()  # type: ignore[name-defined]  # noqa: F821
 
 c.ServerApp.ip = ""  # all addresses of the container, IPv6 too; only `docker run -p` makes it reachable
-c.ServerApp.port = int(environ.get("JUPYTER_PORT", "8888"))
+c.ServerApp.port = int(environ.get("JUPYTER_PORT") or "8888")
 c.ServerApp.port_retries = 0  # another port would not be published
 c.ServerApp.base_url = environ.get("JUPYTER_BASE_URL") or environ.get("NB_PREFIX") or "/"
 c.ServerApp.open_browser = False
@@ -39,9 +39,12 @@ warnings.filterwarnings("ignore", category=JupyterServerAuthWarning)  # lists th
 c.Application.log_level = "WARN"  # the launcher prints the address
 # For each kernel, Tornado warns about the time limit of pings: jupyter_server sets it in milliseconds, for itself.
 logging.getLogger("tornado.general").addFilter(lambda record: "websocket_ping_timeout" not in record.getMessage())
+# Only `docker run -p` makes the port reachable.
+for name in ("Server", "ServerApp"):  # the service, and `jupyter lab`
+    logging.getLogger(name).addFilter(lambda record: "not using encryption" not in record.getMessage())
 # No language servers are installed: do not log that at every start.
 c.LanguageServerManager.autodetect = False
-if "JUPYTER_CERT" in environ:
+if environ.get("JUPYTER_CERT"):
     c.ServerApp.certfile, c.ServerApp.keyfile = environ["JUPYTER_CERT"], environ["JUPYTER_KEY"]
 
 # Users can install another JupyterLab, which has its own files.
@@ -50,10 +53,13 @@ c.LabApp.app_dir = str(assets if assets.exists() else "/opt/venv/share/jupyter/l
 
 # Without the service (`jupyter lab` as command), Jupyter uses JUPYTER_TOKEN, or generates and prints a token.
 token, file = None, Path(environ.get("STATE_DIR", "/nowhere"), "jupyter-token")
-if not file.exists() and "JUPYTER_TOKEN" not in environ:
-    file = Path(environ.get("JUPYTER_TOKEN_FILE", "/nowhere"))
+if not file.exists() and not environ.get("JUPYTER_TOKEN"):
+    file = Path(environ.get("JUPYTER_TOKEN_FILE") or file)
 if file.is_file():
-    token = c.IdentityProvider.token = file.read_text().strip()
+    try:
+        token = c.IdentityProvider.token = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        sys.exit(f"error: user {os.getuid()} cannot read {file} ({error}): make it a readable text file")
 logging.setLogRecordFactory(_WithoutTokens)
 
 # A web page can point its own name at this server (DNS rebinding) and then read everything that needs no login. With a

@@ -18,7 +18,9 @@ def prepare(engine: str, prefix: str, refused: Collection[str]) -> dict[str, str
     `refused` are options of the engine that open a port without the key, or show the key to every user of the host.
     """
     try:
-        if options := [option for option in refused if option in (word.partition("=")[0] for word in sys.argv)]:
+        # vLLM takes --api_key for --api-key.
+        given = [word.partition("=")[0].replace("_", "-") for word in sys.argv]
+        if options := [option for option in refused if option in given]:
             raise Refusal(f"{options[0]}: not with `serve`. For the API key, set {prefix}_API_KEY")
         driver = gpus.read()
         if not gpus.visible(driver.gpus, os.environ):
@@ -37,7 +39,7 @@ def prepare(engine: str, prefix: str, refused: Collection[str]) -> dict[str, str
 def _api_key(environ: dict[str, str], name: str, allowed: str) -> str:
     """The key of the user, that of an earlier start, or a random one; empty if the user asked for none."""
     key, file = environ.get(name), environ.get(f"{name}_FILE")
-    if key is not None and file:
+    if key and file:
         raise Refusal(f"{name} and {name}_FILE are both set: unset one of them")
     if file:
         name = f"{name}_FILE"

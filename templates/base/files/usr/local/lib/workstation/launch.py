@@ -58,10 +58,10 @@ def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
         sys.stdout.write(HELP.format(what=what, table=variables.table(known)))
         return 0
     runs_services = arguments == [foreign.SERVICES] or (not arguments and bool(folders))
-    if not runs_services and arguments in ([], ["bash"]) and Path("/dev/stdin").resolve() == Path(os.devnull):
+    is_shell = [Path(word).name for word in arguments] in ([], ["bash"], ["bash", "-l"], ["sh"])
+    if not runs_services and is_shell and Path("/dev/stdin").resolve() == Path(os.devnull):
         raise Refusal(
-            "there is no command, and a shell would get no input: add a command, such as `docker run -d IMAGE sleep "
-            "infinity`, or -it"
+            "a shell would get no input and end: add a command, such as `docker run -d IMAGE sleep infinity`, or -it"
         )
     warnings = [*notes, *variables.check(environ, known), *foreign.homes()]
     warnings += [*foreign.variables(environ, [variable.name for variable in known]), *replace_locales(environ)]
