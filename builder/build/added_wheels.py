@@ -70,20 +70,31 @@ def choose_wheels(
     request, requested = addition.request, addition.request.requirements
     if not requested:
         return [], []
+    held = parent.held(keep=request.keep)
     index = request.index if request.index in settings.named else _index_name(request.index)
     sources = {each.name: BY_ADDRESS if each.address else index for each in requested if each.address or request.index}
     catalogue = program.catalogue.with_indexes(sources)
     indexes = {name: source for name, source in sources.items() if catalogue.files(name)}
     if request.index and index not in indexes.values():
         raise UsageError(f"{addition.target}: {request.index} has none of {listed(sorted(sources), SHOWN)}")
+    for each in (each for each in requested if each.name in indexes and each.name in held):
+        wheel, offered = parent.packages[each.name], {file.filename: file for file in catalogue.files(each.name)}
+        of_version = offered.values() if each.address else filter(None, [offered.get(wheel.file)])
+        if any(file.digests.get("sha256") != wheel.sha256 for file in of_version):
+            raise RefusedError(
+                f"{addition.target}: another {wheel.file} is requested than the parent has", hint=CONFLICT
+            )
+    # Exact files are requested: those of the parent are no choice.
+    others = {name: wheel for name, wheel in parent.packages.items() if name in held or name not in indexes}
+    kept = parent.kept if len(others) == len(parent.packages) else replace(parent, packages=others).kept
     target = Target(
         name=str(addition.target),
         python=parent.python,
         arch=parent.arch,
         glibc=parent.glibc,
         indexes=indexes,
-        kept=parent.kept,
-        held=parent.held(keep=request.keep),
+        kept=kept,
+        held=held,
         conflict=CONFLICT,
     )
     earlier = addition.earlier.get(parent.arch)
@@ -117,18 +128,25 @@ def choose_wheels(
         named = [f"{name} {wheel.version}" for name, wheel in parent.packages.items() if name in words]
         about = f"The parent has {listed(named, 5)}. " if named else ""
         raise LockError(str(error), hint=f"{about}{error.hint}") from error
-    new = {name: listing for name, listing in found.items() if listing[0] != parent.packages.get(name)}
+    had_files = {wheel.sha256 for wheel in parent.packages.values()}
+    new = {name: listing for name, listing in found.items() if listing[0].sha256 not in had_files}
     unknown = {name: listing for name, listing in new.items() if not listing[0].size}
     sizes = program.sizes(target, unknown) if unknown else {}
     wheels = {name: replace(wheel, size=sizes.get(name, wheel.size)) for name, (wheel, _) in sorted(new.items())}
-    requirements.check_hashes(requested, wheels)
+    hashed = {each.name: found[each.name][0] for each in requested if each.hashes and each.name in found}
+    requirements.check_hashes(requested, hashed | wheels)
     check_cuda(addition, parent, wheels)
     return list(wheels.values()), lines
 
 
 def _wheels(program: Uv, target: Target, parent: Parent, versions: Mapping[str, str]) -> ListedWheels:
     """The wheels of these versions. Raises LockError if the rest of the parent does not fit those that move."""
-    moved = {name for name, wheel in parent.packages.items() if versions.get(name, wheel.version) != wheel.version}
+    kept = set(target.kept)
+    moved = {
+        name
+        for name, wheel in parent.packages.items()
+        if name not in kept or versions.get(name, wheel.version) != wheel.version
+    }
     others = [name for name in parent.packages if moved and name not in versions]
     target = replace(target, held=parent.packages.keys() - moved)
     return program.wheels(target, program.compile(target, [*uv.pinned(versions), *others], [], None))

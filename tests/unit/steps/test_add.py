@@ -60,7 +60,7 @@ PARENT, TARGET = ImageRef.parse("registry.example.test/org/em:1"), ImageRef.pars
 
 
 class FakeUv:
-    """The methods of `Uv`: chooses the wheels of `index`, and those of the parent where it has them.
+    """The methods of `Uv`: chooses the wheels of `index`, and those of the parent where it has that version.
 
     `pages` has the releases that the index lists by package, version and day; uv finds no solution with those that it
     did not choose, nor for what is in `conflicts`.
@@ -94,7 +94,11 @@ class FakeUv:
 
     def wheels(self, target: Target, pylock: str) -> ListedWheels:
         found: ListedWheels = {name: (locked(wheel), "") for name, wheel in self.index.items()}
-        return {name: (kept.wheel, "") for name, kept in target.kept.items()} | found
+        kept: ListedWheels = {name: (kept.wheel, "") for name, kept in target.kept.items()}
+        is_kept = {
+            name for name, (wheel, _) in kept.items() if name in found and found[name][0].version == wheel.version
+        }
+        return kept | {name: listing for name, listing in found.items() if name not in is_kept}
 
     def files(self, name: str) -> list[Any]:
         return [
@@ -397,6 +401,34 @@ def test_the_index_of_a_request(bench: Bench, tmp_path: Path) -> None:
             bench.add(addition(request=AdditionRequest(requirements=requested[:2], index=place)))
 
 
+def request(requested: str, **fields: Any) -> AdditionRequest:
+    return AdditionRequest(requirements=(parse_requirement(requested, "test"),), **fields)
+
+
+REBUILT = project("tinylib", {"tinylib/new.py": b""})
+AT = f"https://a.test/{REBUILT.name}#sha256={hashlib.sha256(REBUILT.content).hexdigest()}"
+
+
+@pytest.mark.parametrize(("requested", "index"), [(AT, ""), ("tinylib", ".")])
+def test_another_file_of_a_version_of_the_parent_is_taken(bench: Bench, requested: str, index: str) -> None:
+    bench.uv.pages = {"tinylib": {"1.9": ""}}
+    bench.offer(REBUILT)
+    [added] = bench.add(addition(request=request(requested, index=index)))
+    assert [wheel.sha256 for wheel in added.images[0].wheels] == [hashlib.sha256(REBUILT.content).hexdigest()]
+    assert "resolve: tinylib 1.9 (another file)" in bench.shown
+    (first, *_), (second, packages, *_) = bench.uv.calls
+    assert ("tinylib" in first.kept, second.held, packages) == (False, {"ember"}, ["tinylib==1.9", "ember"])
+
+
+@pytest.mark.parametrize(
+    ("requested", "index", "keep"), [(AT, "", True), ("ember", ".", False), ("tinylib", ".", True)]
+)
+def test_another_file_of_a_package_that_stays_is_refused(bench: Bench, requested: str, index: str, keep: bool) -> None:
+    bench.uv.pages = {"tinylib": {"1.9": ""}, "ember": {"1.9": ""}}
+    with pytest.raises(RefusedError, match=r"another (tinylib|ember)-1\.9-py3-none-any\.whl is requested"):
+        bench.add(addition(request=request(requested, index=index, keep=keep)))
+
+
 def cuda_wheel(name: str) -> Wheel:
     """A wheel of NVIDIA for every Python."""
     file = name.replace("-", "_")
@@ -424,6 +456,13 @@ REFUSED: list[tuple[str, Wheel, Addition, type[BuilderError], str]] = [
     *(("cpu", project("einops", files, version="0.8"), EINOPS, kind, message) for files, kind, message in OFFERS),
     *((cuda, cuda_wheel(name), EINOPS, RefusedError, message) for cuda, name, message in CUDAS),
     ("cpu", PLAIN, addition(f"einops --hash=sha256:{'1' * 64}"), LockError, "does not have one of its hashes"),
+    (
+        "cpu",
+        project("tinylib"),
+        addition(f"tinylib --hash=sha256:{'1' * 64}"),
+        LockError,
+        "tinylib-1.9-py3-none-any.whl",
+    ),
 ]
 
 
