@@ -264,7 +264,7 @@ class Repository:
     def list_tags(self) -> list[str]:
         """All tags; none for a repository that does not exist. Raises RegistryError for an invalid answer."""
         names: list[str] = []
-        for page in self._pages(f"listing the tags of {self._repository}", "/tags/list", (200, 404)):
+        for page in self._pages(f"listing the tags of {self._repository}", "/tags/list?n=1000", (200, 404)):
             if page.status == HTTPStatus.OK:
                 try:
                     names += [str(tag) for tag in json.loads(page.body)["tags"] or ()]

@@ -339,7 +339,7 @@ def test_referrers_and_tags_are_read_page_by_page(lay: Lay) -> None:
 
     wire = lay(answer)
     assert connect().list_tags() == ["a", "b", "c"]
-    assert wire.lines == ["GET /v2/a/b/tags/list", "GET /v2/a/b/tags/list?last=2"]
+    assert wire.lines == ["GET /v2/a/b/tags/list?n=1000", "GET /v2/a/b/tags/list?last=2"]
     assert connect().referrers(DIGEST) == [b'{"tags": ["a", "b"]}', b'{"tags": ["c"]}']
 
 
