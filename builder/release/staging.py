@@ -126,7 +126,10 @@ class StagingArea:
         area.option = f" --staging {quote(text)}" if text else ""
         for name in matrix.image_names:
             public = ImageRef(registry=registry or matrix.registry, repository=f"{matrix.namespace}/{name}")
-            if public in {area.repository(each) for each in (*matrix.image_names, INDEX)}:
+            staged = (area.repository(each) for each in (*matrix.image_names, INDEX))
+            # GHCR.io:443 is ghcr.io.
+            place, *places = (each.name.lower().replace(":443/", "/") for each in (public, *staged))
+            if place in places:
                 raise UsageError(
                     f"staging: {public} is the place of public images",
                     hint="Use another place for `staging` in matrix.yaml or --staging. "

@@ -63,6 +63,7 @@ def test_the_default_place_is_beside_the_images(tiny: Project, edit: Edit) -> No
         ("registry.example.test:5000/team", ""),
         ("team", ""),
         ("other.example.test/team", "other.example.test"),
+        ("Other.example.test:443/team", "other.example.test"),
     ],
 )
 def test_the_place_of_the_public_images_is_refused(tiny: Project, place: str, registry: str) -> None:
