@@ -16,6 +16,7 @@ from builder.cli import options
 from builder.cli.context import Context, new_table
 from builder.cli.images import gpu_option, show_outcomes
 from builder.common import git
+from builder.common.errors import UsageError
 from builder.common.text import counted, duration, size
 from builder.evidence.signing import Signer
 from builder.matrix.project import Project
@@ -200,15 +201,17 @@ def release_command(
     or framework version; afterwards, refuses its images, unless its entry in matrix.yaml has `after_support` with a
     reason.
 
-    Run it again to finish a release that was interrupted. A release that was rolled back stays so: `builder plan
-    --unreleased` lists an image only after its plan has changed.
+    Run it again to finish a release that was interrupted. A release that was rolled back stays so until you release
+    its STAMP again: `builder plan --unreleased` lists its images only after their plan has changed.
     """
     began = time.monotonic()
     project = context.project
     publish.require_registry(project, registry)
     area = StagingArea.of(project, place, context.host, registry)
-    is_back = values["roll_back"] and stamp and not check
-    report = roll_back(context.run(project), stamp, registry) if is_back else Report()
+    if values["roll_back"] and check:
+        raise UsageError("--check does not check a roll-back", hint="Leave out --check or --roll-back.")
+    is_back = values["roll_back"] and stamp
+    report = roll_back(context.run(project), area, stamp, registry) if is_back else Report()
     if not (report.tags or report.error):
         staged = area.read(stamp)
         # Only the cells of the release: an image of it without its smaller sibling must have passed all tests itself.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Literal
@@ -34,7 +34,8 @@ from builder.registry.client import Repository
 
 TYPE = "application/vnd.gpu-images.release.v1+json"
 RELEASED_TYPE = "application/vnd.gpu-images.released.v1+json"
-INDEX, PREFIX, RELEASED, LIST = "releases", "release-", "released-", "images-"
+ROLLED_BACK_TYPE = "application/vnd.gpu-images.rolled-back.v1+json"
+INDEX, PREFIX, RELEASED, ROLLED_BACK, LIST = "releases", "release-", "released-", "rolled-back-", "images-"
 _LIST_TAG = re.compile(rf"{LIST}([0-9]{{8}})-[0-9a-f]{{12}}", re.ASCII)
 _HINT = "Stage the images again."
 _Line = Annotated[oci.Printable, StringConstraints(max_length=600)]
@@ -169,13 +170,13 @@ class StagingArea:
                     f"nothing is staged in {self.repository(INDEX)}", hint=f"builder stage{self.option}"
                 )
             stamp = stamps[0]
-        if not tags.is_stamp(stamp):
-            raise UsageError(f"invalid stamp {stamp[:100]!r}: use e.g. 20261122")
         if release := self._document(f"{PREFIX}{stamp}", stamp):
             return release
         raise UsageError(f"no staged release {stamp}", hint=f"Staged: {', '.join(self.stamps()[:5]) or 'none'}.")
 
     def _document(self, tag: str, stamp: str, media_type: str = TYPE) -> StagedRelease | None:
+        if not tags.is_stamp(stamp):
+            raise UsageError(f"invalid stamp {stamp[:100]!r}: use e.g. 20261122")
         documents = artifacts.read_artifact(self.open(INDEX), tag, media_type)
         if documents is None:
             return None
@@ -209,7 +210,7 @@ class StagingArea:
     def released(self, stamp: str) -> StagedRelease | None:
         """The record of the images that a release published; None if it published nothing.
 
-        Raises RegistryError, VerifyError.
+        Raises UsageError, RegistryError, VerifyError.
         """
         return self._document(f"{RELEASED}{stamp}", stamp, RELEASED_TYPE)
 
@@ -222,6 +223,24 @@ class StagingArea:
         content = released.model_dump_json().encode()
         artifact = artifacts.artifact_manifest(RELEASED_TYPE, {RELEASED_TYPE: content})
         self._put(f"{RELEASED}{released.stamp}", artifact, content)
+
+    def is_rolled_back(self, stamp: str) -> bool:
+        """True if tags moved back from the release with this public stamp, and it was not released again since."""
+        tag = f"{ROLLED_BACK}{stamp}"
+        return (artifacts.read_artifact(self.open(INDEX), tag, ROLLED_BACK_TYPE) or {}).get(ROLLED_BACK_TYPE) == b"true"
+
+    def mark_rolled_back(self, stamps: Iterable[str], current: str) -> None:
+        """Marks those of the releases that are newer than `current` as rolled back, and `current` as not.
+
+        Call it before the tags move. A mark is replaced, not deleted: some registries do not allow deletion.
+        """
+        for stamp in {current, *stamps}:
+            is_newer = tags.stamp_order(stamp) > tags.stamp_order(current)
+            if (is_newer or stamp == current) and self.is_rolled_back(stamp) != is_newer:
+                content, note = b"true" if is_newer else b"false", {"stamp": stamp}
+                # With the note, each mark is a manifest of its own: whoever deletes one leaves the other marks.
+                artifact = artifacts.artifact_manifest(ROLLED_BACK_TYPE, {ROLLED_BACK_TYPE: content}, note)
+                self._put(f"{ROLLED_BACK}{stamp}", artifact, content)
 
     def _put(self, tag: str, artifact: Manifest, content: bytes) -> None:
         repository = self.open(INDEX, write=True)

@@ -265,20 +265,23 @@ class StatusReader:
         return YES, signer
 
 
-def unreleased(images: Sequence[PlannedImage], host: Host) -> list[PlannedImage]:
+def unreleased(images: Sequence[PlannedImage], area: StagingArea, host: Host) -> list[PlannedImage]:
     """The images that are not released, with those for other architectures of the same tags.
 
-    A release needs all of them. An image is released if its full tag names an image of its plan, or if its newest
-    stamped tag does: then the release was rolled back, and is not to be published again. Raises RegistryError.
+    A release needs all of them. An image is released if its full tag names an image of its plan. It also counts as
+    released if its newest stamped tag does, and that release was rolled back. Without the mark of a roll-back, the
+    release was interrupted after its stamped tags. Raises RegistryError, VerifyError.
     """
+    names = {publish.references(image)[0].name for image in images}
+    listed = {name: Repository(ImageRef.parse(name), host=host, write=False).list_tags() for name in names}
 
     def is_released(planned: PlannedImage) -> bool:
         full = publish.references(planned)[0]
         repository = Repository(full, host=host, write=False)
-        if _is_of_plan(repository, full.tag, planned):
-            return True
-        stamps = tags.stamps_of(full.tag, repository.list_tags())
-        return bool(stamps) and _is_of_plan(repository, f"{full.tag}-{stamps[0]}", planned)
+        newest = tags.stamps_of(full.tag, listed[full.name])[:1]
+        return _is_of_plan(repository, full.tag, planned) or any(
+            area.is_rolled_back(stamp) and _is_of_plan(repository, f"{full.tag}-{stamp}", planned) for stamp in newest
+        )
 
     missing = {image.references for image, is_done in look_up(is_released, images) if not is_done}
     return [image for image in images if image.references in missing]

@@ -66,13 +66,15 @@ def release(
     return report
 
 
-def roll_back(run: Run, stamp: str, registry: str = "") -> Report:
+def roll_back(run: Run, area: StagingArea, stamp: str, registry: str = "") -> Report:
     """Moves the tags of all cells to the images that they named after a release, by the stamped tags.
 
-    Needs no staged release. The report is empty if no image has a tag with this stamp. Images whose first release is
-    newer keep their tags. `registry` overrides the setting in matrix.yaml.
+    Needs no staged release. The report is empty if no image has a tag with this stamp, or if the release was
+    interrupted before all of its images had their stamped tag. Images whose first release is newer keep their tags.
+    `registry` overrides the setting in matrix.yaml. Raises UsageError for an invalid stamp.
     """
-    report, is_public = Report(stamp=stamp), False
+    record, report, public = area.released(stamp), Report(stamp=stamp), set[str]()
+    tagged = {name: image.tagged for image in (record.images if record else ()) for name in image.references[:1]}
     listed: dict[str, list[str]] = {}
     targets: list[tuple[Repository, Manifest, dict[str, str | None]]] = []
     for names in dict.fromkeys(tags.compute(run.project.matrix, run.project.cells).values()):
@@ -81,14 +83,18 @@ def roll_back(run: Run, stamp: str, registry: str = "") -> Report:
         if full.name not in listed:
             listed[full.name] = repository.list_tags()
         stamps = tags.stamps_of(full.tag, listed[full.name])
-        is_public |= stamp in stamps
+        public.update(stamps)
         earlier = [each for each in stamps if tags.stamp_order(each) <= tags.stamp_order(stamp)]
         manifest = repository.manifest(tags.stamped(full, earlier[0]).tag) if earlier else None
+        # An image that had not changed since an earlier release got no tag with this stamp: compare the digest.
+        if str(full) in tagged and tagged[str(full)] != (manifest.digest if manifest else ""):
+            return report
         if manifest:
             targets.append((repository, manifest, tagging.read_tags(repository, [name.tag for name in names])))
-    if not is_public:
+    if stamp not in public:
         return report
     with _changes_reported(run, report):
+        area.mark_rolled_back(public, stamp)
         for repository, manifest, before in targets:
             tagging.tag(repository, manifest, report.tags, before)
     return report
@@ -132,6 +138,9 @@ def publish_images(
     # Record what will be published before the first tag is set. If this run is interrupted, the record still names
     # the release that set the tags, and no older release moves them back.
     area.record(_new_record(area.released(staged.stamp), staged, images, group_of, allowed))
+
+    # Tags may also move back to a staged release. CI does not publish again what they move away from.
+    area.mark_rolled_back(area.released_stamps() if options.roll_back else (), stamp or staged.stamp)
 
     # Images go up by digest, one after another; the attachments of one go up while the next one is pushed.
     names = {image.references[0].repository for image in images}

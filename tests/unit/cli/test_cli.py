@@ -110,6 +110,7 @@ MESSAGES: list[tuple[list[str], int, str, str]] = [
     (["build", "-j", "0"], 2, "0 is not in the range 1<=x<=32", ""),
     (["--store-limit", "40 GB", "gc"], 2, "invalid size '40 GB': use e.g. 40GB", ""),
     (["gc", "--forget", "it:1", "--forget", "none:*"], 2, "no image 'none:*'", "`builder gc --dry-run` lists"),
+    (["release", "20261122", "--roll-back", "--check"], 2, "--check does not check a roll-back", "Leave out"),
     (["verify", "it:2"], 2, "has no image 'it:2'", ""),
     (["verify", "it:1", "--identity", "us"], 2, "--identity and --issuer must be used together", ""),
     *((["add", *arguments], 2, "name a PARENT and the image to make (-t)", "") for arguments in NO_REQUESTS),
@@ -294,7 +295,7 @@ def test_a_revision_of_zeros_is_no_revision(run: Run) -> None:
 
 
 def test_only_images_that_are_not_released_are_planned(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builder.release.status.unreleased", lambda images, _: images[:1])
+    monkeypatch.setattr("builder.release.status.unreleased", lambda images, *_: images[:1])
     assert run("plan", f"{CELL}*", "--unreleased", "--format", "ids").out.split() == [CELL]
 
 

@@ -28,8 +28,9 @@ from builder.registry import artifacts
 from builder.registry.failures import RejectedError
 from builder.registry.transport import Transport
 from builder.release import staging, status
+from builder.release.staging import StagingArea
 from builder.release.status import NONE, Status, StatusReader
-from tests.fakes.registry import MemoryRegistry
+from tests.fakes.registry import MemoryArea, MemoryRegistry
 from tests.fakes.suites import write_tests
 from tests.unit.evidence.test_signing import Cosign
 
@@ -55,6 +56,12 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
     return registry
 
 
+@pytest.fixture
+def area(registry: MemoryRegistry) -> StagingArea:
+    """All of its repositories are that of the public images."""
+    return MemoryArea("registry.example.test/staging", lambda _: registry)
+
+
 Read = Callable[..., list[Status]]
 
 
@@ -68,27 +75,34 @@ def read(tiny: Project, store: Store) -> Read:
     return rows
 
 
-def test_images_whose_tag_is_of_another_plan(tiny: Project, registry: MemoryRegistry) -> None:
+def test_images_whose_tag_is_of_another_plan(tiny: Project, registry: MemoryRegistry, area: StagingArea) -> None:
     images = list(plan.make_locked_plan(tiny, tiny.select([EMBER, BOARD])).images)
-    assert status.unreleased(images, Host()) == images
+    assert status.unreleased(images, area, Host()) == images
     by_cell = {image.id: image for image in images}
     tags = {cell: image.references[0].rpartition(":")[2] for cell, image in by_cell.items()}
     for cell, digest in ((EMBER, by_cell[EMBER].plan), (BOARD, "sha256:other")):
         registry.tags[tags[cell]] = image_of_plan(registry, digest)
-    assert status.unreleased(images, Host()) == [by_cell[BOARD]]
+    assert status.unreleased(images, area, Host()) == [by_cell[BOARD]]
     registry.put_manifest(tags[EMBER], b"[]", MANIFEST_TYPE)
-    assert status.unreleased(images, Host()) == images
+    assert status.unreleased(images, area, Host()) == images
 
 
-def test_a_release_that_was_rolled_back_is_not_published_again(tiny: Project, registry: MemoryRegistry) -> None:
+def test_a_release_that_was_rolled_back_is_not_published_again(
+    tiny: Project, registry: MemoryRegistry, area: StagingArea
+) -> None:
     """An older stamped tag of the plan does not count: a commit that reverts to this plan is published."""
     [image] = plan.make_locked_plan(tiny, tiny.select([EMBER])).images
     full = tags_of(image)[0]
     ours, other = (image_of_plan(registry, digest) for digest in (image.plan, "sha256:other"))
     registry.tags = {full: other, f"{full}-20261122.9": other, f"{full}-20261122.10": ours, f"{full}-jupyter": other}
-    assert status.unreleased([image], Host()) == []
+    assert status.unreleased([image], area, Host()) == [image], "interrupted after the stamped tag"
+    area.mark_rolled_back(["20261122.10"], "20261122.9")
+    assert status.unreleased([image], area, Host()) == []
+    area.mark_rolled_back([], "20261122.10")
+    assert status.unreleased([image], area, Host()) == [image], "someone released it again"
+    area.mark_rolled_back(["20261122.10", "20261122.8"], "20261122.9")
     registry.tags[f"{full}-20261123"] = other
-    assert status.unreleased([image], Host()) == [image]
+    assert status.unreleased([image], area, Host()) == [image]
 
 
 def test_staged_images_of_this_plan_and_of_another(tiny: Project, read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +134,7 @@ def test_staging_that_may_not_be_read(tiny: Project, read: Read) -> None:
 
 
 def test_a_tag_of_several_architectures_is_released_if_all_of_its_images_are(
-    tiny: Project, registry: MemoryRegistry, read: Read
+    tiny: Project, registry: MemoryRegistry, area: StagingArea, read: Read
 ) -> None:
     [amd64] = plan.make_locked_plan(tiny, tiny.select([EMBER])).images
     arm64 = replace(amd64, cell=replace(amd64.cell, arch="arm64"), plan="sha256:" + "a" * 64)
@@ -129,7 +143,7 @@ def test_a_tag_of_several_architectures_is_released_if_all_of_its_images_are(
     registry.tags = dict.fromkeys([full, *others], registry.add_index(**digests))
 
     def unreleased(*images: PlannedImage) -> list[str]:
-        return [image.id for image in status.unreleased(images, Host())]
+        return [image.id for image in status.unreleased(images, area, Host())]
 
     assert unreleased(amd64, arm64) == []
     assert [row.released for row in read(Plan(images=(amd64, arm64)))] == ["yes", "yes"]

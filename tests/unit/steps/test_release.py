@@ -13,7 +13,15 @@ from typing import Any, cast
 import pytest
 
 from builder.build.outcomes import Report
-from builder.common.errors import BuilderError, ImageTestError, RefusedError, RegistryError, StaleError, VerifyError
+from builder.common.errors import (
+    BuilderError,
+    ImageTestError,
+    RefusedError,
+    RegistryError,
+    StaleError,
+    UsageError,
+    VerifyError,
+)
 from builder.common.files import digest_of_bytes, write_atomically
 from builder.common.reference import ImageRef
 from builder.evidence import reports, results, signing
@@ -376,12 +384,44 @@ def test_tags_go_back_to_the_state_after_a_release(tiny: Project, monkeypatch: p
     (full, *others), (board, *more) = names.values()
     there.tags |= dict.fromkeys((name.tag for name in (full, *others, board, *more)), second)
     there.tags |= {f"{full.tag}-20261120": first, f"{full.tag}-20261123": second, f"{board.tag}-20261122": second}
-    run = new_run(tiny)
-    assert roll_back(run, "20261119", "registry.example.test").tags == []
-    report = roll_back(run, "20261122", "registry.example.test")
+    run, marks = new_run(tiny), MemoryRegistry()
+    area = MemoryArea("registry.example.test/staging", lambda _: marks)
+    assert roll_back(run, area, "20261119", "registry.example.test").tags == []
+    with pytest.raises(UsageError, match="invalid stamp"):
+        roll_back(run, area, "20261122.x", "registry.example.test")
+    assert marks.tags == {}
+    report = roll_back(run, area, "20261122", "registry.example.test")
+    assert [tag for tag in marks.tags if tag.startswith("rolled-back-")] == ["rolled-back-20261123"]
     assert {change.tag for change in report.changed} == {full.tag, *(other.tag for other in others)}
     assert {there.tags[change.tag] for change in report.changed} == {first}
-    assert roll_back(run, "20261120", "registry.example.test").changed == []
+    assert roll_back(run, area, "20261120", "registry.example.test").changed == []
+
+
+def test_an_interrupted_release_is_no_state_to_go_back_to(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of its images had their stamped tag, and only their tags moved."""
+    registries = Registries()
+    Wire.install(monkeypatch, registries)
+    cells = ["qz-0.5-cu129-py311", "qz-0.5-cu129-py311-board"]
+    fulls = [
+        replace(names[0], registry="registry.example.test")
+        for names in tags.compute(tiny.matrix, tiny.select(cells)).values()
+    ]
+    there = registries[fulls[0].name]
+    first, second = there.add_image({"n": 1}), there.add_image({"n": 2})
+    there.tags |= dict.fromkeys([f"{full.tag}-20261120" for full in fulls], first)
+    there.tags[f"{fulls[0].tag}-20261122"] = second
+    documents = MemoryRegistry()
+    area = MemoryArea("registry.example.test/staging", lambda _: documents)
+    images = [
+        StagedImage(
+            cell=cell, repository="quartz-cuda", digest=second, plan=second, tagged=second, references=(str(full),)
+        )
+        for cell, full in zip(cells, fulls, strict=True)
+    ]
+    area.record(StagedRelease(stamp=STAMP, revision="abc", images=tuple(images)))
+    assert roll_back(new_run(tiny), area, STAMP, "registry.example.test").tags == []
+    there.tags[f"{fulls[1].tag}-20261122"] = second
+    assert roll_back(new_run(tiny), area, STAMP, "registry.example.test").changed
 
 
 def test_an_interrupted_release_lists_the_tags_that_it_changed(desk: ReleaseDesk) -> None:
@@ -560,6 +600,7 @@ def test_a_newer_release_is_not_replaced(desk: ReleaseDesk) -> None:
     assert f"release 20261123 is newer and has other images of {CELL}" in desk.refused(RegistryError)
     desk.release(roll_back=True)
     assert desk.tags
+    assert desk.area.is_rolled_back("20261123")
 
 
 def test_a_newer_release_of_the_same_image(desk: ReleaseDesk) -> None:
