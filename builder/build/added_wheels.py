@@ -41,10 +41,11 @@ def with_indexes(settings: IndexSettings, additions: Sequence[Addition]) -> Inde
     requests = [each.request for each in additions]
     for place in dict.fromkeys(each.index for each in requests if each.index and each.index not in settings.named):
         is_address = re.match("https?://", place)
-        if has_credentials(place) or not (is_address or Path(place).is_dir()):
+        is_secret = has_credentials(place) or (is_address and re.search("[?#]", place))
+        if is_secret or not (is_address or Path(place).is_dir()):
             raise UsageError(
-                f"no index {place!r}" if not has_credentials(place) else "the address of the index has a login",
-                hint=f"Use an address without a login, a folder of wheels, or a name in matrix.yaml: "
+                "the address of the index has a login, a query or a fragment" if is_secret else f"no index {place!r}",
+                hint="Use an address alone, the path of a folder of wheels from here, or a name in matrix.yaml: "
                 f"{', '.join(settings.named) or 'there is none here'}.",
             )
         folder = None if is_address else Path(place).resolve()

@@ -106,7 +106,10 @@ class Addition:
         """All labels of the new image, of which one has the request and the new wheels, for `of_image`."""
         digest = parent.image.manifest.digest
         lock = {"wheels": [[each.file, each.sha256, each.size] for each in wheels]}
-        record = {"request": self.request.model_dump(exclude_defaults=True), "lock": lock}
+        request = self.request.model_dump(exclude_defaults=True)
+        if self.request.index.startswith("/"):  # a folder of this machine; its name alone is looked up again
+            request["index"] = f"./{Path(self.request.index).name}"
+        record = {"request": request, "lock": lock}
         return {
             **{label: value for label, value in parent.image.labels.items() if label not in OF_PARENT},
             PARENT_CELL_LABEL: parent.source.lowest_cell,
@@ -162,7 +165,7 @@ def read_team_file(path: Path) -> list[Addition]:
             raise UsageError(f"{place}: {error}") from error
         requested = read_requested(each.packages, [path.parent / name for name in each.requirements], place)
         folder = path.parent / each.index
-        index = str(folder) if each.index and folder.is_dir() else each.index
+        index = str(folder.absolute()) if each.index and folder.is_dir() else each.index
         request = AdditionRequest(requirements=requested, env=each.env, index=index, keep=each.keep)
         additions.append(Addition(parent=parent, target=target, request=request))
     names = [str(each.target) for each in additions]

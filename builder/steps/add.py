@@ -347,9 +347,9 @@ def push_added_image(run: Run, repository: Repository, addition: Addition, added
 
 def sign(signer: Signer, repository: Repository, added: Added, manifest: Manifest) -> None:
     """Attaches SBOM and provenance to each image, which names its parent by digest, then signs images and index."""
-    # Without the values of variables: a public transparency log may show it.
+    # Without the values of variables and the index: a public transparency log may show it.
     request = added.addition.request
-    public = request.model_dump(exclude_defaults=True) | {"env": sorted(request.env)}
+    public = request.model_dump(exclude_defaults=True, exclude={"index"}) | {"env": sorted(request.env)}
     for each in added.images:
         parent, name = each.parent, added.addition.parent.name
         replaced = {wheel.name for wheel in each.wheels}

@@ -396,9 +396,23 @@ def test_the_index_of_a_request(bench: Bench, tmp_path: Path) -> None:
     bench.uv.pages = {}
     with pytest.raises(UsageError, match="has none of einops"):
         bench.add(addition(request=AdditionRequest(requirements=requested[:2], index=str(tmp_path))))
-    for place in ("none", "https://me:pw@example.test/simple"):
-        with pytest.raises(UsageError, match="index"):
+    secrets = ("me:SECRET@x.test/simple", "x.test/simple?token=SECRET", "x.test/simple#SECRET")
+    for place in ("none", *(f"https://{address}" for address in secrets)):
+        with pytest.raises(UsageError, match="index") as caught:
             bench.add(addition(request=AdditionRequest(requirements=requested[:2], index=place)))
+        assert "SECRET" not in str(caught.value), "an image, and the log of a job, can be read by others"
+
+
+def test_a_folder_of_wheels_is_recorded_by_its_name_and_never_replaced_by_the_default_index(
+    bench: Bench, tmp_path: Path
+) -> None:
+    (tmp_path / "own-wheels").mkdir()
+    bench.uv.pages = {"einops": {"0.8": ""}}
+    bench.add(addition(request=request("einops", index=f"{tmp_path}/own-wheels")))
+    assert str(tmp_path) not in json.dumps(bench.config())
+    assert repeat(bench).request.index == "./own-wheels"
+    with pytest.raises(UsageError, match=r"no index '\./own-wheels'"):
+        bench.add(repeat(bench))
 
 
 def request(requested: str, **fields: Any) -> AdditionRequest:
@@ -765,13 +779,15 @@ def test_statements_name_packages_and_parent_and_the_signature_is_last(bench: Be
             assert "1" not in bench.target.tags
             signed.append(("sign", digest, annotations))
 
-    [added] = bench.add(addition("einops", env={"TEAM": "secret", "A": "b"}), signer=FakeSigner(key="k"))
+    bench.uv.pages = {"einops": {"0.8": ""}}
+    asked = request("einops", env={"TEAM": "secret", "A": "b"}, index="https://own.example.test/simple")
+    [added] = bench.add(addition(request=asked), signer=FakeSigner(key="k"))
     [(_, attested, statements), (_, digest, annotations)] = signed
     statement, sbom = statements["slsaprovenance1"], statements["cyclonedx"]
     assert annotations == {"cell": "", "image": "vision", "tag": "1"}, "nobody can offer it under another name"
     assert attested == digest == added.digest
-    request = statement["buildDefinition"]["externalParameters"]["request"]
-    assert request == {"requirements": ["einops"], "env": ["A", "TEAM"]}, "a public log may show it"
+    stated = statement["buildDefinition"]["externalParameters"]["request"]
+    assert stated == {"requirements": ["einops"], "env": ["A", "TEAM"]}, "a public log may show it"
     assert "TEAM=secret" in bench.config()["config"]["Env"]
     dependencies = statement["buildDefinition"]["resolvedDependencies"]
     parent = bench.parent.registry.tags["1"].removeprefix("sha256:")
