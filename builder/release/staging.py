@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Literal
@@ -24,7 +24,7 @@ from builder.evidence import signing
 from builder.evidence.signing import Signer, Trust
 from builder.index.host import Host
 from builder.layers import oci
-from builder.layers.oci import Digest, Image, Manifest
+from builder.layers.oci import Digest, Image
 from builder.matrix import tags
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
@@ -127,9 +127,9 @@ class StagingArea:
         area.option = f" --staging {quote(text)}" if text else ""
         for name in matrix.image_names:
             public = ImageRef(registry=registry or matrix.registry, repository=f"{matrix.namespace}/{name}")
-            staged = (area.repository(each) for each in (*matrix.image_names, INDEX))
+            repositories = (public, *map(area.repository, (*matrix.image_names, INDEX)))
             # GHCR.io:443 is ghcr.io.
-            place, *places = (each.name.lower().replace(":443/", "/") for each in (public, *staged))
+            place, *places = (each.name.lower().replace(":443/", "/") for each in repositories)
             if place in places:
                 raise UsageError(
                     f"staging: {public} is the place of public images",
@@ -191,8 +191,7 @@ class StagingArea:
         Each list has a tag of its own: several machines may write theirs at the same time.
         """
         content = StagedRelease(stamp=day, revision="", images=tuple(images)).model_dump_json().encode()
-        artifact = artifacts.artifact_manifest(TYPE, {TYPE: content})
-        self._put(f"{LIST}{day}-{short_digest(artifact.digest)}", artifact, content)
+        self._put(f"{LIST}{day}-{short_digest(digest_of_bytes(content))}", TYPE, content)
 
     def lists(self) -> list[str]:
         """The tags of the lists of images that were staged without a release."""
@@ -221,8 +220,7 @@ class StagingArea:
     def record(self, released: StagedRelease) -> None:
         """Writes the record of a release, beside the staged release."""
         content = released.model_dump_json().encode()
-        artifact = artifacts.artifact_manifest(RELEASED_TYPE, {RELEASED_TYPE: content})
-        self._put(f"{RELEASED}{released.stamp}", artifact, content)
+        self._put(f"{RELEASED}{released.stamp}", RELEASED_TYPE, content)
 
     def is_rolled_back(self, stamp: str) -> bool:
         """True if tags moved back from the release with this public stamp, and it was not released again since."""
@@ -237,13 +235,12 @@ class StagingArea:
         for stamp in {current, *stamps}:
             is_newer = tags.stamp_order(stamp) > tags.stamp_order(current)
             if (is_newer or stamp == current) and self.is_rolled_back(stamp) != is_newer:
-                content, note = b"true" if is_newer else b"false", {"stamp": stamp}
                 # With the note, each mark is a manifest of its own: whoever deletes one leaves the other marks.
-                artifact = artifacts.artifact_manifest(ROLLED_BACK_TYPE, {ROLLED_BACK_TYPE: content}, note)
-                self._put(f"{ROLLED_BACK}{stamp}", artifact, content)
+                content, note = b"true" if is_newer else b"false", {"stamp": stamp}
+                self._put(f"{ROLLED_BACK}{stamp}", ROLLED_BACK_TYPE, content, note)
 
-    def _put(self, tag: str, artifact: Manifest, content: bytes) -> None:
-        repository = self.open(INDEX, write=True)
+    def _put(self, tag: str, kind: str, content: bytes, notes: Mapping[str, str] = {}) -> None:
+        repository, artifact = self.open(INDEX, write=True), artifacts.artifact_manifest(kind, {kind: content}, notes)
         artifacts.put_artifact(repository, artifact, [content])
         repository.put_manifest(tag, artifact.content, artifact.media_type)
 

@@ -258,9 +258,6 @@ def test_what_was_released(place: StagingArea, tmp_path: Path) -> None:
 def test_the_record_of_a_release_with_control_characters_cannot_be_read(place: StagingArea) -> None:
     """`status` prints it."""
     document = {"stamp": "20261122", "revision": "abc", "images": [], "allowed": ["\x1b[2J"]}
-    artifact = artifacts.artifact_manifest(
-        staging.RELEASED_TYPE, {staging.RELEASED_TYPE: json.dumps(document).encode()}
-    )
-    place._put("released-20261122", artifact, json.dumps(document).encode())
+    place._put("released-20261122", staging.RELEASED_TYPE, json.dumps(document).encode())
     with pytest.raises(VerifyError, match="allowed"):
         place.released("20261122")
