@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +13,7 @@ from packaging.version import Version
 from builder.common.errors import LockError, RefusedError, UnreachableError, UsageError
 from builder.common.files import digest_of_bytes, short_digest
 from builder.common.text import listed
+from builder.index.releases import applies
 from builder.index.settings import IndexSettings, has_credentials
 from builder.index.wheels import LockedWheel, is_cuda_wheel
 from builder.lock import checks, requirements, uv
@@ -30,7 +31,6 @@ CONFLICT = (
 )
 SHOWN = 8  # packages in a line
 YEAR = timedelta(days=365)
-BY_ADDRESS = "by-address"  # the index of requested wheels that have an address
 _DEPENDS = re.compile(
     r"(?:all versions of )?([A-Za-z0-9._-]+)\S* depends? on ([A-Za-z0-9._-]+)(?:\[\S*\])?([<>=!~]\S*|)"
 )
@@ -41,7 +41,7 @@ def with_indexes(settings: IndexSettings, additions: Sequence[Addition]) -> Inde
     requests = [each.request for each in additions]
     for place in dict.fromkeys(each.index for each in requests if each.index and each.index not in settings.named):
         is_address = re.match("https?://", place)
-        is_secret = has_credentials(place) or (is_address and re.search("[?#]", place))
+        is_secret = has_credentials(place) or re.search("://.*[?#]", place)
         if is_secret or not (is_address or Path(place).is_dir()):
             raise UsageError(
                 "the address of the index has a login, a query or a fragment" if is_secret else f"no index {place!r}",
@@ -50,13 +50,20 @@ def with_indexes(settings: IndexSettings, additions: Sequence[Addition]) -> Inde
             )
         folder = None if is_address else Path(place).resolve()
         settings = settings.with_index(_index_name(place), place if is_address else "", folder)
-    requested = [requirement for each in requests for requirement in each.requirements]
-    addresses = tuple(dict.fromkeys(each.address for each in requested if each.address))
-    return settings.with_index(BY_ADDRESS, "", addresses=addresses) if addresses else settings
+    # One index for each image: another one may have another file with the same name.
+    for request in requests:
+        if addresses := _addresses(request.requirements):
+            settings = settings.with_index(_index_name(" ".join(addresses)), "", addresses=addresses)
+    return settings
+
+
+def _addresses(requested: Iterable[Requested]) -> tuple[str, ...]:
+    """The addresses of all requested wheels that have one, each once."""
+    return tuple(dict.fromkeys(each.address for each in requested if each.address))
 
 
 def _index_name(place: str) -> str:
-    """A name that no index of matrix.yaml has, for an address or a folder."""
+    """A name that no index of matrix.yaml has, for an address, a folder, or addresses of wheels."""
     return f"added-{short_digest(digest_of_bytes(place.encode()))}"
 
 
@@ -68,20 +75,22 @@ def choose_wheels(
     Returns the wheels that are new or replace one of the parent, and a line about each requested package. `settings`
     are those of `with_indexes`. Raises LockError, and RefusedError for what does not fit the parent.
     """
-    request, requested = addition.request, addition.request.requirements
+    request = addition.request
+    requested = [each for each in request.requirements if applies(each.requirement, parent.python, parent.arch)]
     if not requested:
         return [], []
     held = parent.held(keep=request.keep)
     index = request.index if request.index in settings.named else _index_name(request.index)
-    sources = {each.name: BY_ADDRESS if each.address else index for each in requested if each.address or request.index}
+    by_address = _index_name(" ".join(_addresses(request.requirements)))
+    sources = {each.name: by_address if each.address else index for each in requested if each.address or request.index}
     catalogue = program.catalogue.with_indexes(sources)
     indexes = {name: source for name, source in sources.items() if catalogue.files(name)}
     if request.index and index not in indexes.values():
         raise UsageError(f"{addition.target}: {request.index} has none of {listed(sorted(sources), SHOWN)}")
     for each in (each for each in requested if each.name in indexes and each.name in held):
-        wheel, offered = parent.packages[each.name], {file.filename: file for file in catalogue.files(each.name)}
-        of_version = offered.values() if each.address else filter(None, [offered.get(wheel.file)])
-        if any(file.digests.get("sha256") != wheel.sha256 for file in of_version):
+        wheel = parent.packages[each.name]
+        offered = {file.filename: file.digests.get("sha256") for file in catalogue.files(each.name)}
+        if wheel.sha256 not in offered.values() and (each.address or wheel.file in offered):
             raise RefusedError(
                 f"{addition.target}: another {wheel.file} is requested than the parent has", hint=CONFLICT
             )

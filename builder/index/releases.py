@@ -85,7 +85,7 @@ class Metadata:
         """The requirements that apply on Linux to the cell's Python and architecture with these extras."""
         names = ["", *sorted(extras)]
         requirements = filter(None, map(_parse_requirement, self.requires))
-        return [item for item in requirements if any(_applies(item, cell, name) for name in names)]
+        return [item for item in requirements if any(applies(item, cell.python, cell.arch, name) for name in names)]
 
 
 class Index:
@@ -213,13 +213,14 @@ def parse_metadata(file: str, text: bytes) -> Metadata:
     )
 
 
-def _applies(requirement: Requirement, cell: Cell, extra: str) -> bool:
+def applies(requirement: Requirement, python: str, arch: Arch, extra: str = "") -> bool:
+    """True if the marker of a requirement, if it has one, is for Linux with this Python and architecture."""
     environment = {
         "extra": extra,
-        "platform_machine": PLATFORMS[cell.arch],
+        "platform_machine": PLATFORMS[arch],
         "platform_system": "Linux",
-        "python_full_version": f"{cell.python}.0",
-        "python_version": cell.python,
+        "python_full_version": f"{python}.0",
+        "python_version": python,
         "sys_platform": "linux",
     }
     try:

@@ -393,11 +393,16 @@ def test_the_index_of_a_request(bench: Bench, tmp_path: Path) -> None:
     target, packages, _, _ = bench.uv.calls[0]
     assert packages == ["einops", "other", "tqdm==4"]
     assert target.indexes.keys() == {"einops", "tqdm"}
+    bench.uv.calls.clear()
+    other = addition(url.replace("1" * 64, "2" * 64), target=replace(TARGET, tag="2"))
+    bench.add(addition(request=request), other, dry_run=True)
+    places = {target.indexes["tqdm"] for target, *_ in bench.uv.calls}
+    assert len(places) == 2, "each image has its own wheel, though their files have one name"
     bench.uv.pages = {}
     with pytest.raises(UsageError, match="has none of einops"):
         bench.add(addition(request=AdditionRequest(requirements=requested[:2], index=str(tmp_path))))
     secrets = ("me:SECRET@x.test/simple", "x.test/simple?token=SECRET", "x.test/simple#SECRET")
-    for place in ("none", *(f"https://{address}" for address in secrets)):
+    for place in ("none", "HTTPS://x.test?SECRET", *(f"https://{address}" for address in secrets)):
         with pytest.raises(UsageError, match="index") as caught:
             bench.add(addition(request=AdditionRequest(requirements=requested[:2], index=place)))
         assert "SECRET" not in str(caught.value), "an image, and the log of a job, can be read by others"
@@ -432,6 +437,13 @@ def test_another_file_of_a_version_of_the_parent_is_taken(bench: Bench, requeste
     assert "resolve: tinylib 1.9 (another file)" in bench.shown
     (first, *_), (second, packages, *_) = bench.uv.calls
     assert ("tinylib" in first.kept, second.held, packages) == (False, {"ember"}, ["tinylib==1.9", "ember"])
+
+
+def test_a_wheel_for_another_architecture_replaces_nothing(bench: Bench) -> None:
+    bench.uv.pages = {"tinylib": {"1.9": ""}}
+    other = f"tinylib @ {AT} ; platform_machine == 'aarch64'"
+    bench.add(addition("einops", other), dry_run=True)
+    assert {"tinylib"} < set(bench.uv.calls[0][0].kept)
 
 
 @pytest.mark.parametrize(
