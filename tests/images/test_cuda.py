@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from testinfra.host import Host
 
-# torchvision's wheel has its own CUDA runtime and nvJPEG, renamed by auditwheel so that nothing else loads them, and
-# Triton's has CUPTI for its profiler. The name of Debian's libcurl matches too.
+# The wheels of torchvision, torchcodec and PyNvVideoCodec have a CUDA runtime or nvJPEG of their own, renamed by
+# auditwheel so that nothing else loads them, and Triton's has CUPTI for its profiler. Of CUDA in name only: libraries
+# of humming and of NVIDIA's CUTLASS DSL and NCCL extensions, and Debian's libcurl.
 VENDORED = re.compile(
     r"/opt/venv/lib/python/site-packages/"
-    r"(torchvision\.libs/lib(cudart|nvjpeg)\.[0-9a-f]+\.so\.\d+|triton/backends/nvidia/lib/cupti[a-z-]*/.*)"
+    r"((torchvision\.libs|torchcodec\.libs|pynvvideocodec\.)/lib[a-z]+[.-][0-9a-f]+\.so[0-9.]*"
+    r"|triton/backends/nvidia/lib/cupti[a-z-]*/.*|(humming|nccl|nvidia_cutlass_dsl)/.*)"
     r"|/usr/lib/[a-z0-9_]+-linux-gnu/libcurl(-gnutls)?\.so\.[0-9.]+"
 )
 FAMILIES = ["libcu*", "libnccl*", "libnv*", "libcusparseLt*"]
