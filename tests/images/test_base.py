@@ -382,6 +382,7 @@ def test_users_of_group_0_can_share_files(
 def test_another_user_of_group_0_cannot_write_the_name_of_the_user(shell: Callable[..., Any]) -> None:
     """It has the home and the shell of SSH sessions."""
     container = shell(user="4242:0")
+    assert container.run("cut -d: -f1 /var/lib/extrausers/passwd") == "user4242"
     assert container.run("find /var/lib/extrausers -type f -perm /022") == ""
 
 
@@ -409,23 +410,36 @@ dpkg-deb --build /tmp/package /tmp/package.deb
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("end", ["true", "false"])
+@pytest.mark.parametrize("end", ["true", "false", "kill -KILL $PPID"])
 def test_packages_find_no_names_of_the_user(shell: Callable[..., Any], end: str) -> None:
-    """Each user can write /var/lib/extrausers."""
-    container = shell()
-    container.run("echo database:x:1000:0::/:/bin/sh >/var/lib/extrausers/passwd")
-    container.run("echo database:x:1000: >/var/lib/extrausers/group")
-    container.run(["bash", "-ec", PACKAGE, "bash", end])
-    before = container.run("cat /etc/nsswitch.conf")
+    """Each user can write /var/lib/extrausers, where SSH needs the name of this one: while dpkg runs, and after it."""
+    container = shell(user="4242:0")
+    container.run("echo database:x:4242:0::/:/bin/sh >>/var/lib/extrausers/passwd")
+    container.run("echo database:x:4242: >/var/lib/extrausers/group")
+    container.run(["bash", "-ec", PACKAGE, "bash", f"getent passwd user4242; {end}"])
     status, text = container.result(["apt-get", "install", "-y", "/tmp/package.deb"], user="root")
     assert (status == 0) == (end == "true"), text
+    assert "user4242:x:4242:" in text
     assert int(container.run(["stat", "-c", "%u", "/var/lib/database"])) in range(100, 1000)
-    assert container.run("cat /etc/nsswitch.conf") == before
+    container.fails("echo >>/var/lib/extrausers/passwd")
+    container.container.restart(timeout=5)
+    assert container.run("id -un") == "user4242"
+    if "KILL" not in end:
+        assert container.run("ls -A /var/lib/extrausers") == "passwd", "the launcher can add the group of a later user"
 
 
-def test_a_user_whom_root_named_adds_no_names(shell: Callable[..., Any]) -> None:
-    container = shell(user="root", environment={"NB_UID": "4242"})
-    container.fails("touch /var/lib/extrausers/passwd", user="4242:0")
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "status"), [("user5000", 0), ("database", 2)])
+def test_names_that_root_cannot_replace(
+    once: Callable[..., Any], shell: Callable[..., Any], new_volume: Callable[[], str], name: str, status: int
+) -> None:
+    volume = new_volume()
+    write = f"echo {name}:x:5000:0::/home/user:/bin/bash >/var/lib/extrausers/passwd"
+    assert once(["sh", "-c", write], volumes={volume: {"bind": "/var/lib/extrausers", "mode": "rw"}})[0] == 0
+    container = shell(volumes={volume: {"bind": "/var/lib/extrausers", "mode": "ro"}})
+    container.run(["bash", "-ec", PACKAGE, "bash", "true"])
+    got, text = container.result(["dpkg", "-i", "/tmp/package.deb"], user="root")
+    assert (got, "root cannot replace it" in text) == (status, status != 0), text
 
 
 def test_another_user_cannot_replace_the_state_of_services(shell: Callable[..., Any]) -> None:

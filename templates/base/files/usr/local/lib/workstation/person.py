@@ -52,7 +52,6 @@ def become(user: int, group: int, *, chown_home: bool = False) -> None:
         _set_entry(Path("/etc/passwd"), NAME, {2: str(user), 3: str(group)})
         if group:
             _set_entry(Path("/etc/group"), NAME, {2: str(group)}, new=f"{NAME}:x:{group}:")
-        NAMES.chmod(0o755)  # the user has a name: nobody needs to add one
     except OSError:
         pass  # read-only: the user has no name, everything else works
     device = HOME.lstat().st_dev if HOME.exists() else 0
@@ -101,7 +100,7 @@ def _name(uid: int, home: str) -> str:
             with (NAMES / "group").open("a") as file:
                 file.write(f"{NAME}{group}:x:{group}:\n")
     except OSError:
-        pass  # read-only, or the file belongs to an earlier user of the container
+        pass  # read-only, or the file belongs to an earlier user of the container, or, after a use of dpkg, to root
     return name
 
 
