@@ -59,7 +59,7 @@ LoginGraceTime 30
 MaxAuthTries 20
 MaxSessions 100
 ClientAliveInterval 60
-Subsystem sftp internal-sftp -d /workspace
+Subsystem sftp internal-sftp -d /workspace -u {umask:03o}
 {environment}
 """
 
@@ -194,12 +194,15 @@ def main(home: Path | None) -> int:
     (folder / "authorized_keys").write_text("".join(f"{line}\n" for line in public_keys))
     config = folder / "sshd_config"
     version = subprocess.run(["/usr/bin/ssh", "-V"], stderr=subprocess.PIPE, text=True, check=False).stderr
+    umask = os.umask(0o077)
+    os.umask(umask)
     session = {name: value for name, value in environ.items() if name != "STATE_DIR"}
     config.write_text(
         CONFIG.format(
             user=user,
             port=environ.get("SSH_PORT", "22"),
             folder=folder,
+            umask=umask,
             root="no" if os.getuid() else "prohibit-password",  # root only with NB_UID=0
             environment=set_env(session, escapes=accepts_escapes(version)),
         )
