@@ -203,6 +203,11 @@ def test_each_container_has_its_own_host_key_and_keeps_it_but_an_image_of_it_doe
     until(lambda: listens(third), seconds=START_S, what="sshd")
     assert fingerprint(third) != before
     third.remove(force=True)
+    by_root = start(image=image.id, user="root", environment={"SSH_PUBLIC_KEY": client[1], "NB_UID": "4242"})
+    until(lambda: listens(by_root, "4242"), seconds=START_S, what="sshd")
+    until(lambda: run_in(by_root, ["check-services"]).status == 0, seconds=START_S, what="the health check")
+    assert run_in(by_root, ["ls", "/run/workstation", "/var/lib/workstation"]).out.count("of-1000") == 0
+    by_root.remove(force=True)
     image.remove()
 
 

@@ -332,6 +332,20 @@ def test_only_copies_of_the_state_are_forgotten(tmp_path: Path) -> None:
     assert {path.name for path in copy.iterdir()} == {"made", "made-at"}
 
 
+def test_the_state_of_a_launcher_that_runs_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of all modes in a container made its state look like a copy."""
+    monkeypatch.setattr(state, "TOP", tmp_path)
+    token = state.make() / "token"
+    token.touch()
+    token.with_name("made").chmod(0o640)
+    state.make()
+    assert token.exists()
+    launcher = token.with_name(state.LAUNCHER)
+    launcher.write_text(launcher.read_text().replace(" ", " 1"))  # a process of an earlier start
+    state.make()
+    assert not token.exists()
+
+
 # ---- commands and variables of Docker Stacks
 
 
@@ -578,6 +592,7 @@ def test_root_looks_for_services_as_their_owner(tmp_path: Path, monkeypatch: pyt
     home = tmp_path / f"of-{owner}"
     home.mkdir(mode=0o700)
     (home / state.SERVICES).touch()
+    (home / state.LAUNCHER).write_text(state.process(os.getpid()))
     users = [0]
 
     def is_file(_: Path) -> bool:
@@ -591,6 +606,8 @@ def test_root_looks_for_services_as_their_owner(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Path, "is_file", is_file)
     assert state.find() == home
     assert users == [0, owner, -1, 0], "-1 is the look into the folder"
+    (home / state.LAUNCHER).write_text("")
+    assert state.find() is None, "of another container"
 
 
 def test_checks_end_before_the_timeout_of_the_engine() -> None:

@@ -67,6 +67,8 @@ def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
     warnings += [*foreign.variables(environ, [variable.name for variable in known]), *replace_locales(environ)]
     runs_server = runs_services or (bool(arguments) and arguments[0] in foreign.SERVERS)
     warnings.append(person.ids_warning(environ, uid=os.getuid(), gid=os.getgid()))
+    if os.getuid() == 0:
+        state.forget_copies_of_others()
     target = person.target(environ, uid=os.getuid(), runs_server=runs_server, owner=_workspace_owner())
     if target:
         person.become(*target, chown_home=variables.flag(environ, "CHOWN_HOME"))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 TOP = Path("/run/workstation")
 KEPT = Path("/var/lib/workstation")
 ENVIRONMENT = "environment"  # file with the services' variables, in the format of /proc/PID/environ
 SERVICES = "services"  # file with the names of the started services, one on each line
+LAUNCHER = "launcher"  # file with the process of the launcher
 
 
 def make() -> Path:
@@ -23,7 +25,9 @@ def make() -> Path:
         except OSError:
             continue
         if _is_ours(folder, os.getuid()) and os.access(folder, os.W_OK):
-            forget_copies(folder)
+            if not is_in_use(folder):
+                forget_copies(folder)
+                write(folder / LAUNCHER, process(os.getpid()))
             return folder
     raise OSError("cannot write to /run/workstation or /tmp: with --read-only, add --tmpfs /tmp")
 
@@ -34,16 +38,53 @@ def forget_copies(folder: Path) -> None:
     Only the kernel sets the time of a file's last change (ctime): a restart keeps it, and a copy has another one. The
     host's name may be that of several containers: `--hostname`, `--network host`.
     """
-    made, note = folder / "made", folder / "made-at"
-    if note.exists() and made.exists() and note.read_text() == str(made.stat().st_ctime_ns):
+    if not _is_copy(folder):
         return
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink()
+    made = folder / "made"
     write(made, "")
-    write(note, str(made.stat().st_ctime_ns))
+    write(folder / "made-at", str(made.stat().st_ctime_ns))
+
+
+def _is_copy(folder: Path) -> bool:
+    made, note = folder / "made", folder / "made-at"
+    return not (note.is_file() and made.exists() and note.read_text() == str(made.stat().st_ctime_ns))
+
+
+def forget_copies_of_others() -> None:
+    """For root at the start: removes the folders of all users that `docker commit` copied into the image.
+
+    `rmtree` follows no links, whatever their owners do meanwhile.
+    """
+    for place in (*_places("*"), KEPT / "of-*"):
+        for folder in place.parent.glob(place.name):
+            with suppress(OSError):  # with --cap-drop ALL, root cannot look into them
+                is_on_volume = folder.lstat().st_dev != Path("/").stat().st_dev
+                if not is_on_volume and _is_copy(folder) and not is_in_use(folder):
+                    shutil.rmtree(folder)
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether the launcher that made this folder runs. A change of all files' modes makes it look like a copy."""
+    try:
+        record = (folder / LAUNCHER).read_text()
+        return record == process(int(record.split()[0]))
+    except (OSError, ValueError, IndexError):  # it has ended
+        return False
+
+
+def process(number: int) -> str:
+    """A process by its id, start and control group; a command that replaces the launcher keeps them.
+
+    The control group differs in a copy that runs beside the first container, with `--pid=host`.
+    """
+    folder = Path(f"/proc/{number}")
+    start = (folder / "stat").read_text().rpartition(")")[2].split()[19]  # proc(5)
+    return f"{number} {start} {(folder / 'cgroup').read_text()}"
 
 
 def kept() -> Path | None:
@@ -79,7 +120,7 @@ def _has_services(folder: Path, owner: int) -> bool:
     except PermissionError:  # root without CAP_SETUID started no services of another user
         return False
     try:
-        return (folder / SERVICES).is_file()
+        return (folder / SERVICES).is_file() and is_in_use(folder)
     finally:
         os.seteuid(uid)
 
