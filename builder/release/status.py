@@ -280,7 +280,7 @@ def unreleased(images: Sequence[PlannedImage], area: StagingArea, host: Host) ->
         repository = Repository(full, host=host, write=False)
         newest = tags.stamps_of(full.tag, listed[full.name])[:1]
         return _is_of_plan(repository, full.tag, planned) or any(
-            area.is_rolled_back(stamp) and _is_of_plan(repository, f"{full.tag}-{stamp}", planned) for stamp in newest
+            _is_of_plan(repository, f"{full.tag}-{stamp}", planned) and area.is_rolled_back(stamp) for stamp in newest
         )
 
     missing = {image.references for image, is_done in look_up(is_released, images) if not is_done}
