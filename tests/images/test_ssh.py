@@ -103,13 +103,13 @@ def test_users_of_group_0_can_share_files(
     start: Callable[..., Container], until: Callable[..., None], client: tuple[Host, str]
 ) -> None:
     """As without SSH; scp and sftp ask for the mode of the file that they send."""
-    container = start(user="4242:0", environment={"SSH_PUBLIC_KEY": client[1]})
-    until(lambda: listens(container), seconds=START_S, what="sshd")
+    container = start(user="root", environment={"SSH_PUBLIC_KEY": client[1], "NB_UID": "4242"})
+    until(lambda: listens(container, "4242"), seconds=START_S, what="sshd")
     container.reload()
     for shell in ("", "bash -lc ", "bash -ic ", "sh -lc "):
-        assert over_ssh(client, container, f"{shell}umask", user="user4242").stdout == "0002\n", shell
+        assert over_ssh(client, container, f"{shell}umask").stdout == "0002\n", shell
     client[0].check_output("touch /tmp/shared && chmod 666 /tmp/shared")
-    assert client[0].run(f"scp {CLIENT} /tmp/shared user4242@{address(container)}:/tmp/shared").rc == 0
+    assert client[0].run(f"scp {CLIENT} /tmp/shared user@{address(container)}:/tmp/shared").rc == 0
     assert inside(container).file("/tmp/shared").mode == 0o664
 
 
