@@ -40,7 +40,7 @@ class AddedLayer:
 
 
 def make_layers(run: Run, fetcher: Fetcher, parent: Parent, wheels: Sequence[LockedWheel]) -> list[AddedLayer]:
-    """The layers of wheels, from the store or made now, above one that hides the packages which they replace.
+    """The layers of wheels, from the store or made now, above a layer that hides the packages that they replace.
 
     Wheels are downloaded several at a time. Raises FetchError, VerifyError.
     """

@@ -37,7 +37,7 @@ _DEPENDS = re.compile(
 
 
 def with_indexes(settings: IndexSettings, additions: Sequence[Addition]) -> IndexSettings:
-    """The settings with the indexes of the additions. Raises UsageError for one that there is not."""
+    """The settings with the indexes of the additions. Raises UsageError for an index that does not exist."""
     requests = [each.request for each in additions]
     for place in dict.fromkeys(each.index for each in requests if each.index and each.index not in settings.named):
         is_address = re.match("https?://", place)
@@ -126,7 +126,7 @@ def choose_wheels(
         except LockError as error:
             if isinstance(error, UnreachableError):
                 raise
-            # Another package of the parent does not fit those that move: it may move too, the requested ones stay.
+            # A package of the parent does not fit the new versions: it may move too. Requested packages stay.
             pins = uv.pinned({each.name: versions[each.name] for each in requested if each.name in versions})
             packages += parent.packages
             versions = uv.parse_versions(program.compile(target, packages, [*constraints, *pins], preferred))

@@ -274,7 +274,7 @@ class Tester:
 def new_tester(
     run: Run, images: Sequence[PlannedImage], *, jobs: int, gpu_mode: gpus.Mode, junit: Path | None
 ) -> Tester:
-    """The tester of these images, of which `jobs` are tested at a time, and share the processors."""
+    """The tester of these images. `jobs` images are tested at a time, and share the processors."""
     # Tests of one image, one after the other, use half of two processors: most wait for the start of a container.
     processes = math.ceil(1.5 * machine.processors() / min(jobs, max(1, len(images))))
     return Tester(run, gpu_mode=gpu_mode, junit=junit, processes=processes)

@@ -43,7 +43,8 @@ _OLDEST = 60  # CUDA 6.0; no framework has wheels for an older CUDA
 class Explanation:
     """An explanation. `because` are the reasons, a line each; `near` are the nearest cells with a current lock.
 
-    `add` are the lines for matrix.yaml. `project` is the one whose own index has the build; empty for the index in use.
+    `add` are the lines for matrix.yaml. `project` is the project whose own index has the build; empty if the index in
+    use has it.
     """
 
     id: str
@@ -165,7 +166,7 @@ class Explainer:
         return FrameworkRelease(matrix=self.matrix, catalogue=catalogue, facts=self.facts, cell=cell)
 
     def _nearest(self, asked: Cell) -> tuple[str, ...]:
-        """The locked cells with the same framework and architecture that differ in the fewest axes, then least.
+        """The locked cells with the same framework and architecture that differ in the fewest axes, the closest first.
 
         Leaves out cells on a Python whose images were not built yet. A cell without a current lock may not work either.
         """

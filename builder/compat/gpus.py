@@ -112,8 +112,8 @@ class Pool:
     def lease(self, fits: Callable[[Gpu], bool], stopped: Callable[[], bool]) -> Iterator[tuple[Gpu, ...]]:
         """Leases the GPUs with room that `fits` accepts until the block ends; waits while another image has them.
 
-        The GPUs with most free memory are first: other programs keep those that they use. Yields no GPU if none has
-        room, or if `stopped` became true.
+        The GPUs with the most free memory come first, because other programs may use the rest. Yields no GPU if none
+        has room, or if `stopped` became true.
         """
         while not self._lock.acquire(timeout=GPU_POLL_S):
             if stopped():

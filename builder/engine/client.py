@@ -267,7 +267,7 @@ class Engine:
                 return status
             finally:
                 timer.cancel()
-                with _ignored_if_gone():  # a sweep removed it
+                with _ignored_if_gone():  # another process removed it as an old container
                     container.remove(force=True, v=True)
 
     def image(self, reference: str) -> ImageInfo | None:
@@ -344,7 +344,7 @@ class Engine:
         own: dict[str, Any] = {"label": f"{RUN_LABEL}={checkout}"}
         oldest = time.time() - 2 * LONGEST_S
         with translated("removing containers of an earlier run"):
-            # Sparse: another process may remove a container before it would be inspected.
+            # `sparse`: without it, docker-py inspects each container, which another process may have removed by then.
             for container in self._client.containers.list(all=True, sparse=True, filters={"label": RUN_LABEL}):
                 if container.attrs["Labels"][RUN_LABEL] == checkout or container.attrs["Created"] < oldest:
                     with _ignored_if_gone():
@@ -358,7 +358,7 @@ class Engine:
 
 @contextmanager
 def _ignored_if_gone() -> Iterator[None]:
-    """Ignores that what the `with` block removes is gone, in use, or just being removed by another process."""
+    """Ignores the error if what the `with` block removes is gone, in use, or being removed by another process."""
     try:
         yield
     except APIError as error:

@@ -45,7 +45,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -
 def run_cosign(*arguments: str) -> str:
     """Runs cosign; returns its output. Raises SigningError with its error, in which KEY stands for the key.
 
-    It is a CosignError unless a request to a server failed, such as the registry. Raises TransientError if that request
+    It is a CosignError unless a request to a server, such as the registry, failed. Raises TransientError if the request
     may succeed at a later attempt.
     """
     if not shutil.which("cosign"):

@@ -45,9 +45,9 @@ SOURCE_NAMES = ("aquasecurity:trivy:SrcName", "aquasecurity:trivy:SrcVersion")  
 
 
 def sbom(planned: PlannedImage, name: str, image: Image, metadata: Mapping[str, bytes] = {}) -> bytes:
-    """The wheels and Debian packages of an image, each with its SHA-256. `name` is that of its repository.
+    """The wheels and Debian packages of an image, each with its SHA-256. `name` is the name of its repository.
 
-    Wheels whose METADATA is in `metadata`, by SHA-256, have a licence and a supplier if that names them.
+    `metadata` has METADATA files by the SHA-256 of the wheel: a wheel's licence and supplier come from its METADATA.
     """
     debian, wheels = _debian_packages(planned.os_lock), _wheels(planned.wheels, metadata)
     release = _release_number(planned.os_lock.versions)

@@ -32,8 +32,8 @@ METADATA = "text/plain; charset=utf-8"
 class LocalIndex:
     """The answers of the server. `failures` are those of the indexes; `absent` are packages that they do not have.
 
-    `kept` are listed with the wheels of the index; of the packages in `held`, or if the index has not the very file of
-    `kept`, only they are. Thread-safe.
+    The wheels in `kept` are listed with the wheels of the index. For a package in `held`, or if the index does not have
+    the same file, only the wheel in `kept` is listed. Thread-safe.
     """
 
     def __init__(

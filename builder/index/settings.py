@@ -33,8 +33,8 @@ class IndexSettings:
 
     The defaults are PyPI, and the CA certificates of each client. Certificates of the hosts in `trusted_host` are not
     checked. `proxy` is pip's own, used if the environment has none. `python_mirror` has uv's builds of Python; empty
-    for uv's default. `named` are the indexes of matrix.yaml, and those of additions; each has a `name`, `folder` if it
-    is a folder of wheels, and `addresses` if it is these wheels alone, each with `#sha256=`.
+    for uv's default. `named` are the indexes of matrix.yaml and of additions. Such an index has a `name`; a `folder` if
+    it is a folder of wheels; `addresses`, each with `#sha256=`, if it consists of the wheels at these addresses.
     """
 
     url: str = ""

@@ -86,9 +86,9 @@ def check_wheels(
 ) -> None:
     """Raises LockError with every fault of the wheels of a cell, or of its group.
 
-    `shared` are the names of those wheels that every image of the group has, `owners` the component that needs each,
-    `held` the names of those that the framework requires in one version; `toolkit` is the release of cuda-toolkit in
-    matrix.yaml.
+    `shared` are the names of the wheels that every image of the group has, `owners` the component that needs each
+    wheel, `held` the names of the wheels that the framework requires in one version; `toolkit` is the release of
+    cuda-toolkit in matrix.yaml.
     """
     faults: list[LockError] = []
     if not cell.is_cpu:

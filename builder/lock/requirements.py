@@ -1,4 +1,4 @@
-"""Reads requirements as pip does, and refuses whatever is no package of an index, and no wheel with its hash.
+"""Reads requirements as pip does, and refuses all but packages of an index, and wheels with their hash.
 
 Source: pip documentation, "Requirements File Format"; PEP 508.
 """

@@ -56,8 +56,8 @@ ListedWheels = dict[str, tuple[LockedWheel, str]]  # name -> wheel, of size 0 if
 class Target:
     """The image that wheels are chosen for; `name` is for messages.
 
-    `indexes` are the named indexes of packages. `kept` are wheels that the image has, for the packages in `held` the
-    only ones. `conflict` is the hint if the requirements do not fit together.
+    `indexes` are the named indexes of packages. `kept` are wheels that the image has; a package in `held` has no other
+    choice. `conflict` is the hint if the requirements do not fit together.
     """
 
     name: str

@@ -94,9 +94,9 @@ class Generation(StrictModel):
 
 
 class ProjectIndex(StrictModel):
-    """The index of the project `name`: CUDA versions of its `builds` for amd64, and `cpu`, by line of the package.
+    """The package index of the project `name`. `builds` are CUDA versions, or `cpu`, for amd64, by line of the package.
 
-    `packages` on it are compiled for one CUDA version too.
+    The other `packages` of this index are compiled for one CUDA version too.
     """
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Za-z]{1,20}$")]

@@ -313,7 +313,7 @@ class Framework(StrictModel):
 
 
 class Selection(StrictModel):
-    """Cells, and why they are left out, or others are."""
+    """Cells, and the reason that these cells, or all others, are left out."""
 
     cells: Pattern
     reason: Reason

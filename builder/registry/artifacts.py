@@ -76,7 +76,7 @@ class Attachments:
         self._store(stored, [source.read_blob(blob.digest) for blob in blobs])
 
     def _store(self, artifact: Manifest, contents: Iterable[bytes]) -> Manifest:
-        """Stores an artifact; returns its manifest. Without OCI 1.1, its annotation SUBJECT names the image."""
+        """Stores an artifact; returns its manifest, whose annotation SUBJECT names the image if there is no OCI 1.1."""
         try:
             put_artifact(self.repository, artifact, contents)
         except RejectedError as error:

@@ -107,10 +107,11 @@ class Repository:
     def retry_program(self, run: Callable[[], str], digest: str) -> str:
         """Runs a program that works on a manifest of this repository, again after each TransientError of `run`.
 
-        A program prints no Retry-After header: before the next attempt, a request of this client waits as long as the
-        registry asks for, and ends the attempts if the registry does not answer at all. Raises RegistryError.
+        A program does not print the header Retry-After. So this client sends a request before the next attempt: the
+        request waits as long as the registry asks for, and the attempts end if the registry does not answer at all.
+        Raises RegistryError.
         """
-        # More often than one request: `cosign sign` sends 14, and a single 429 ends it.
+        # More attempts than for one request: `cosign sign` sends 14 requests, and a single 429 ends it.
         patient = copy.copy(self._http)
         patient.policy = replace(patient.policy, retries=4 * patient.policy.retries, longest_delay_s=PROGRAM_DELAY_S)
 

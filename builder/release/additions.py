@@ -47,8 +47,8 @@ def _check_variables(variables: dict[str, str]) -> dict[str, str]:
 class AdditionRequest(BaseModel, frozen=True, extra="forbid"):
     """Packages and variables. An image has its request in a label. Raises UsageError for what must not be in an image.
 
-    Requirements are read from text and written as text. With `index`, a name in matrix.yaml, an address or a folder,
-    those that it has come from there. To `keep`: no package of the parent moves.
+    Requirements are read from text and written as text. `index` is a name in matrix.yaml, an address or a
+    folder: requested packages come from there if it has them. With `keep`, no package of the parent moves.
     """
 
     requirements: tuple[Annotated[Requested, BeforeValidator(_parsed), PlainSerializer(str)], ...] = ()

@@ -85,7 +85,7 @@ class Parent:
         }
 
     def own_paths(self, names: Collection[str]) -> set[str]:
-        """What is left of these packages if others replace them: their files, with bytecode, or whole folders of them.
+        """The paths to hide if other versions replace these packages: files, their bytecode, and whole folders.
 
         Never a file that another package has too, or that is not in a layer of wheels: a RECORD can name any path.
         Raises VerifyError.
@@ -102,7 +102,7 @@ class Parent:
                 own.add(path)
             elif entry.type != "dir":
                 kept.update(_folders(path))
-        # A folder as a whole: importlib finds a package in an empty .dist-info, and in an empty folder a namespace.
+        # Whole folders: importlib takes an empty .dist-info for a package, and an empty folder for a namespace.
         return {next((folder for folder in _folders(path) if folder not in kept), path) for path in own}
 
     def _recorded(self, name: str) -> set[str]:

@@ -135,7 +135,7 @@ class ReleaseChecks:
         return Candidate.of(project, planned, stored, coverage, options.registry)
 
     def _read_metadata(self, image: Candidate, repository: Repository) -> Mapping[str, bytes]:
-        """The METADATA files of the image's wheels, and of other images', by SHA-256 of the wheel."""
+        """The METADATA files of wheels of this image and of images read before, by SHA-256 of the wheel."""
         # Without range requests, the SBOM has no licences.
         with suppress(VerifyError, RejectedError):
             parent = read_parent(RegistrySource(manifest=image.stored.manifest.content, repository=repository))

@@ -228,7 +228,7 @@ class StagingArea:
         return (artifacts.read_artifact(self.open(INDEX), tag, ROLLED_BACK_TYPE) or {}).get(ROLLED_BACK_TYPE) == b"true"
 
     def mark_rolled_back(self, stamps: Iterable[str], current: str) -> None:
-        """Marks those of the releases that are newer than `current` as rolled back, and `current` as not.
+        """Marks the `stamps` newer than `current` as rolled back, and `current` as not rolled back.
 
         Call it before the tags move. A mark is replaced, not deleted: some registries do not allow deletion.
         """

@@ -268,9 +268,9 @@ class StatusReader:
 def unreleased(images: Sequence[PlannedImage], area: StagingArea, host: Host) -> list[PlannedImage]:
     """The images that are not released, with those for other architectures of the same tags.
 
-    A release needs all of them. An image is released if its full tag names an image of its plan. It also counts as
-    released if its newest stamped tag does, and that release was rolled back. Without the mark of a roll-back, the
-    release was interrupted after its stamped tags. Raises RegistryError, VerifyError.
+    A release needs all architectures of a tag. An image is released if its full tag names an image of its plan. It also
+    counts as released if its newest stamped tag names one and that release was rolled back. If that release is not
+    marked as rolled back, it was interrupted after its stamped tags. Raises RegistryError, VerifyError.
     """
     names = {publish.references(image)[0].name for image in images}
     listed = {name: Repository(ImageRef.parse(name), host=host, write=False).list_tags() for name in names}

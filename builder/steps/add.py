@@ -209,7 +209,7 @@ def check_signature(reference: ImageRef, image: Parent, trust: Trust) -> str:
 def _changes(addition: Addition, parent: Parent, wheels: Sequence[LockedWheel]) -> list[str]:
     """A line for each package of the parent that moves, then how many are new.
 
-    Of an addition that is repeated, all packages of the image that differ from before.
+    If the addition is repeated, a line for each package that differs from the image made before.
     """
     before, old = addition.earlier.get(parent.arch, parent).packages, parent.packages
     after = {**old, **{wheel.name: wheel for wheel in wheels}}

@@ -33,8 +33,8 @@ def write_repository(
 ) -> list[str]:  # fmt: skip
     """Writes the files; returns their names.
 
-    `source` is that of `read_source`: a wheel that this package was installed from is copied. `workflows` is the
-    repository whose workflow one on GitHub calls, as OWNER/REPO@REF; by default, it calls a copy of it.
+    `source` is the result of `read_source`. If this package was installed from a wheel, that wheel is copied.
+    `workflows` (OWNER/REPO@REF) is the repository whose workflow the new one calls; by default, it calls a copy of it.
 
     Raises UsageError if a file exists, a framework has no such images or `workflows` has another form, MatrixError for
     a value that matrix.yaml cannot have, OSError if the wheel is gone. Nothing is written then, except .builder.

@@ -139,7 +139,7 @@ def publish_images(
     # the release that set the tags, and no older release moves them back.
     area.record(_new_record(area.released(staged.stamp), staged, images, group_of, allowed))
 
-    # Tags may also move back to a staged release. CI does not publish again what they move away from.
+    # Tags may also move back to a staged release. CI must not publish the newer release again.
     area.mark_rolled_back(area.released_stamps() if options.roll_back else (), stamp or staged.stamp)
 
     # Images go up by digest, one after another; the attachments of one go up while the next one is pushed.

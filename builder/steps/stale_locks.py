@@ -22,10 +22,10 @@ SHOWN = 20  # changed packages; the others are counted
 def lock_stale_systems(
     run: Run, planned: Plan, lookup: LayerLookup | None, archives: Archives, *, is_locked: bool
 ) -> bool:
-    """Locks current packages for operating systems that must be made, and whose locked packages no archive has.
+    """Locks current packages for operating systems that must be made, but whose locked packages no archive has.
 
-    Without `lookup`, all must be made, from archives alone. Returns True if there were any such packages. With
-    `is_locked` (--locked), raises StaleError instead, or the error of locking them.
+    Without `lookup`, all operating systems must be made, from archives alone. Returns True if there were any such
+    packages. With `is_locked` (--locked), raises StaleError instead, or the error of locking them.
     """
     project, view, store = run.project, run.view, run.store
     images = {image.os_inputs: image for image in planned.images}
