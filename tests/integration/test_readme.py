@@ -289,7 +289,7 @@ def test_the_guide_has_the_end_of_support_of_every_python() -> None:
 def test_the_images_share_as_much_as_the_readme_says() -> None:
     """Of the images that were built."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    claim = re.search(r"the (\d+) images on CUDA ([\d.]+) take, of the sum of their sizes \| \*\*(\d+) %", text)
+    claim = re.search(r"the (\d+) images on CUDA ([\d.]+), as a share of the sum of their sizes \| \*\*(\d+) %", text)
     assert claim
     count, cuda, percent = int(claim[1]), claim[2], int(claim[3])
     built = [cell for cell in PROJECT.cells if not PROJECT.matrix.python[cell.python].not_built]
