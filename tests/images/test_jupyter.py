@@ -573,9 +573,7 @@ def test_a_port_that_is_in_use_is_named_once(
     until(lambda: b"listens" in other.logs(), seconds=START_S, what="the other program")
     status, _, err = once(command, network_mode=f"container:{other.id}")
     assert status == 78
-    message = (
-        f"error: cannot listen on port {port} of 0.0.0.0: Address already in use: set JUPYTER_PORT to another port"
-    )
+    message = f"error: cannot listen on port {port} of all addresses: Address already in use: set JUPYTER_PORT"
     assert err.count(message) == 1, err
     assert "restart" not in err
 
