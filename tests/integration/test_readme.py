@@ -83,7 +83,8 @@ def sections() -> Iterator[Section]:
 
 
 def commands(body: str) -> list[str]:
-    return [line.split("   #")[0].split("    #")[0].strip() for line in body.splitlines() if line.strip()]
+    lines = body.replace("\\\n", " ").splitlines()
+    return [line.split("   #")[0].split("    #")[0].strip() for line in lines if line.strip()]
 
 
 @pytest.fixture(scope="module")
