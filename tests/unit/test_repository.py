@@ -159,6 +159,12 @@ def test_the_commands_of_the_documents_are_those_that_image_tests_run() -> None:
     assert [line.strip() for line in section.splitlines() if line.startswith("    ")] == DERIVED
 
 
+def test_the_tests_that_the_page_of_the_state_names_exist() -> None:
+    named = re.findall(r"`(tests/[\w/.]+)`", (ROOT / "docs/status.md").read_text(encoding="utf-8"))
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
 def test_plain_docker_build_gets_every_file_that_a_dockerfile_mounts() -> None:
     """`.dockerignore` names what is in the build context."""
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
