@@ -1,6 +1,6 @@
 """Draws the README's picture of a terminal, from what the commands print: `python -m tests.pictures`.
 
-It needs the default images in Docker. tests/integration/test_readme.py compares the picture with the commands.
+They run in a folder with the README's matrix.yaml. tests/integration/test_readme.py compares the picture with them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import subprocess
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,12 +20,8 @@ from rich.text import Text
 from tests.paths import ROOT
 
 TERMINAL = ROOT / "docs/pictures/terminal.svg"
-WIDTH = 104  # columns
-COMMANDS = (
-    "builder plan",
-    'docker run --rm org/pt-cuda:2.9 python -c "import torch; print(torch.__version__)"',
-    "builder explain pt-2.15-cu128-py313",
-)
+WIDTH = 116  # columns
+COMMANDS = ("builder plan", "builder explain pt-2.14-cu128-py313")
 
 
 def draw(lines: Iterable[Text], title: str, path: Path) -> None:
@@ -36,11 +33,18 @@ def draw(lines: Iterable[Text], title: str, path: Path) -> None:
     path.write_text(re.sub(r"@font-face \{.*?\}", "", drawing, flags=re.DOTALL), encoding="utf-8")
 
 
-def printed(command: str) -> list[str]:
+def write_repository(folder: Path) -> None:
+    """Writes a repository with the README's matrix.yaml, and this checkout's locks."""
+    [matrix] = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    (folder / "matrix.yaml").write_text(matrix, encoding="utf-8")
+    (folder / "locks").symlink_to(ROOT / "locks")
+
+
+def printed(command: str, folder: Path) -> list[str]:
     """What a command prints to standard output. `builder explain` ends with 16 if a combination does not work."""
     environ = {**os.environ, "PATH": f"{ROOT}/.venv/bin:{os.environ['PATH']}", "COLUMNS": str(WIDTH), "NO_COLOR": "1"}
     run = subprocess.run(
-        shlex.split(command), cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True, check=False, timeout=300
+        shlex.split(command), cwd=folder, env=environ, stdout=subprocess.PIPE, text=True, check=False, timeout=300
     )
     assert run.returncode in ((16,) if " explain " in command else (0,)), f"{command}: exit code {run.returncode}"
     return run.stdout.splitlines()
@@ -48,8 +52,10 @@ def printed(command: str) -> list[str]:
 
 def main() -> None:
     lines: list[Text] = []
-    for command in COMMANDS:
-        lines += [Text(f"$ {command}", style="bold green"), *map(Text, printed(command)), Text()]
+    with tempfile.TemporaryDirectory() as folder:
+        write_repository(Path(folder))
+        for command in COMMANDS:
+            lines += [Text(f"$ {command}", style="bold green"), *map(Text, printed(command, Path(folder))), Text()]
     draw(lines[:-1], "GPU images", TERMINAL)
 
 
