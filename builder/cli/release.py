@@ -256,8 +256,9 @@ def status_command(
     RELEASED shows whether the full tag names that image, and which of its other tags name another image or are missing.
     SIGNATURE shows whether a signer that `evidence` in matrix.yaml lists signed it for its cell and tag: `untrusted` if
     only others did, `listed` if matrix.yaml has no signers to check it with. PACKAGES is the age of the locked Debian
-    packages; `builder images --locked` names those that the archives no longer have. Below the table are the ends of
-    support that are over or at most 60 days away, and the cells that were not built yet.
+    packages; `builder images --locked` names those that the archives no longer have. Below the table are the frameworks
+    that had a newer release when they were locked, with the time between both releases, the ends of support that are
+    over or at most 60 days away, and the cells that were not built yet.
     """
     project = context.project
     selected = project.select(patterns or ("*",))
@@ -277,12 +278,13 @@ def status_command(
         registry=registry,
         here=here,
     )
-    rows = list(reader.read(planned))
+    rows = reader.read(planned)
     if form == "json":
         context.print_json(list(map(asdict, rows)))
         return
-    hidden = ("support", "digest", "tags", "signer", *(status.OF_REGISTRY if here else ()))
-    shown = [field.name for field in fields(Status) if field.name not in hidden]
+    hidden = ("support", "digest", "tags", "signer", "framework", "release", "newest", "days_behind")
+    names = [field.name for field in fields(Status) if field.name not in hidden]
+    shown = [name for name in names if not (here and name in status.OF_REGISTRY)]
     table = new_table(*("TIME" if name == "seconds" else name.upper() for name in shown))
     for row in rows:
         tests_time = "-" if row.seconds is None else duration(row.seconds)
@@ -290,5 +292,7 @@ def status_command(
         values = vars(row) | {"seconds": tests_time, "packages": age}
         table.add_row(*(Text(values[name]) for name in shown))
     context.out.print(table)
+    for line in dict.fromkeys(row.age for row in rows if row.days_behind):
+        context.say(line)
     context.say_support(project, selected)
     context.say_not_built(project, selected)

@@ -73,7 +73,7 @@ def stray_locks(project: Project) -> list[str]:
     groups = {f"locks/{group}.json" for group in project.groups}
     systems = {request.path for request in os_lock.requests_of_cells(project.matrix, project.cells)}
     pythons = {PYTHON_LOCKS.path(release) for release in python_lock.uv_releases(project.matrix, project.cells)}
-    return sorted(files - groups - systems - pythons - {KNOWN_LAYERS})
+    return sorted(files - groups - systems - pythons - {KNOWN_LAYERS, lockfile.RELEASE_DAYS})
 
 
 def check_wheels(

@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import date
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, TypeAdapter
 from pydantic.dataclasses import dataclass as model
 
 from builder.common import lock_text
@@ -28,6 +31,9 @@ from builder.matrix.schema import Matrix
 
 FORMAT: Literal[2] = 2
 TOOLKIT = "cuda-toolkit"  # NVIDIA's metapackage: each release pins the libraries of one CUDA
+# The day of the newest release of each framework, and of its releases in matrix.yaml. No image depends on this file.
+RELEASE_DAYS = "locks/releases.json"
+DAYS_ADAPTER = TypeAdapter(dict[str, dict[Annotated[str, AfterValidator(lambda text: str(Version(text)))], date]])
 
 
 @model(frozen=True, kw_only=True, config=STRICT)
@@ -182,6 +188,13 @@ def of_cell(matrix: Matrix, cell: Cell, lock: Lock) -> CellLock:
             wheels.setdefault(wheel.name, wheel)
     ordered = sorted(wheels.values(), key=attrgetter("component", "name"))
     return CellLock(cell=cell.id, requirements=needs, wheels=tuple(ordered))
+
+
+def read_release_days(root: Path) -> dict[str, dict[str, date]]:
+    """Framework -> release -> day; empty without RELEASE_DAYS. Raises LockError if the file is damaged."""
+    hint = "Delete it, then run: builder lock"
+    text = lock_text.read_lock_text(root / RELEASE_DAYS, hint)
+    return lock_text.validate_lock(DAYS_ADAPTER, text, RELEASE_DAYS, FORMAT, hint) if text is not None else {}
 
 
 def _fields(wheel: LockedWheel) -> dict[str, Any]:

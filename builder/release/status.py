@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from packaging.version import Version
+
 from builder.common.errors import ImageTestError, RegistryError, SigningError, VerifyError
 from builder.common.reference import ImageRef
+from builder.common.text import counted
 from builder.evidence import reports, results, signing
 from builder.evidence.results import OWN, Coverage, Requirement
 from builder.evidence.signing import Trust
@@ -17,6 +20,7 @@ from builder.index.host import Host
 from builder.layers import oci, stored_images
 from builder.layers.oci import Image
 from builder.layers.store import Store
+from builder.lock.lockfile import read_release_days
 from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
@@ -45,7 +49,9 @@ class Status:
     trusted signer signed it for this cell and tag; UNTRUSTED if only others did, LISTED if matrix.yaml lists no signers
     to check its signature with. `packages` is the age of the lock of its Debian packages in days, None if it is not
     locked. `support` is the last day of support of all its parts, if known. `digest` is the image that the full tag
-    names, `tags` name it, the full one first, and `signer` is the trusted signer that signed it, or empty.
+    names, `tags` name it, the full one first, and `signer` is the trusted signer that signed it, or empty. `newest` is
+    the newest release of `framework` when it was locked last, and `days_behind` how much older `release` is; None if
+    the index gave no days.
     """
 
     cell: str
@@ -62,6 +68,17 @@ class Status:
     digest: str = ""
     tags: tuple[str, ...] = ()
     signer: str = ""
+    framework: str = ""
+    release: str = ""
+    newest: str = NONE
+    days_behind: int | None = None
+
+    @property
+    def age(self) -> str:
+        """`pytorch 2.9.1 (newest 2.15.0, 11 months)`; the parentheses only if there is a newer release."""
+        days = self.days_behind or 0
+        months = counted(days * 12 // 365, "month") if days > 60 else counted(days, "day")
+        return f"{self.framework} {self.release}" + (f" (newest {self.newest}, {months})" if days else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +123,7 @@ class StatusReader:
     def __post_init__(self) -> None:
         self._trust = Trust.of(self.project)
         self._suite = Suite.of(*self.project.folders)
+        self._days = read_release_days(self.project.root)
         self._release: StagedRelease | None = None  # the newest that is staged
         self._notes: dict[str, str] = {}  # on releases, by digest
         self._unreadable = ""
@@ -127,12 +145,9 @@ class StatusReader:
                 except (VerifyError, RejectedError):
                     self._unreadable += f", record of {stamp} cannot be read"
 
-    def read(self, plan: Plan) -> Iterator[Status]:
+    def read(self, plan: Plan) -> list[Status]:
         """The status of each image, and of each cell that is not locked. Raises RegistryError, SigningError."""
-        for state in self.states(plan.images):
-            yield state.status
-        for cell in plan.unlocked:
-            yield Status(cell=cell)
+        return [*(state.status for state in self.states(plan.images)), *(Status(cell=cell) for cell in plan.unlocked)]
 
     def states(self, images: Sequence[PlannedImage]) -> list[ImageState]:
         """The state of each image. Raises RegistryError, SigningError."""
@@ -158,6 +173,8 @@ class StatusReader:
         except (ImageTestError, VerifyError, RegistryError, SigningError) as error:
             tests = str(error).splitlines()[0].removeprefix(f"{planned.id}: ")
         stamp = self._release.stamp if self._release else ""
+        days = self._days.get(planned.cell.framework, {})
+        newest, day = max(days, key=Version, default=NONE), days.get(planned.cell.release)
         status = Status(
             cell=planned.id,
             locked=YES,
@@ -173,6 +190,10 @@ class StatusReader:
             digest=tagged.digest,
             tags=tagged.tags,
             signer=tagged.signer,
+            framework=planned.cell.framework,
+            release=planned.cell.release,
+            newest=newest,
+            days_behind=max(0, (days[newest] - day).days) if day else None,
         )
         return ImageState(planned=planned, status=status, tagged=tagged, coverage=coverage)
 

@@ -6,22 +6,25 @@ from collections.abc import Collection, Mapping, Sequence
 from textwrap import indent
 
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from builder.build.apt_container import ContainerApt
 from builder.build.outcomes import Report
-from builder.common.errors import BuilderError, IncompleteError, LockError, UsageError, did_you_mean, join
+from builder.common.errors import BuilderError, FetchError, IncompleteError, LockError, UsageError, did_you_mean, join
+from builder.common.files import write_atomically
 from builder.common.text import counted
 from builder.debian import os_lock, os_resolve
 from builder.debian.os_lock import OS_LOCKS, OsLock, OsRequest
 from builder.engine.run import Run
+from builder.index.releases import Index
 from builder.index.wheels import is_cuda_wheel
 from builder.lock import checks, diff, lockfile, python_lock
 from builder.lock.lockfile import GROUP_LOCKS, Lock
 from builder.lock.python_builds import PythonBuilds
 from builder.lock.python_lock import PYTHON_LOCKS
 from builder.lock.resolve import Resolver
-from builder.matrix.cells import Cell
-from builder.matrix.schema import AMD64
+from builder.matrix.cells import Cell, indexes_of_packages
+from builder.matrix.schema import AMD64, required_name
 
 
 def lock(
@@ -94,6 +97,10 @@ def lock(
     written = [*changed, *written]
     done += resolved
     failures |= {group: [error] for group, error in wheel_failures.items()}
+    try:
+        written += _record_release_days(run, sound, resolved)
+    except (FetchError, LockError) as error:  # nothing is built from these days
+        run.view.say(f"{lockfile.RELEASE_DAYS}: not updated: {error} ({error.hint})")
 
     # After a failure, locks without a cell are kept: undoing the change that caused it needs them again.
     if not failures:
@@ -153,8 +160,8 @@ def lock_systems(run: Run, chosen: Sequence[Cell], *, refresh: bool) -> tuple[li
         if before.get(request.path) != after.packages:  # its time alone changes nothing
             OS_LOCKS.write(project.root, request, after)
             changed.append(request.path)
-    unique = {str(error): error for error in failures}  # an unknown package fails every request that has it
-    return changed, list(unique.values())
+    # An unknown package fails every request that has it.
+    return changed, list({str(error): error for error in failures}.values())
 
 
 def _known_packages(present: Mapping[str, Lock | None], chosen: Sequence[Cell], packages: Collection[str]) -> set[str]:
@@ -232,3 +239,29 @@ def _lock_wheels(
         run.view.say(line)
     changed = [lock.group for lock in new if GROUP_LOCKS.write(project.root, lock.group, lock)]
     return [GROUP_LOCKS.path(group) for group in changed], [lock.group for lock in new], failures
+
+
+def _record_release_days(run: Run, chosen: Sequence[Cell], resolved: Collection[str]) -> list[str]:
+    """Records when the releases of frameworks appeared on the default index; returns the path if the file changed.
+
+    Requests the frameworks with a group in `resolved`, or with a release whose day is not recorded. Raises FetchError.
+    """
+    frameworks, matrix, root = run.project.matrix.frameworks, run.project.matrix, run.project.root
+    known = lockfile.read_release_days(root)
+    days = dict(known)
+    stale = {
+        cell.framework: required_name(frameworks[cell.framework].package)
+        for cell in chosen
+        if cell.group in resolved or cell.release not in known.get(cell.framework, {})
+        # A package of another index may have a private name.
+        if required_name(frameworks[cell.framework].package) not in indexes_of_packages(matrix, cell)
+    }
+    for name, package in stale.items():
+        listed = Index(run.host.index).package(package)
+        found = [listed.newest, *(listed.release(Version(line.release)) for line in frameworks[name].versions.values())]
+        if dated := {each.version: each.day for each in found if each and each.day}:
+            days[name] = {str(version): dated[version] for version in sorted(dated)}
+    if days == known:
+        return []
+    write_atomically(root / lockfile.RELEASE_DAYS, lockfile.DAYS_ADAPTER.dump_json(days, indent=1) + b"\n")
+    return [lockfile.RELEASE_DAYS]

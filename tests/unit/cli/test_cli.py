@@ -333,6 +333,20 @@ def test_scripts_get_every_end_of_support(run: Run, bookworm: Project) -> None:
     assert row["support"] == "2028-06-30"
 
 
+def test_status_says_how_far_a_framework_is_behind_its_newest_release(run: Run, tiny: Project) -> None:
+    """A line for all images of it. The newest release has none."""
+    days = {"quartz": {"0.5.3": "2025-11-12", "0.10.0": "2026-10-28"}, "ember": {"1.10.0": "2026-10-28"}}
+    (tiny.root / "locks/releases.json").write_text(json.dumps(days))
+    assert run("status", "--here").err == "quartz 0.5.3 (newest 0.10.0, 11 months)\n"
+    [row] = json.loads(run("status", "--here", CELL, "--format", "json").out)
+    expected = {"framework": "quartz", "release": "0.5.3", "newest": "0.10.0", "days_behind": 350}
+    assert expected.items() <= row.items()
+    (tiny.root / "locks/releases.json").write_text('{"quartz": {"\\u001b[31m": "2026-10-28"}}')
+    damaged = run("status", "--here", CELL)
+    assert damaged.code == 4
+    assert damaged.err.startswith("lock: locks/releases.json is damaged: quartz")
+
+
 def test_debian_packages_without_updates_are_named_when_they_are_locked(
     run: Run, bookworm: Project, update: Callable[..., None]
 ) -> None:

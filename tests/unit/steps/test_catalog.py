@@ -224,6 +224,14 @@ def test_a_page_is_one_file(tiny: Project, store: Store) -> None:
     assert f"docker pull {NAME}:" in page.text
 
 
+def test_contents_say_how_far_the_framework_is_behind_its_newest_release(tiny: Project, store: Store) -> None:
+    days = {"quartz": {"0.5.3": "2026-10-01", "0.6.0": "2026-10-29"}}
+    (tiny.root / "locks/releases.json").write_text(json.dumps(days))
+    images = [released(tiny, store)]
+    assert "quartz 0.5.3 (newest 0.6.0, 28 days), CUDA" in catalog.render_catalog(tiny, images, "markdown", TODAY)
+    assert "quartz 0.5.3 (newest 0.6.0, 28 days), CUDA" in catalog.render_catalog(tiny, images, "html", TODAY)
+
+
 def test_text_of_other_machines_is_no_markup(tiny: Project, store: Store) -> None:
     image = replace(released(tiny, store), gpu=EVIL)
     page = Page(catalog.render_catalog(tiny, [image], "html", TODAY))

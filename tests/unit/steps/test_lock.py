@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from builder.steps.lock import lock
 from tests.fakes import locks
 from tests.fakes.engine import MemoryConsole
 from tests.fakes.run import new_run
+from tests.fakes.wire import Reply, Sent, Wire
 
 Edit = Callable[[str, str], Project]
 # The groups of the tiny matrix, in its order. Those in tiny_locks.GROUPS have a lock.
@@ -62,7 +65,7 @@ class FakeResolver:
 
     Versions of the present lock are taken first, then preferred ones, else `newest`. `present` and `preferred` are what
     each group of the latest update was resolved with, in order; `sizes` are those that the resolver knew. uv has one
-    build of each release of Python but `unknown`.
+    build of each release of Python but `unknown`. `wire` is the index with the days of releases.
     """
 
     newest: str = "9"
@@ -71,6 +74,7 @@ class FakeResolver:
     preferred: dict[str, dict[str, str]] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     unknown: str = ""
+    wire: Wire = field(default_factory=lambda: Wire(lambda _: Reply(404)))
     console: MemoryConsole = field(default_factory=MemoryConsole)
 
     @property
@@ -95,6 +99,7 @@ class FakeResolver:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Resolver, "lock", lambda resolver, *options: self.lock(resolver.sizes, *options))
             patch.setattr(PythonBuilds, "lock", lambda _, *options: self.lock_python(*options))
+            self.wire = Wire.install(patch, self.wire.answers)
             return lock(run, project.select(names), upgrade=upgrade, refresh=False, packages=packages)
 
     def update(self, project: Project, *names: str, **options: Any) -> list[str]:
@@ -432,3 +437,54 @@ def test_a_python_that_uv_does_not_have_stops_nothing_else(edit: Edit, resolver:
     resolver.unknown = "3.11.15"
     with pytest.raises(IncompleteError, match=rf"^1 lock [\s\S]*\n  Python 3.11.15: [\s\S]*\n  {OLD_39}\n"):
         resolver.update(project, "*")
+
+
+# ---- the days of releases
+
+
+def listing(sent: Sent) -> Reply:
+    """An index with two releases of ember, whose days it says, and two of quartz, of which it says one."""
+    days = {"1.9.2": "2025-11-12", "1.10.0": "2026-02-01", "2.0": "2026-10-28", "2.1rc1": "2026-11-01"}
+    days = {"0.5.3": "2026-01-01", "0.6": ""} if "quartz" in sent.url else days
+    files = [
+        {"filename": f"x-{version}-py3-none-any.whl", "url": "x", "hashes": {}}
+        | ({"upload-time": f"{day}T01:00:00Z"} if day else {})
+        for version, day in days.items()
+    ]
+    body = json.dumps({"meta": {"api-version": "1.1"}, "name": "x", "files": files}).encode()
+    return Reply(body=body, headers={"Content-Type": "application/vnd.pypi.simple.v1+json"})
+
+
+def test_the_days_of_releases_are_recorded_for_locks_that_are_current(tiny: Project, resolver: FakeResolver) -> None:
+    """Each framework is requested once, and again if it is resolved: there may be a newer release by then."""
+    resolver.update(tiny, "*")
+    resolver.wire = Wire(listing)
+    before = contents(tiny)
+    assert resolver.update(tiny, "ember") == [lockfile.RELEASE_DAYS]
+    assert contents(tiny) == before | {"releases": (tiny.root / lockfile.RELEASE_DAYS).read_bytes()}
+    days = {"1.9.2": date(2025, 11, 12), "1.10.0": date(2026, 2, 1), "2.0": date(2026, 10, 28)}
+    assert lockfile.read_release_days(tiny.root) == {"ember": days}
+    assert resolver.update(tiny, "ember") == []
+    assert resolver.wire.seen == []
+    assert resolver.update(tiny, "*") == [lockfile.RELEASE_DAYS]
+    assert lockfile.read_release_days(tiny.root) == {"ember": days, "quartz": {"0.5.3": date(2026, 1, 1)}}
+    resolver.update(tiny, "ember", upgrade=True)
+    assert [sent.path for sent in resolver.wire.seen] == ["/simple/ember/"]
+
+
+def test_an_index_that_does_not_give_the_days_is_no_failure(tiny: Project, resolver: FakeResolver) -> None:
+    resolver.update(tiny, "*")
+    resolver.wire = Wire(lambda _: Reply(403))
+    assert resolver.update(tiny, "*") == []
+    [line] = resolver.said
+    assert line.startswith("locks/releases.json: not updated: ")
+
+
+def test_a_private_framework_is_not_looked_up_on_the_default_index(
+    tiny: Project, edit: Edit, resolver: FakeResolver
+) -> None:
+    resolver.wire = Wire(listing)
+    edit("frameworks:\n", "indexes: {own: 'https://own.example.test/simple/'}\nframeworks:\n")
+    project = edit("release: 0.5.3,", "release: 0.5.3, index: own,")
+    assert resolver.update(project, "quartz") == paths(LOCKED_QUARTZ, QUARTZ_39)
+    assert resolver.wire.seen == []
