@@ -195,7 +195,7 @@ def _working_entry(
     cudas, pythons = _largest_product(entry, refusals)
     if not cudas:
         return None, [f"{_cuda_name(cuda)}: {refusals[cuda, entry.python[0]]}" for cuda in entry.cuda]
-    drafts = [explainer.release(cells[cuda, python]).entry() for cuda in cudas for python in pythons]
+    drafts = [explainer.entry(cells[cuda, python]) for cuda in cudas for python in pythons]
     update = {
         "cuda": cudas,
         "python": pythons,

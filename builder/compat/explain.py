@@ -1,7 +1,7 @@
 """The reason that a combination works or does not, and the nearest cells of the matrix. Pure.
 
-uv resolves all requirements together and reports which of them conflict; it is called through `Resolve`. Other checks
-read metadata: whether a release is for the cell's CUDA (`cuda`), and whether it has a wheel for the cell.
+The cell is resolved as `builder lock` does it, through `Resolve`: uv reports which requirements conflict, and the
+checks of locks which wheels are not for the cell's CUDA.
 """
 
 from __future__ import annotations
@@ -14,17 +14,28 @@ from dataclasses import dataclass, replace
 
 from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
 from builder.common.errors import UsageError, did_you_mean
-from builder.compat.cuda import FrameworkRelease
 from builder.index.releases import Index, ListedPackage, ListedRelease
 from builder.index.wheels import LONGEST, PLATFORMS, tag_ranks
+from builder.lock.lockfile import TOOLKIT
 from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.facts import Facts, ProjectIndex
-from builder.matrix.schema import AMD64, ARM64, CPU, OTHERS, Cuda, FrameworkVersion, Matrix, Python, required_name
+from builder.matrix.schema import (
+    AMD64,
+    ARM64,
+    CPU,
+    OTHERS,
+    Cuda,
+    FrameworkVersion,
+    Matrix,
+    Python,
+    cuda_major,
+    required_name,
+)
 
 MOST_NAMED = 3  # cells, or releases
 LONGEST_SENTENCE = 300  # characters
@@ -41,7 +52,7 @@ _OLDEST = 60  # CUDA 6.0; no framework has wheels for an older CUDA
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """An explanation. `because` are the reasons, a line each; `near` are the nearest cells with a current lock.
+    """An explanation. `because` is the reason; `near` are the nearest cells with a current lock.
 
     `add` are the lines for matrix.yaml. `project` is the project whose own index has the build; empty if the index in
     use has it.
@@ -49,19 +60,18 @@ class Explanation:
 
     id: str
     works: bool
-    because: tuple[str, ...]
+    because: str
     near: tuple[str, ...] = ()
     add: tuple[str, ...] = ()
     project: str = ""
 
     @property
     def lines(self) -> list[str]:
-        first, *rest = self.because
         if not self.works:
             near = ", ".join(self.near) or "no cell of this framework has a current lock"
-            return [f"{self.id} does not work: {first}", *rest, f"nearest that work: {near}"]
+            return [f"{self.id} does not work: {self.because}", f"nearest that work: {near}"]
         where = f" with {self.project}'s index" if self.project else ""
-        return [f"{self.id} works{where}: {first}", *rest, *self.add]
+        return [f"{self.id} works{where}: {self.because}", *self.add]
 
 
 def cell_of_combination(matrix: Matrix, text: str) -> Cell:
@@ -114,7 +124,10 @@ def _cuda_of_tag(matrix: Matrix, text: str, tag: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Explainer:
-    """Explains combinations. `known` are the cells of the matrix, `locked` the ids of cells with a current lock."""
+    """Explains combinations. `known` are the cells of the matrix, `locked` the ids of cells with a current lock.
+
+    `bounds` are constraints of a line to add, for conflicts that only facts.yaml knows.
+    """
 
     matrix: Matrix
     known: Sequence[Cell]
@@ -122,13 +135,12 @@ class Explainer:
     facts: Facts
     resolve: Resolve
     locked: Container[str] = ()
+    bounds: tuple[str, ...] = ()
 
     def explain(self, asked: Cell) -> Explanation:
         """The explanation of a cell from `cell_of_combination`. Raises FetchError if the index cannot be read."""
         # The releases of this package define the lines; the cell's CUDA may need another package (`package_on`).
-        indexes = cells.indexes_of_packages(self.matrix, asked)
-        own = Requirement(self.matrix.frameworks[asked.framework].package).name
-        package = self.catalogue.with_indexes(indexes, asked.arch).package(own)
+        package = self._catalogue(asked).package(Requirement(self.matrix.frameworks[asked.framework].package).name)
         if asked.release:  # exactly this one, also if it is a pre-release
             releases = [item for item in package.releases if Version(item.version.public) == Version(asked.release)]
             usable = [item for item in releases if not item.is_yanked]
@@ -138,32 +150,69 @@ class Explainer:
             usable = [item for item in releases if item.is_stable]
         if not usable:
             reason = _no_release(package, asked.release or asked.line, releases)
-            return Explanation(id=asked.id, works=False, because=(reason,), near=self._nearest(asked))
+            return Explanation(id=asked.id, works=False, because=reason, near=self._nearest(asked))
         cell = replace(asked, release=asked.release or usable[-1].version.public)
-        release = self.release(cell)
-        faults, project = self._faults(cell), self._project_index(cell)
-        if project and faults == [release.fault()]:
-            build = "the CPU" if cell.is_cpu else f"CUDA {cell.cuda}"
-            because = f"it has {release.requirement.name} for {build} ({project.source})"
-            return Explanation(
-                id=cell.id, works=True, because=(because,), add=tuple(self._to_add(cell, project)), project=project.name
-            )
-        reasons = faults or list(filter(None, [self._conflict(cell)]))  # uv takes seconds
-        if reasons:
-            return Explanation(id=cell.id, works=False, because=tuple(reasons), near=self._nearest(cell))
-        because = f"resolves for Python {cell.python}; {release.evidence()}"
-        return Explanation(id=cell.id, works=True, because=(because,), add=tuple(self._to_add(cell)))
+        build = "the CPU" if cell.is_cpu else f"CUDA {cell.cuda}"
+        if excluded := cells.exclusion(self.matrix, cell.id):
+            reason = f"excluded by {excluded}"
+        elif not (reason := self.refusal(cell)):
+            because = f"its packages resolve for Python {cell.python} and {build}"
+            return Explanation(id=cell.id, works=True, because=because, add=tuple(self._to_add(cell)))
+        elif (project := self._project_index(cell)) and self._has_wheel(cell):
+            because = f"it has {self._requirement(cell).name} for {build} ({project.source})"
+            add = tuple(self._to_add(cell, project))
+            return Explanation(id=cell.id, works=True, because=because, add=add, project=project.name)
+        for bound in (f"{conflict.other}{conflict.wants}" for conflict in self.facts.traps):
+            is_new = bound not in self.bounds and cell.line not in self.matrix.frameworks[cell.framework].versions
+            if is_new and f" needs {bound}, not " in reason:  # as `Facts.violations` says it
+                return replace(self, bounds=(*self.bounds, bound)).explain(asked)
+        return Explanation(id=cell.id, works=False, because=reason, near=self._nearest(cell))
 
     def refusal(self, cell: Cell) -> str:
-        """The reason that a cell does not work, in few words, or an empty string. Raises FetchError."""
-        if not self._has_wheel(cell):
-            return "no wheel on the index"
-        return self.release(cell).fault().partition(": ")[0] or self._conflict(cell)
+        """The reason that a cell does not work, or an empty string. Raises FetchError."""
+        if self._has_wheel(cell):
+            return self._conflict(cell)
+        debian = self._debian(cell.python)
+        return (
+            f"{self._requirement(cell).name} {cell.release} has no wheel on the index for Python {cell.python} on "
+            f"{PLATFORMS[cell.arch]} and Debian {debian} (glibc {self.matrix.debian[debian].glibc})"
+        )
 
-    def release(self, cell: Cell) -> FrameworkRelease:
-        """The data of the index and of facts.yaml about a cell's release."""
-        catalogue = self.catalogue.with_indexes(cells.indexes_of_packages(self.matrix, cell), cell.arch)
-        return FrameworkRelease(matrix=self.matrix, catalogue=catalogue, facts=self.facts, cell=cell)
+    def entry(self, cell: Cell) -> FrameworkVersion:
+        """The cell's line in matrix.yaml, or the line to add.
+
+        A line to add has the constraints and components of the nearest line for the same CUDA major, and `bounds`.
+        """
+        framework = self.matrix.frameworks[cell.framework]
+        if cell.line in framework.versions:
+            return framework.versions[cell.line]
+        siblings = [
+            (abs(Version(line).minor - Version(cell.line).minor), line)
+            for line, entry in framework.versions.items()
+            if any(cuda_major(cuda) == cuda_major(cell.cuda) for cuda in entry.cuda)
+        ]
+        sibling = framework.versions[min(siblings)[1]] if siblings else None
+        return FrameworkVersion(
+            release=cell.release,
+            index=cells.indexes_of_packages(self.matrix, cell).get(canonicalize_name(self._requirement(cell).name)),
+            cuda=[cell.cuda],
+            python=[cell.python],
+            constraints=list(dict.fromkeys([*(sibling.constraints if sibling else []), *self.bounds])),
+            components=sibling.components if sibling and not cell.is_cpu else [],
+        )
+
+    def _requirement(self, cell: Cell) -> Requirement:
+        """The package that matrix.yaml installs for the cell's CUDA, with its extras."""
+        return Requirement(self.matrix.frameworks[cell.framework].package_for(cell.cuda))
+
+    def _catalogue(self, cell: Cell) -> Index:
+        return self.catalogue.with_indexes(cells.indexes_of_packages(self.matrix, cell))
+
+    def _toolkit(self, cell: Cell) -> str:
+        """The newest release of cuda-toolkit for the cell's CUDA; empty if there is none."""
+        releases = self._catalogue(cell).package(TOOLKIT).releases
+        versions = [str(each.version) for each in releases if each.is_stable]
+        return next((each for each in reversed(versions) if each.startswith(f"{cell.cuda}.")), "")
 
     def _nearest(self, asked: Cell) -> tuple[str, ...]:
         """The locked cells with the same framework and architecture that differ in the fewest axes, the closest first.
@@ -186,38 +235,23 @@ class Explainer:
             ranked.append((axes, sum(differences), cell.id))
         return tuple(cell for *_, cell in sorted(ranked)[:MOST_NAMED])
 
-    def _faults(self, cell: Cell) -> list[str]:
-        """The reasons that need no uv."""
-        excluded = cells.exclusion(self.matrix, cell.id)
-        faults = [f"excluded by {excluded}"] if excluded else []
-        release = self.release(cell)
-        if not self._has_wheel(cell):
-            debian = self._debian(cell.python)
-            faults.append(
-                f"{release.requirement.name} {cell.release} has no wheel on the index for Python {cell.python} on "
-                f"{PLATFORMS[cell.arch]} and Debian {debian} (glibc {self.matrix.debian[debian].glibc})"
-            )
-        if fault := release.fault():
-            faults.append(fault)
-        return faults
-
     def _conflict(self, cell: Cell) -> str:
         """The reason that uv gives, in a sentence; empty if uv resolves the cell, or if its lock is current."""
         if cell.id in self.locked:
             return ""
-        release, framework = self.release(cell), self.matrix.frameworks[cell.framework]
-        framework = framework.model_copy(update={"versions": {**framework.versions, cell.line: release.entry()}})
+        framework = self.matrix.frameworks[cell.framework]
+        framework = framework.model_copy(update={"versions": {**framework.versions, cell.line: self.entry(cell)}})
         cuda, python = dict(self.matrix.cuda), dict(self.matrix.python)
         if cell.cuda not in cuda:
-            cuda[cell.cuda] = Cuda(toolkit=release.toolkit() or None)
+            cuda[cell.cuda] = Cuda(toolkit=self._toolkit(cell) or None)
         python.setdefault(cell.python, Python(debian=self._debian(cell.python)))
         frameworks = {**self.matrix.frameworks, cell.framework: framework}
         matrix = self.matrix.model_copy(update={"frameworks": frameworks, "cuda": cuda, "python": python})
-        return summarize_reason(self.resolve(matrix, cell))
+        return summarize_reason(self.resolve(matrix, cell)).removeprefix(f"{cell.id}: ")
 
     def _has_wheel(self, cell: Cell) -> bool:
         """True if an installer would take a wheel of the framework's release."""
-        release = self.release(cell).release
+        release = self._catalogue(cell).package(self._requirement(cell).name).release(Version(cell.release))
         if release is None:
             return False
         with suppress(InvalidSpecifier):  # an invalid Requires-Python is ignored
@@ -239,10 +273,14 @@ class Explainer:
     def _project_index(self, cell: Cell) -> ProjectIndex | None:
         """The index of the framework's project, if facts.yaml knows that it has a build for the cell.
 
-        None if matrix.yaml already names an index for the framework.
+        None if matrix.yaml already names an index for the framework, or if the build in use is for this CUDA: then the
+        conflict has another cause.
         """
         package = required_name(self.matrix.frameworks[cell.framework].package_for(cell.cuda))
         if cell.arch != AMD64 or package in cells.indexes_of_packages(self.matrix, cell):
+            return None
+        build = self.facts.build(package, cell.release)
+        if build and f"{build.cuda}.".startswith(f"{cell.cuda}."):
             return None
         index, line = self.facts.project_indexes.get(package), ".".join(cell.release.split(".")[:2])
         return index if index and cell.cuda in index.builds.get(line, ()) else None
@@ -253,8 +291,7 @@ class Explainer:
         if is_known and not project:
             yield "it is in matrix.yaml"
             return
-        release = self.release(cell)
-        entry = release.entry()
+        entry = self.entry(cell)
         yield "no image of it was built; add to matrix.yaml:"
         if project:
             index = f"{project.name.lower()}-{cell.cuda_tag}"
@@ -265,7 +302,7 @@ class Explainer:
         if cell.python not in self.matrix.python:
             yield f'  under python: "{cell.python}": {{debian: {self._debian(cell.python)}, uv: <the full version>}}'
         if cell.cuda not in self.matrix.cuda:
-            toolkit = "" if cell.is_cpu else release.toolkit()
+            toolkit = "" if cell.is_cpu else self._toolkit(cell)
             key = cell.cuda if cell.is_cpu else f'"{cell.cuda}"'
             yield f"  under cuda: {key}: {{{f'toolkit: {toolkit}' if toolkit else ''}}}"
         is_listed = cell.line in self.matrix.frameworks[cell.framework].versions

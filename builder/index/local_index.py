@@ -80,7 +80,7 @@ class LocalIndex:
                             f"{wheel.filename}: {self._index.session(name).settings.label} has no SHA-256 for it",
                             hint="Use an index that has hashes.",
                         )
-                    return METADATA, self._index.metadata_text(name, wheel, whole=True)
+                    return METADATA, self._index.metadata_text(name, wheel)
         except BuilderError as error:
             self.failures.append(error)
         return None

@@ -16,16 +16,16 @@ from zipfile import BadZipFile, ZipFile
 
 from packaging.metadata import parse_email
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import InvalidWheelFilename, canonicalize_name, is_normalized_name, parse_wheel_filename
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from builder.common.errors import FetchError
 from builder.common.http import PIECE
-from builder.index.session import DOCTOR, IndexSession, fetch_errors
+from builder.index.session import IndexSession, fetch_errors
 from builder.index.settings import IndexSettings
 from builder.index.wheels import LONGEST, PLATFORMS
 from builder.matrix.cells import Cell
-from builder.matrix.schema import AMD64, Arch
+from builder.matrix.schema import Arch
 
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
@@ -74,12 +74,11 @@ class ListedPackage:
 
 @dataclass(frozen=True, kw_only=True)
 class Metadata:
-    """Metadata of a wheel: `requires` is Requires-Dist, `extras` is Provides-Extra."""
+    """Metadata of a wheel: `requires` is Requires-Dist."""
 
     name: str
     version: str
     requires: tuple[str, ...] = ()
-    extras: tuple[str, ...] = ()
 
     def requirements(self, cell: Cell, extras: Iterable[str]) -> list[Requirement]:
         """The requirements that apply on Linux to the cell's Python and architecture with these extras."""
@@ -101,14 +100,12 @@ class Index:
         self._files: dict[tuple[str, str], list[DistributionPackage]] = {}
         self._packages: dict[tuple[str, str], ListedPackage] = {}
         self._texts: dict[str, bytes] = {}
-        self._metadata: dict[str, Metadata] = {}
         self._indexes: Mapping[str, str] = {}
-        self._arch: Arch = AMD64
 
-    def with_indexes(self, indexes: Mapping[str, str], arch: Arch = AMD64) -> Index:
-        """The same for an architecture, with other indexes: canonical name of the package -> name of the index."""
+    def with_indexes(self, indexes: Mapping[str, str]) -> Index:
+        """The same with other indexes: canonical name of the package -> name of the index."""
         other = copy(self)  # shares what was requested
-        other._indexes, other._arch = indexes, arch
+        other._indexes = indexes
         return other
 
     def package(self, name: str) -> ListedPackage:
@@ -135,21 +132,10 @@ class Index:
         self._packages[key] = ListedPackage(name=name, releases=tuple(releases))
         return self._packages[key]
 
-    def metadata(self, name: str, version: Version) -> Metadata:
-        """The metadata of a release, from its wheel for the architecture, or else from any. Raises FetchError."""
-        name = canonicalize_name(name)
-        wheels = [file for file in self.files(name) if file.filename.endswith(".whl") and _version(file) == version]
-        if not wheels:
-            raise FetchError(f"{name} {version}: no wheel on {self.session(name).settings.label}", hint=DOCTOR)
-        file = min(wheels, key=lambda file: (not _is_for(PLATFORMS[self._arch], file.filename), file.filename))
-        if file.url not in self._metadata:
-            self._metadata[file.url] = parse_metadata(file.filename, self.metadata_text(name, file))
-        return self._metadata[file.url]
-
-    def metadata_text(self, name: str, file: DistributionPackage, *, whole: bool = False) -> bytes:
+    def metadata_text(self, name: str, file: DistributionPackage) -> bytes:
         """The METADATA of a wheel of a package. Raises FetchError.
 
-        `whole`: downloads all of the wheel if the index does not support range requests.
+        Downloads all of the wheel if the index does not support range requests.
         """
         from remotezip import OutOfBound  # noqa: PLC0415
 
@@ -167,7 +153,7 @@ class Index:
                             raise ValueError
             else:
                 try:
-                    text += _metadata_in_wheel(session, file.url, whole=whole)
+                    text += _metadata_in_wheel(session, file.url)
                 except (BadZipFile, zlib.error, EOFError, OutOfBound) as error:  # though all responses were complete
                     raise FetchError(
                         f"{file.filename}: the file on {session.settings.label} is damaged or incomplete",
@@ -204,13 +190,7 @@ def parse_metadata(file: str, text: bytes) -> Metadata:
         raise FetchError(
             f"{file}: invalid METADATA", hint="Do not use this index until the reason is known."
         ) from error
-    extras = (canonicalize_name(extra) for extra in fields.get("provides_extra", ()))
-    return Metadata(
-        name=name,
-        version=version,
-        requires=tuple(fields.get("requires_dist", ())),
-        extras=tuple(sorted(extra for extra in extras if is_normalized_name(extra))),
-    )
+    return Metadata(name=name, version=version, requires=tuple(fields.get("requires_dist", ())))
 
 
 def applies(requirement: Requirement, python: str, arch: Arch, extra: str = "") -> bool:
@@ -240,7 +220,7 @@ def _parse_requirement(text: str) -> Requirement | None:
         return None
 
 
-def _metadata_in_wheel(session: IndexSession, url: str, *, whole: bool) -> bytes:
+def _metadata_in_wheel(session: IndexSession, url: str) -> bytes:
     """The METADATA in a remote wheel. Raises errors of requests, of zipfile and of remotezip, and ValueError."""
     from remotezip import RangeNotSupported  # noqa: PLC0415
 
@@ -248,8 +228,6 @@ def _metadata_in_wheel(session: IndexSession, url: str, *, whole: bool) -> bytes
         try:
             wheel: ZipFile = stack.enter_context(session.open_wheel(url))
         except RangeNotSupported:
-            if not whole:
-                raise
             copy_of_wheel = stack.enter_context(TemporaryFile())
             response = stack.enter_context(session.get(url, stream=True))
             response.raise_for_status()
@@ -274,11 +252,3 @@ def _version(file: DistributionPackage) -> Version | None:
         return Version(file.version) if file.version and _is_printable(file.filename) else None
     except InvalidVersion:
         return None
-
-
-def _is_for(platform: str, file: str) -> bool:
-    try:
-        tags = parse_wheel_filename(file)[3]
-    except InvalidWheelFilename:
-        return False
-    return any(tag.platform == "any" or ("linux" in tag.platform and platform in tag.platform) for tag in tags)

@@ -216,15 +216,11 @@ def authority_hint(ca_bundle: str) -> str:
 @contextmanager
 def fetch_errors(what: str, session: IndexSession) -> Iterator[None]:
     """Turns errors of requests to an index, and of reading its responses, into a FetchError about `what`."""
-    from remotezip import RangeNotSupported, RemoteZipError  # noqa: PLC0415
+    from remotezip import RemoteZipError  # noqa: PLC0415
 
     server, again = session.settings.label, f"Run again. {DOCTOR}"
     try:
         yield
-    except RangeNotSupported as error:
-        raise FetchError(
-            f"{what}: {server} does not support HTTP range requests", hint="Use an index that does."
-        ) from error
     except RemoteZipError as error:  # the reason is its context
         reason = error.__context__ or error
         raise FetchError(f"{what}: {failure_sentence(reason, server)}", hint=session.hint(reason, again)) from error

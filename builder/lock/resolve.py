@@ -135,7 +135,7 @@ class Resolver:
         `nvidia-cublas==13.1.0.3.*`.
         """
         framework = self.matrix.frameworks[cell.framework]
-        catalogue = self.uv.catalogue.with_indexes(cells.indexes_of_packages(self.matrix, cell), cell.arch)
+        catalogue = self.uv.catalogue.with_indexes(cells.indexes_of_packages(self.matrix, cell))
         texts = [framework.package_for(cell.cuda), *framework.versions[cell.line].packages]
         exact = [Requirement(text) for text in texts]
         for item in exact:  # grows
@@ -143,7 +143,7 @@ class Resolver:
             if name not in wheels:  # its marker does not apply
                 continue
             file = {file.filename: file for file in catalogue.files(name)}[wheels[name].file]
-            metadata = parse_metadata(file.filename, catalogue.metadata_text(name, file, whole=True))
+            metadata = parse_metadata(file.filename, catalogue.metadata_text(name, file))
             for requirement in metadata.requirements(cell, item.extras):
                 wheel = wheels.get(canonicalize_name(requirement.name))
                 if wheel and _is_exact(requirement, wheel.version) and requirement not in exact:

@@ -17,7 +17,7 @@ from builder.cli.context import Context
 from builder.common import strict_yaml
 from builder.compat.explain import Explainer, Resolve
 from builder.index.host import Host
-from builder.index.releases import ListedPackage, ListedRelease, Metadata
+from builder.index.releases import ListedPackage, ListedRelease
 from builder.index.settings import IndexSettings
 from builder.matrix import reader
 from builder.matrix.cells import Cell
@@ -28,11 +28,17 @@ from tools.upstream import Proposal, propose, upstream
 
 NEW_TENSORFLOW = """\
       # tensorflow 2.21.0 is new in frameworks.tensorflow.versions.
-      #   left out CUDA 11.8: tensorflow 2.21.0 requires CUDA only with an extra
-      #   left out CUDA 13.2: tensorflow 2.21.0 requires CUDA only with an extra
-      #   left out Python 3.9: no wheel on the index
-      #   left out Python 3.10: no wheel on the index
+      #   left out CUDA 11.8: it would be CPU only
+      #   left out CUDA 13.2: it would be CPU only
+      #   left out Python 3.9: tensorflow 2.21.0 has no wheel on the index for Python 3.9 on x86_64 and Debian \
+bullseye (glibc 2.31)
+      #   left out Python 3.10: tensorflow 2.21.0 has no wheel on the index for Python 3.10 on x86_64 and Debian \
+stretch (glibc 2.24)
       "2.21": {release: 2.21.0, cuda: ["12.8", cpu], python: ["3.11", "3.13"], constraints: [setuptools<82]}"""
+
+
+def for_cuda_12(_: Matrix, cell: Cell) -> str:
+    return "" if cell.cuda in ("12.8", "cpu") else "it would be CPU only"
 
 
 def proposed(
@@ -50,7 +56,7 @@ def proposed(
 
 
 class More(Stored):
-    """With more releases of torch, whose metadata is that of 2.9.1, and with other packages."""
+    """With more releases of torch, and with other packages."""
 
     def __init__(self, *versions: str, yanked: str = "", packages: tuple[ListedPackage, ...] = ()) -> None:
         self._versions, self._yanked = versions, yanked
@@ -68,11 +74,6 @@ class More(Stored):
         releases = sorted([*package.releases, *more], key=lambda release: release.version)
         return replace(package, releases=tuple(releases))
 
-    def metadata(self, name: str, version: Version) -> Metadata:
-        if name == "torch" and str(version) in self._versions:
-            return replace(super().metadata(name, Version("2.9.1")), version=str(version))
-        return super().metadata(name, version)
-
 
 def packages(*pins: str) -> tuple[str, str]:
     """An edit of the matrix: packages of the line 2.9 of PyTorch."""
@@ -85,7 +86,7 @@ def test_nothing_is_proposed_where_the_newest_releases_are_in_the_matrix() -> No
 
 
 def test_a_newer_line_has_what_works_and_the_reasons_for_the_rest() -> None:
-    (proposal,) = proposed(framework="tensorflow")
+    (proposal,) = proposed(framework="tensorflow", resolve=for_cuda_12)
     assert "\n".join(proposal.lines) == NEW_TENSORFLOW
 
 
@@ -136,7 +137,7 @@ def test_a_line_of_three_numbers_has_its_own_releases() -> None:
 
 def test_a_line_has_the_largest_product_of_what_resolves() -> None:
     def resolve(_: Matrix, cell: Cell) -> str:
-        return "numpy does not" if (cell.cuda, cell.python) == ("cpu", "3.13") else ""
+        return "numpy does not" if (cell.cuda, cell.python) == ("cpu", "3.13") else for_cuda_12(_, cell)
 
     (proposal,) = proposed(framework="tensorflow", resolve=resolve)
     assert proposal.entry
@@ -194,12 +195,13 @@ def serve(monkeypatch: pytest.MonkeyPatch, wheels: Mapping[str, Sequence[str]]) 
     Wire.install(monkeypatch, answer)
 
 
-NEW_JAX = """\
+NO_WHEEL = "jax 0.12.1 has no wheel on the index for Python 3.13 on x86_64 and Debian trixie (glibc 2.41)"
+NEW_JAX = f"""\
       # jax 0.12.1 is newer than 0.12.0.1 in frameworks.jax.versions."0.12", but no CUDA and Python version of \
 matrix.yaml work with it.
-      #   CUDA 12.8: no wheel on the index
-      #   CUDA 13.2: no wheel on the index
-      #   cpu: no wheel on the index
+      #   CUDA 12.8: {NO_WHEEL}
+      #   CUDA 13.2: {NO_WHEEL}
+      #   cpu: {NO_WHEEL}
 """
 CURRENT = {"torch": ["2.9.1", "2.15.0"], "tensorflow": ["2.9.3", "2.20.0"], "jax": ["0.10.2", "0.12.0.1"]}
 
