@@ -26,14 +26,13 @@ def doctor_command(context: Context) -> None:
     Shows what is present (ok), what is absent but only some tasks need (note), and what is absent and every build needs
     (missing).
     """
-    run = context.run(context.project)
-    findings = doctor.examine(run)
     table = Table(box=None, show_header=False, pad_edge=False)
     styles = {"ok": "green", "note": "yellow", "missing": "bold red"}
-    for finding in findings:
-        table.add_row(Text(finding.state, style=styles[finding.state]), finding.name, Text(finding.detail))
+    missing = []
+    for name, state, detail in doctor.examine(context.run(context.project)):
+        table.add_row(Text(state, style=styles[state]), name, Text(detail))
+        missing += [name] if state == "missing" else []
     context.out.print(table)
-    missing = [finding.name for finding in findings if finding.state == "missing"]
     if missing:
         raise EngineError(f"missing: {', '.join(missing)}")
 

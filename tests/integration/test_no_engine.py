@@ -37,7 +37,7 @@ def test_doctor_shows_the_rest(alone: Checkout) -> None:
         if line[:7].strip() in ("ok", "missing")
     }
     assert rows["engine"] == "missing"
-    for name in ("python", "uv", "docker", "disk: checkout", "index"):
+    for name in ("python", "docker", "store", "index"):
         assert rows[name] == "ok"
     assert "missing: engine" in output
 

@@ -97,8 +97,7 @@ def test_a_cell_is_its_tested_image(run: Run, tiny: Project, monkeypatch: pytest
 def test_doctor_fails_only_if_something_is_missing(
     run: Run, monkeypatch: pytest.MonkeyPatch, state: doctor.State, code: int
 ) -> None:
-    finding = doctor.MachineFinding(name="thing", state=state, detail="[detail]")
-    monkeypatch.setattr(doctor, "examine", lambda *_: [finding])
+    monkeypatch.setattr(doctor, "examine", lambda *_: iter([("thing", state, "[detail]")]))
     result = run("doctor")
     assert result.code == code
     assert result.out.split() == [state, "thing", "[detail]"]
