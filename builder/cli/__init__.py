@@ -32,7 +32,6 @@ COMMANDS = {
     "add": ("add", "Put packages on an image, without building it."),
     "build": ("images", "Build images, without testing or tagging them."),
     "catalog": ("catalog", "List the released images: contents, tests, support."),
-    "diff": ("diff", "Show the locked packages that changed from A to B."),
     "doctor": ("machine", "Check whether this machine can build images."),
     "engine": ("machine", "Find a running Docker Engine, or install one."),
     "explain": ("explain", "Show whether a combination works, or which images run on a GPU."),
@@ -132,8 +131,8 @@ def cli(context: click.Context, root: Path | None, wait: bool, store: Path | Non
     each cell is.
 
     \b
-    To find out more: explain (does a combination work, and if not, why), diff (what changed),
-    doctor (can this machine build images). `builder COMMAND --help` describes each command.
+    To find out more: explain (does a combination work, and if not, why), doctor (can this machine build
+    images). `builder COMMAND --help` describes each command.
     """
     from builder.cli.context import Context  # noqa: PLC0415  takes 0.05 s; --help does not need it
 

@@ -26,9 +26,8 @@ def package_changes(old: Iterable[LockedPackage], new: Iterable[LockedPackage]) 
 
 
 def lock_changes(old: Mapping[str, Sequence[LockedPackage]], new: Mapping[str, Sequence[LockedPackage]]) -> list[str]:
-    """Lines for the locks that differ, by name: new and removed locks, then each change with its locks."""
+    """Lines for the locks that differ, by name: new locks, then each change with its locks."""
     lines = [f"{name}: new, {counted(len(new[name]), 'package')}" for name in new if name not in old]
-    lines += [f"{name}: removed" for name in old if name not in new]
     locks: dict[str, list[str]] = {}
     for name, packages in new.items():
         for change in package_changes(old[name], packages) if name in old else ():

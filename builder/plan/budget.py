@@ -13,7 +13,7 @@ from builder.plan.plan import PlannedImage
 
 SHOWN = 3  # largest layers of an image that are named
 GROWTH = 6  # default budget unpacked, in compressed budgets; the layer of tensorflow-cpu grows 4.2 times
-HINT = "`builder diff HEAD` shows changed packages. Bound or leave out a package, or raise the budget in matrix.yaml."
+HINT = "`git diff locks` shows changed packages. Bound or leave out a package, or raise the budget in matrix.yaml."
 
 _Layers = Sequence[tuple[str, int]]  # name and bytes of each
 

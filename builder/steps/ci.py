@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,6 @@ from builder.plan import plan, recorded
 from builder.plan.plan import PlannedImage
 
 
-@contextmanager
-def checkout_revision(project: Project, revision: str) -> Iterator[Project]:
-    """The project as it is in a git revision, in a temporary folder. Raises UsageError without such a revision."""
-    with project.scratch() as folder:
-        git.export(project.root, revision, Path(folder))
-        yield Project(Path(folder))
-
-
 def plan_digests(project: Project, revision: str, view: View) -> dict[str, str]:
     """Cell id -> digest of its plan in a git revision; empty for a revision that this program cannot plan.
 
@@ -37,7 +28,9 @@ def plan_digests(project: Project, revision: str, view: View) -> dict[str, str]:
     """
     if not revision.strip("0"):  # GitHub's `before` of the first push to a new branch is all zeros
         return {}
-    with checkout_revision(project, revision) as before:
+    with project.scratch() as folder:
+        git.export(project.root, revision, Path(folder))
+        before = Project(Path(folder))
         try:
             digests = {image.id: image.plan for image in plan.make_plan(before, before.cells).images}
             plans = recorded.read_recorded(before.root) or digests
