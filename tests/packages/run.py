@@ -16,6 +16,7 @@ import re
 import shlex
 import subprocess
 import tarfile
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -274,41 +275,43 @@ def page(results: Iterable[Result], listed: PackageList) -> str:
     for cell, group in groupby(sorted(results, key=attrgetter("cell")), key=attrgetter("cell")):
         of_cell = list(group)
         days = sorted({f"{result.tested} (image of {result.image})" for result in of_cell})
-        text += f"\n## {cell}\n\nTested on {', '.join(days)}.\n\n| command | version | result |\n|---|---|---|\n"
-        text += "".join(_row(result, listed.packages[result.package]) for result in of_cell)
+        rows = [(_command(result, listed.packages[result.package]), _result(result, listed)) for result in of_cell]
+        text += f"\n## {cell}\n\nTested on {', '.join(days)}.\n"
+        if working := [command for command, said in rows if said == "works."]:
+            text += "\n" + textwrap.fill(f"These work: {', '.join(working)}.", 100, break_on_hyphens=False) + "\n"
+        if others := [row for row in rows if row[1] != "works."]:
+            text += "\n| package | result |\n|---|---|\n" + "".join(f"| {' | '.join(row)} |\n" for row in others)
     return text
 
 
-def _row(result: Result, package: Package) -> str:
-    requirements = [shlex.quote(each) for each in package.install or [result.package]]
-    installer = "uv pip" if package.installer == "uv" else "pip"
-    command = f"`{installer} install {' '.join(requirements)}`"
-    if package.debian:
-        command += f", after `apt-get install {' '.join(package.debian)}` as root"
-    version = ", ".join(result.installed[name] for name in sorted(result.installed)) or "-"
+def _command(result: Result, package: Package) -> str:
+    """What to install, and the versions that this was: `peft` 0.21.2."""
+    requirements = " ".join(map(shlex.quote, package.install or [result.package]))
+    versions = ", ".join(result.installed[name] for name in sorted(result.installed))
+    return f"`{'uv pip install ' * (package.installer == 'uv')}{requirements}` {versions}".rstrip()
+
+
+def _result(result: Result, listed: PackageList) -> str:
+    package = listed.packages[result.package]
     verdict = "**does not work**" if result.fault else "resolves; not installed" if package.resolve_only else "works"
     is_expected = bool(package.fails) == bool(result.fault)
-    notes = [package.note if package.note and is_expected else result.fault]
+    notes = [f"First, as root: `apt-get install {' '.join(package.debian)}`."] if package.debian else []
+    notes.append(package.note if package.note and is_expected else result.fault)
     notes += [f"Replaces {name} {change}." for name, change in result.replaced.items()]
-    text = one_line(" ".join([f"{verdict}.", *filter(None, notes)])).replace("|", "\\|")
-    return f"| {command} | {version} | {text} |\n"
+    return one_line(" ".join([f"{verdict}.", *filter(None, notes)])).replace("|", "\\|")
 
 
 HEAD = """\
 # Packages that people add
 
-The results of `pip install` in the images, as their user and without a GPU. A package works if its
-check loads its CUDA libraries, nothing that the image pins changes, `pip check` names no new
-conflict, and the framework still loads its own libraries.
+The results of `pip install` (or what a row names) in the images, as their user and without a GPU. A
+package works if its check loads its CUDA libraries, nothing that the image pins changes, `pip
+check` names no new conflict, and the framework still loads its own libraries. `make packages`
+tries the packages of [packages.yaml](../tests/packages/packages.yaml), and writes this page.
 
-`make packages` installs the packages of
-[tests/packages/packages.yaml](../tests/packages/packages.yaml) and writes this page.
-
-For a package without a wheel, such as flash-attn, pip ends in a traceback (`No module named
-'torch'`). Install a wheel of the project's releases by its address: one for the image's PyTorch,
-CUDA and Python, such as `...+cu12torch2.9...-cp311-...`. Or
-[build one](matrix.md#a-package-without-a-wheel). `builder add` takes only wheels, so not DeepSpeed
-of PyPI: [team-images.md](team-images.md#what-can-be-requested).
+`builder add` takes only wheels: use [a Dockerfile](team-images.md#debian-packages-files-and-services)
+for what it refuses. For flash-attn, PyPI has no wheel (2.8.3.post2), and pip ends with `No module
+named 'torch'`: [where its wheels are](matrix.md#a-package-without-a-wheel).
 """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -49,11 +50,10 @@ def test_every_variable_has_a_known_kind_and_is_declared_once() -> None:
         variables._error(variable.kind, "1")
 
 
-def test_documents_list_every_variable() -> None:
-    text = (ROOT / "docs/workstation.md").read_text()
-    rows = [line.split("|")[1:4] for line in text.splitlines() if line.startswith("| `")]
-    documented = {name.strip(" `"): (default.strip(), text.strip()) for name, default, text in rows}
-    assert {variable.name: (variable.default, variable.text) for variable in every_variable()} == documented
+def test_documents_name_every_variable() -> None:
+    """`--help` has the rest."""
+    section = (ROOT / "docs/workstation.md").read_text().split("\n## Variables\n")[1].split("\n## ")[0]
+    assert {*re.findall(r"`([A-Z_]+)(?:=1)?`", section)} == {variable.name for variable in every_variable()}
 
 
 @pytest.mark.parametrize(
