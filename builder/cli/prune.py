@@ -37,8 +37,7 @@ def prune_command(context: Context, place: str, registry: str, keep: int, delete
     than 7 days ago; and the records of what was published. The rest of staging is not needed: releases, their images
     and attachments. If a release cannot be read, nothing is deleted.
 
-    In the public repositories, only attachments of images that no longer exist are deleted. Public image tags are never
-    deleted: stamped tags never move, and users may depend on them.
+    Nothing in the public repositories is deleted: stamped tags never move, and users may depend on them.
 
     Run it when no job stages, tests or releases images. docs/registries.md describes how the registry frees the space,
     and how to delete what is listed on ghcr.io, which allows no deletion.

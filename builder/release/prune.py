@@ -1,6 +1,6 @@
-"""Finds and deletes what is no longer needed: old releases in staging, and what is attached to deleted images.
+"""Finds and deletes what is no longer needed in staging: old releases, their images, and what is attached to them.
 
-Public image tags are never deleted. Compares digests, because deleting a manifest deletes all its tags.
+Nothing in the public repositories is deleted. Compares digests, because deleting a manifest deletes all its tags.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Kind = Literal["document", "image", "attachment"]
 class RepositoryContents:
     """A repository's digests by tag, its images, and what is attached to each manifest, whether it exists or not.
 
-    `missing` are those that no longer exist. In a public repository, only what is attached to them is read.
+    `missing` are those that no longer exist.
     """
 
     repository: Repository
@@ -45,7 +45,7 @@ class RepositoryContents:
 
 @dataclass(frozen=True, kw_only=True)
 class RegistryContents:
-    """The contents of staging and of the public repositories.
+    """The contents of staging.
 
     `releases` are all staged ones, the newest first; `lists` those of images that were staged without a release, by
     tag. `published` are the digests that public tags without a stamp name, `plans` the tags of this checkout's plan.
@@ -55,7 +55,6 @@ class RegistryContents:
     releases: Sequence[StagedRelease]
     lists: Mapping[str, StagedRelease]
     staged: Sequence[RepositoryContents]
-    public: Sequence[RepositoryContents]
     published: Collection[str]
     plans: Collection[str]
 
@@ -112,7 +111,7 @@ def unneeded(contents: RegistryContents, keep: int, today: date) -> list[Item]:
             for image in repository.images
             if image not in needed | tagged
         ]
-    for repository in (*contents.staged, *contents.public, documents):
+    for repository in (*contents.staged, documents):
         items += _attachments(repository, {item.digest for item in items if item.repository is repository.repository})
     return items
 
@@ -156,7 +155,7 @@ def _describe(registry: RegistryContents, image: str) -> str:
 def read_registries(
     area: StagingArea, public: Sequence[Repository], plans: Collection[str], view: View
 ) -> RegistryContents:
-    """Reads staging and the public repositories.
+    """Reads staging, and the tags of the public repositories.
 
     Raises VerifyError, RegistryError if anything that may be needed cannot be read.
     """
@@ -171,7 +170,6 @@ def read_registries(
         releases=releases,
         lists=lists,
         staged=[_read_repository(area.open(name), listed, view) for name, listed in images.items()],
-        public=[_read_public(repository, view) for repository in public],
         published=set().union(*(_published(repository) for repository in public)),
         plans=plans,
     )
@@ -225,19 +223,6 @@ def _read_repository(repository: Repository, listed: Collection[str], view: View
         missing=images - existing.keys(),
         attached=attached,
     )
-
-
-def _read_public(repository: Repository, view: View) -> RepositoryContents:
-    """A public repository: what is attached, by tag, to images that do not exist."""
-    view.begin(repository.name, "reading")
-    names = repository.list_tags()
-    subjects = _subjects(names)
-    missing = set(subjects) - _digests(repository, subjects).keys()
-    # If no image is missing, nothing is deleted, and the digests of thousands of tags need not be read.
-    present = _digests(repository, names) if missing else {}
-    attached = dict(look_up(lambda subject: _attached(repository, subject, present), subjects if missing else []))
-    view.end(repository.name, "done", counted(len(subjects), "image"))
-    return RepositoryContents(repository=repository, tags=present, images=(), missing=missing, attached=attached)
 
 
 def _subjects(names: Iterable[str]) -> list[str]:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from builder.common.reference import ImageRef
-from builder.evidence import reports
 from builder.index.host import Host
 from builder.registry import artifacts
 from builder.registry.client import Repository
@@ -106,18 +105,3 @@ def images_of(documents: Repository, stamp: str, cell: str) -> list[str]:
     """The digests of a cell's images in a release."""
     release = artifacts.read_artifact(documents, f"release-{stamp}", TYPE) or {}
     return [image["digest"] for image in json.loads(release[TYPE])["images"] if image["cell"] == cell]
-
-
-def test_what_is_attached_to_a_public_image_that_was_deleted(ours: Checkout, server: Server) -> None:
-    ours.builder("release", "--allow-untested-gpu")
-    public = repository(server, f"{ours.namespace}/ty-cuda")
-    plain, extra = (public.digest_of(f"1.0{suffix}") or "" for suffix in ("", "-extra"))
-    public.delete_manifest(extra)
-    before, attached = tags(public), artifacts.attached(public, extra)
-    assert len(attached) == 2, "the report and the SBOM"
-    output = ours.builder("prune", "--delete")
-    text = f"attached to {extra.removeprefix('sha256:')[:12]}, which no longer exists"
-    assert lines(output) == [(f"{ours.namespace}/ty-cuda", text)] * 3
-    assert tags(public) == {tag: digest for tag, digest in before.items() if tag != extra.replace(":", "-")}
-    assert [public.digest_of(digest) for digest in attached] == [None, None]
-    assert len(artifacts.attached(public, plain, reports.TYPE)) == 1

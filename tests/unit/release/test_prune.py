@@ -1,4 +1,4 @@
-"""What staging and the public repositories need, and what goes. Images are named by letters."""
+"""What is needed in staging, and what goes. Images are named by letters."""
 
 from __future__ import annotations
 
@@ -79,7 +79,6 @@ def stagings(draw: st.DrawFn) -> RegistryContents:
         releases=releases,
         lists=lists,
         staged=[repository(set(IMAGES) - missing, tags, "".join(missing), **attached)],
-        public=[repository("", {}, "b", b="report-b list-b")],
         published={digest(name) for name in draw(some_images)},
         plans={plan_tag(digest(f"plan {name}")) for name in draw(some_images)},
     )
@@ -102,16 +101,14 @@ def listed(whole: RegistryContents, keep: int) -> tuple[set[str], set[str]]:
 def test_what_is_needed_stays_and_all_else_goes(whole: RegistryContents, keep: int) -> None:
     """Records of what was published stay too: they prevent the publication of older releases."""
     tags, needed = listed(whole, keep)
-    [staged], [public], items = whole.staged, whole.public, prune.unneeded(whole, keep, TODAY)
+    [staged], items = whole.staged, prune.unneeded(whole, keep, TODAY)
     ours = {name for name in whole.documents.tags if re.fullmatch(r"release-[0-9]+|images-.*", name)}
     assert {item.text for item in items if item.kind == "document"} == ours - tags
     needed |= {d for name, d in staged.tags.items() if name in whole.plans or name.startswith("mine-")}
     gone = set(staged.images) - needed
     assert {item.digest for item in items if item.kind == "image"} == gone
-    for contents, subjects in ((staged, gone | set(staged.missing)), (public, set(public.missing))):
-        attached = {each for subject in subjects for each in contents.attached[subject]}
-        deleted = {item.digest for item in items if item.repository is contents.repository} - gone
-        assert deleted == attached
+    attached = {each for subject in gone | set(staged.missing) for each in staged.attached[subject]}
+    assert {item.digest for item in items if item.repository is staged.repository} - gone == attached
     kinds = [item.kind for item in items]
     order = ["document", "image", "attachment"]
     assert kinds == sorted(kinds, key=order.index), "no document lists an image that is gone"
@@ -121,7 +118,7 @@ def test_what_two_images_share_stays_with_one_of_them() -> None:
     """Two lists of attachments without entries are one manifest. Whoever can push may list any image as attached."""
     staged = repository("abc", {"mine": "a"}, a="list", b="list c")
     whole = RegistryContents(
-        documents=repository("", {}), releases=[release("20261103", "c")], lists={}, staged=[staged], public=[],
+        documents=repository("", {}), releases=[release("20261103", "c")], lists={}, staged=[staged],
         published=set(), plans=set(),
     )  # fmt: skip
     assert [item.digest for item in prune.unneeded(whole, 1, TODAY)] == [digest("b")]
@@ -129,13 +126,12 @@ def test_what_two_images_share_stays_with_one_of_them() -> None:
 
 def test_how_images_are_described() -> None:
     documents = {"release-20261101": "20261101", "release-20261102": "20261102", "released-20261102": "record"}
-    public = repository("", {}, "d", d="report-d")
+    staged = repository("ab", {}, "d", a="report-a list-a", d="report-d")
     whole = RegistryContents(
         documents=repository("", documents),
         releases=[release("20261103", ""), release("20261102", "a"), release("20261101", "a")],
         lists={},
-        staged=[repository("ab", {}, a="report-a list-a")],
-        public=[public],
+        staged=[staged],
         published=set(),
         plans=set(),
     )
@@ -148,7 +144,7 @@ def test_how_images_are_described() -> None:
         *[f"attached to {digest('a')[7:19]}"] * 2,
         f"attached to {digest('d')[7:19]}, which no longer exists",
     ]
-    assert str(items[-1]) == f"{public.repository.name}@{digest('report-d')}  {items[-1].text}"
+    assert str(items[-1]) == f"{staged.repository.name}@{digest('report-d')}  {items[-1].text}"
 
 
 # ---- reading and deleting
