@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -24,24 +23,18 @@ _TEMPLATES = Path(__file__).with_name("new_repository")
 CiService = Literal["github", "gitlab"]
 _CI_FILES: dict[CiService, str] = {"github": ".github/workflows/images.yml", "gitlab": ".gitlab-ci.yml"}
 _CALLED, _COPY = ".github/workflows/images.yml", ".github/workflows/gpu-images.yml"  # the shipped workflow, its copy
-_WORKFLOWS = re.compile(r"(?P<owner>[\w.-]+/[\w.-]+)@(?P<revision>[\w./-]+)", re.ASCII)
 
 
 def write_repository(
     folder: Path, *, registry: str, namespace: str, frameworks: Sequence[str], is_cpu: bool,
-    source: Mapping[str, Any], ci: CiService = "github", workflows: str = "",
+    source: Mapping[str, Any], ci: CiService = "github",
 ) -> list[str]:  # fmt: skip
     """Writes the files; returns their names.
 
     `source` is the result of `read_source`. If this package was installed from a wheel, that wheel is copied.
-    `workflows` (OWNER/REPO@REF) is the repository whose workflow the new one calls; by default, it calls a copy of it.
-
-    Raises UsageError if a file exists, a framework has no such images or `workflows` has another form, MatrixError for
-    a value that matrix.yaml cannot have, OSError if the wheel is gone. Nothing is written then, except .builder.
+    Raises UsageError if a file exists or a framework has no such images, MatrixError for a value that matrix.yaml
+    cannot have, OSError if the wheel is gone. Nothing is written then, except .builder.
     """
-    called = _WORKFLOWS.fullmatch(workflows)
-    if workflows and not called:
-        raise UsageError(f"invalid --workflows {workflows!r}", hint="Use OWNER/REPO@REF, e.g. my-org/gpu-images@v1.")
     requirement, wheel = package_of(source)
     shipped = reader.check_matrix(extends.read_shipped())
     values = {
@@ -50,7 +43,6 @@ def write_repository(
         "namespace": json.dumps(namespace),
         "frameworks": [_choice(shipped, name, is_cpu=is_cpu) for name in dict.fromkeys(frameworks)],
         "requirement": requirement,
-        "called": f"{called['owner']}/{_CALLED}@{called['revision']}" if called else f"./{_COPY}",
     }
     left_out = {path for service, path in _CI_FILES.items() if service != ci}
     environment = jinja2.Environment(
@@ -65,7 +57,7 @@ def write_repository(
     names = [name for name in names if name not in left_out]
     files = {name: environment.get_template(name).render(values).encode() for name in names}
     reader.check_matrix(extends.extended(strict_yaml.parse_yaml(files["matrix.yaml"], "matrix.yaml")))
-    if ci == "github" and not called:
+    if ci == "github":
         workflow = (extends.shipped_files(folder / ".builder") / _CALLED).read_bytes()
         files[_COPY] = f"# A copy of {_CALLED} of gpu-images {__version__}.\n".encode() + workflow
     if wheel:

@@ -71,7 +71,7 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_clone_installs_the_builder_of_the_repository(builder: Path, environ: dict[str, str], tmp_path: Path) -> None:
     """Which was installed from a wheel that others do not have. A private key is in no commit."""
     own = {name: value for name, value in environ.items() if name != "PYTHONPATH"}
-    run(builder, "init", "team", "--yes", cwd=tmp_path, environ=own)
+    run(builder, "init", "team", cwd=tmp_path, environ=own)
     (tmp_path / "team/keys").mkdir()
     for name in ("ci.key", "ci.pub"):
         (tmp_path / "team/keys" / name).touch()
@@ -98,7 +98,7 @@ def test_a_clone_installs_the_builder_of_the_repository(builder: Path, environ: 
 def test_from_init_to_the_plan(builder: Path, index: Index, environ: dict[str, str], tmp_path: Path) -> None:
     own = {name: value for name, value in environ.items() if name != "PYTHONPATH"}
     index.publish(wheels.framework("1.0.0", requires=()), wheels.extra("1.0.0"))
-    run(builder, "init", "team", "--yes", cwd=tmp_path, environ=own)
+    run(builder, "init", "team", cwd=tmp_path, environ=own)
     team = tmp_path / "team"
     assert (team / "Makefile").is_file()
     (team / "matrix.yaml").write_text(MATRIX, encoding="utf-8")

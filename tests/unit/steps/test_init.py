@@ -99,8 +99,6 @@ def test_options_choose_the_images(tmp_path: Path) -> None:
         (["--framework", "pytorch", "--cpu"], "pytorch has no images for the CPU on amd64"),
         (["--namespace", "a: b\nvariants: []"], "matrix.yaml:4:12: namespace: "),
         (["--registry", "https://ghcr.io"], "matrix.yaml:3:11: registry: "),
-        (["--workflows", "my-org/gpu-images"], "invalid --workflows 'my-org/gpu-images'"),
-        (["--workflows", "a/b@v1\n      secrets: inherit"], "invalid --workflows 'a/b@v1\\n"),
     ],
 )
 def test_what_no_repository_can_have_is_refused_before_a_file_is_written(
@@ -120,25 +118,17 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["Makefile", "README.md"]
 
 
-def test_the_workflow_calls_the_named_one_with_inputs_that_it_has(tmp_path: Path) -> None:
-    init(str(tmp_path), "--workflows", "my-org/images.of-gpus@v1")
-    text = (tmp_path / ".github/workflows/images.yml").read_text(encoding="utf-8")
-    [called] = re.findall(r"uses: my-org/images\.of-gpus/(\S+)@v1\n", text)
-    callee = yaml.safe_load((ROOT / called).read_text(encoding="utf-8"))
-    known = callee[True]["workflow_call"]["inputs"]  # YAML 1.1 reads `on` as true
-    given = yaml.safe_load(text)["jobs"]["images"]["with"]
-    assert set(given) == {"publish", "allow_untested_gpu", "team"}
-    assert {name: known[name]["default"] for name in given} == given
-    assert not (tmp_path / ".gitlab-ci.yml").exists()
-
-
-def test_without_a_repository_to_call_the_workflow_is_copied(tmp_path: Path) -> None:
+def test_the_workflow_calls_a_copy_with_inputs_that_it_has(tmp_path: Path) -> None:
     """With the release that it is from; GitHub finds a workflow of the same repository by its path."""
     init(str(tmp_path))
-    jobs = yaml.safe_load((tmp_path / ".github/workflows/images.yml").read_text(encoding="utf-8"))["jobs"]
-    head, _, text = (tmp_path / jobs["images"]["uses"]).read_text(encoding="utf-8").partition("\n")
+    job = yaml.safe_load((tmp_path / ".github/workflows/images.yml").read_text(encoding="utf-8"))["jobs"]["images"]
+    head, _, text = (tmp_path / job["uses"]).read_text(encoding="utf-8").partition("\n")
     assert f" of gpu-images {__version__}." in head
     assert text == (ROOT / ".github/workflows/images.yml").read_text(encoding="utf-8")
+    known = yaml.safe_load(text)[True]["workflow_call"]["inputs"]  # YAML 1.1 reads `on` as true
+    assert set(job["with"]) == {"publish", "allow_untested_gpu", "team"}
+    assert {name: known[name]["default"] for name in job["with"]} == job["with"]
+    assert not (tmp_path / ".gitlab-ci.yml").exists()
 
 
 def test_gitlab_gets_a_valid_file(tmp_path: Path) -> None:
