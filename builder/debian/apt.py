@@ -20,7 +20,7 @@ from typing import cast
 
 from builder.common.console import View
 from builder.common.errors import EngineError, LockError
-from builder.debian import control_files, mmdebstrap
+from builder.debian import control_files
 from builder.debian.os_lock import Architecture, DebianPackage, OsLock, OsRequest
 from builder.index.host import KEYRING, SYSTEM_BUNDLE, Host, RunProgram, apt_of_debian
 from builder.matrix.schema import AMD64, Arch
@@ -151,39 +151,29 @@ def open_archive(release: str, host: Host, runner: AptRunner, arch: Arch = AMD64
 
     apt chooses packages for any architecture on any machine.
 
-    Where this machine has no apt, or lacks Debian's keys or archives, runs apt in a container of Debian. On other
-    distributions, the addresses are those of mmdebstrap, which is installed for root.
+    Where this machine has no apt, or lacks Debian's keys or archives, runs apt in a container of Debian.
     """
-    kinds = {source.kind for source in host.apt.sources}
+    kinds, reason = {source.kind for source in host.apt.sources}, ""
     missing = [kind for kind in ("main", "security") if kind not in kinds]
-    reason = "" if kinds else host.hide(mmdebstrap.install_mmdebstrap(runner.view))
-    sources = host.apt.sources or (() if reason else mmdebstrap.sources(release))
-    if not reason:
-        if not shutil.which("apt-get"):
-            reason = "apt-get is not installed"
-        elif not Path(KEYRING).exists():
-            reason = f"{KEYRING} is missing"
-        elif kinds and missing:
-            reason = f"its apt does not use Debian's archive `{missing[0]}`"
-        elif not sources:
-            reason = "mmdebstrap printed no archive addresses"
+    if not shutil.which("apt-get"):
+        reason = "apt-get is not installed"
+    elif not Path(KEYRING).exists():
+        reason = f"{KEYRING} is missing"
+    elif missing:
+        reason = f"its apt does not use Debian's archive `{missing[0]}`"
     with ExitStack() as stack:
         run: RunProgram = subprocess.run
         if reason:
             error = f"Debian packages cannot be locked on this machine: {reason}"
-            hint = (
-                "Start a Docker Engine, to run apt in a container. Or on Debian: add the archive to apt's sources. On "
-                "Ubuntu, as root: apt-get install mmdebstrap debian-archive-keyring"
-            )
+            hint = "Start a Docker Engine, to run apt in a container. Or on Debian: add the archive to apt's sources."
             runner.view.say(f"apt cannot look up Debian packages here ({reason}): running it in a container of Debian")
             try:
                 run = stack.enter_context(runner.container())
             except EngineError as failure:
                 raise LockError(f"{error}; in a container: {failure}", hint=hint) from failure
             if missing:
-                sources = apt_of_debian(run).sources
+                host = replace(host, archives=replace(host.apt, sources=apt_of_debian(run).sources))
             if not host.ca and SYSTEM_BUNDLE.exists():  # Debian's slim images have no certificates
                 host = replace(host, ca=SYSTEM_BUNDLE.read_bytes())
         folder = stack.enter_context(TemporaryDirectory(prefix="builder-apt-"))
-        apt = replace(host.apt, sources=sources)
-        yield Archive(release, replace(host, archives=apt), Path(folder), run, arch)
+        yield Archive(release, host, Path(folder), run, arch)

@@ -18,7 +18,6 @@ import requests
 from builder.common.errors import EngineError, FetchError
 from builder.common.http import UNCOMPRESSED, failure_sentence
 from builder.common.tasks import RetryPolicy, thread_pool
-from builder.debian import mmdebstrap
 from builder.debian.apt import AptRunner
 from builder.debian.os_lock import DebianPackage, OsLock
 from builder.index.download import AbsentError, FileFetcher, LostError
@@ -88,9 +87,8 @@ class Archives:
         self._matrix = matrix
         self._host = host
         self._runner = runner
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._in_container: Apt | None = None  # the archives that apt in a container of Debian uses
-        self._sources: dict[str, tuple[AptSource, ...]] = {}  # by Debian release
         self._slots: dict[str, threading.Semaphore] = {}
         self.faults: dict[str, str] = {}  # by name of a place, the reason that it is not used any more
         self._sizes: dict[str, int | None] = {}  # by address; 0: unknown, None: no such file
@@ -98,7 +96,7 @@ class Archives:
     def places(self, lock: OsLock) -> Iterator[Place]:
         """The places that may have a package of this lock, in the order in which they are tried."""
         debian = self._matrix.debian[lock.debian]
-        if pools := Place.of(HERE, self.sources(lock.debian)).pools:
+        if pools := Place.of(HERE, self._sources()).pools:
             yield Place(name=HERE, pools=pools)
         if debian.archive:
             yield Place.of(MOVED, self._host.for_release(debian).apt.sources)
@@ -113,22 +111,13 @@ class Archives:
             dated = [replace(source, uri=source.uri.replace(SNAPSHOT_ID, lock.time)) for source in sources]
             yield Place.of(DEFAULT_SNAPSHOT, dated)
 
-    def sources(self, release: str) -> tuple[AptSource, ...]:
-        """The archives that this machine's apt has for a release.
-
-        Those that it lacks are Debian's own, as mmdebstrap has them for this release, or apt in a container of Debian;
-        none if neither can run.
-        """
-        with self._lock:
-            if release not in self._sources:
-                sources = self._host.apt.sources
-                kinds = {source.kind for source in sources}
-                if not {"main", "security"} <= kinds:
-                    others = mmdebstrap.sources(release) if mmdebstrap.is_installed() else ()
-                    others = others or self._container().sources
-                    sources = (*sources, *(each for each in others if each.kind not in kinds))
-                self._sources[release] = sources
-            return self._sources[release]
+    def _sources(self) -> tuple[AptSource, ...]:
+        """The archives of this machine's apt; those that it lacks as apt in a container of Debian has them, if any."""
+        sources = self._host.apt.sources
+        kinds = {source.kind for source in sources}
+        if {"main", "security"} <= kinds:
+            return sources
+        return (*sources, *(each for each in self._container().sources if each.kind not in kinds))
 
     def _container(self) -> Apt:
         with self._lock:

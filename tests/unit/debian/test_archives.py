@@ -215,23 +215,6 @@ class Container:
         yield run
 
 
-def test_mmdebstrap_has_the_addresses_of_each_release(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second release got those of the first."""
-    releases: list[str] = []
-
-    def sources(release: str) -> tuple[AptSource, ...]:
-        releases.append(release)
-        return tuple(AptSource(kind=kind, uri=f"http://{release}.example.test/{kind}") for kind in ("main", "security"))
-
-    monkeypatch.setattr("builder.debian.mmdebstrap.is_installed", lambda: True)
-    monkeypatch.setattr("builder.debian.mmdebstrap.sources", sources)
-    known_archives = Archives(tiny.matrix, host(sources=()), FakeApt())
-    for release in ("oldbird", "newbird", "oldbird"):
-        expected = {f"http://{release}.example.test/main", f"http://{release}.example.test/security"}
-        assert {source.uri for source in known_archives.sources(release)} == expected
-    assert releases == ["oldbird", "newbird"]
-
-
 def test_without_apt_the_addresses_are_those_of_apt_in_a_container(tiny: Project, world: World) -> None:
     container = Container()
     known_archives = Archives(tiny.matrix, host(sources=()), FakeApt(container.open))

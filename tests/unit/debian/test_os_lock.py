@@ -478,7 +478,6 @@ def test_apt_runs_in_a_container_where_it_cannot_run_here(
     monkeypatch: pytest.MonkeyPatch, sources: tuple[AptSource, ...]
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
-    monkeypatch.setattr("builder.debian.mmdebstrap.is_installed", lambda: False)
     elsewhere = Elsewhere()
     runner, host = FakeApt(elsewhere.open), Host(archives=Apt(sources=sources))
     with apt.open_archive("newbird", host, runner) as archive:
@@ -493,9 +492,8 @@ def test_apt_runs_in_a_container_where_it_cannot_run_here(
 
 def test_without_apt_and_container_both_ways_out_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
-    monkeypatch.setattr("builder.debian.mmdebstrap.is_installed", lambda: False)
     with pytest.raises(LockError) as caught, apt.open_archive("newbird", Host(), FakeApt()):
         pytest.fail("there is no apt")
-    assert str(caught.value).startswith("Debian packages cannot be locked on this machine: it is not installed")
+    assert str(caught.value).startswith("Debian packages cannot be locked on this machine: apt-get is not installed")
     assert "no Docker Engine answers" in str(caught.value)
     assert caught.value.hint.startswith("Start a Docker Engine, to run apt in a container. Or on Debian")
