@@ -17,7 +17,7 @@ from builder.index.releases import Index
 from builder.lock import lockfile
 from builder.lock.lockfile import GROUP_LOCKS
 from builder.lock.resolve import Resolver
-from builder.matrix import facts, support, tags
+from builder.matrix import facts, support
 from builder.matrix.cells import Cell
 from builder.matrix.schema import Matrix
 from builder.registry.client import Repository, labels_of
@@ -63,8 +63,7 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
     in matrix.yaml. It is checked against the package index and the metadata of the packages, then resolved to wheels.
     Nothing is written.
 
-    With --gpu, CELLS are cell ids, patterns, sets or short tags from matrix.yaml (default: all), and IMAGES are images
-    in a registry, with the name of the registry.
+    With --gpu, CELLS are cell ids, patterns or sets (default: all), and IMAGES are images in a registry.
     """
     if gpu_name is not None:
         _on_gpu(context, targets, gpu_name, driver)
@@ -133,10 +132,9 @@ def _on_gpu(context: Context, targets: Sequence[str], gpu_name: str, driver: str
 
 
 def _images(context: Context, targets: Sequence[str]) -> Iterator[tuple[str, ImageNeeds]]:
-    """Names with what they need: cells by group, then tags and images. A name with a registry is looked up there."""
+    """Names with what they need: cells by group, then images of a registry, whose names have a slash."""
     project = context.project
-    by_name = tags.cells_by_short_name(project.matrix, project.cells)
-    names = [name for name in targets if name in by_name or "/" in name]
+    names = [name for name in targets if "/" in name]
     patterns = [pattern for pattern in targets if pattern not in names]
     # Variants of a group have the same framework and CUDA, so one line is enough for all of them.
     groups: dict[str, list[Cell]] = {}
@@ -149,8 +147,5 @@ def _images(context: Context, targets: Sequence[str]) -> Iterator[tuple[str, Ima
         yield name, gpu_support.needs_of_cell(project.matrix, members[0], facts.load_facts())
     for name in names:
         reference = parse_image(name)
-        if not reference.registry and (tagged := by_name.get(name)):
-            yield f"{name} ({tagged.id})", gpu_support.needs_of_cell(project.matrix, tagged, facts.load_facts())
-        else:
-            repository = Repository(reference, host=context.host, write=False)
-            yield name, gpu_support.needs_of_labels(labels_of(repository, reference.target))
+        repository = Repository(reference, host=context.host, write=False)
+        yield name, gpu_support.needs_of_labels(labels_of(repository, reference.target))

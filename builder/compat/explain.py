@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 
+import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
@@ -28,7 +30,6 @@ from builder.matrix.schema import (
     AMD64,
     ARM64,
     CPU,
-    OTHERS,
     Cuda,
     FrameworkVersion,
     Matrix,
@@ -39,15 +40,13 @@ from builder.matrix.schema import (
 
 MOST_NAMED = 3  # cells, or releases
 LONGEST_SENTENCE = 300  # characters
-CPU_DISTANCE = 40  # more than between any two CUDA versions
 Resolve = Callable[[Matrix, Cell], str]  # returns the reason that the cell does not resolve, or an empty string
 _NUMBERS = r"[0-9]{1,4}(?:\.[0-9]{1,4}){1,3}"
 _SUFFIX = r"(?:(?:a|b|rc)[0-9]{1,4})?(?:\.post[0-9]{1,4})?(?:\.dev[0-9]{1,10})?"
 _COMBINATION = re.compile(
-    rf"([a-z]+)-({_NUMBERS})({_SUFFIX})-(cu[0-9]{{2,4}}|cpu)-py([0-9])([0-9]{{1,2}})(?:-([a-z0-9]+))??(?:-(arm64))?",
+    rf"([a-z]+)-({_NUMBERS})({_SUFFIX})-(cu[0-9]{{3,4}}|cpu)-py([0-9])([0-9]{{1,2}})(?:-([a-z0-9]+))??(?:-(arm64))?",
     re.ASCII,
 )
-_OLDEST = 60  # CUDA 6.0; no framework has wheels for an older CUDA
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,25 +100,11 @@ def cell_of_combination(matrix: Matrix, text: str) -> Cell:
         short=short,
         line=line or version,
         release=versions[line].release if line else version if suffix else "",
-        cuda=_cuda_of_tag(matrix, text, cuda_tag),
+        cuda=CPU if cuda_tag == CPU else f"{cuda_tag[2:4]}.{cuda_tag[4:]}",
         python=f"{major}.{minor}",
         variant=variant,
         arch=ARM64 if arch else AMD64,
     )
-
-
-def _cuda_of_tag(matrix: Matrix, text: str, tag: str) -> str:
-    """cu128 is 12.8, cu1210 is 12.10, cu92 is 9.2; cu13 lacks a minor version. Raises UsageError."""
-    if tag == CPU:
-        return CPU
-    digits = tag.removeprefix("cu")
-    if len(digits) == 2 and int(digits) < _OLDEST:
-        like = next((cuda for cuda in matrix.cuda if cuda.startswith(f"{digits}.")), f"{digits}.0")
-        raise UsageError(
-            f"{text}: {tag} lacks the minor version of CUDA", hint=f"Use cu{like.replace('.', '')} for {like}."
-        )
-    places = 1 if len(digits) == 2 else 2
-    return f"{digits[:places]}.{digits[places:]}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,25 +200,18 @@ class Explainer:
         return next((each for each in reversed(versions) if each.startswith(f"{cell.cuda}.")), "")
 
     def _nearest(self, asked: Cell) -> tuple[str, ...]:
-        """The locked cells with the same framework and architecture that differ in the fewest axes, the closest first.
+        """The locked cells of the same framework and architecture with the most similar ids.
 
         Leaves out cells on a Python whose images were not built yet. A cell without a current lock may not work either.
         """
-        ranked = []
-        for cell in self.known:
-            is_other = cell.framework != asked.framework or cell.arch != asked.arch
-            if is_other or cell.id not in self.locked or self.matrix.python[cell.python].not_built:
-                continue
-            release = asked.release or asked.line
-            differences = [
-                0 if cell.line == asked.line else _distance(release, cell.release),
-                _cuda_distance(asked.cuda, cell.cuda),
-                _distance(asked.python, cell.python),
-            ]
-            # Another variant counts as two axes: it rarely is what the user needs.
-            axes = sum(map(bool, differences)) + 2 * (cell.variant != asked.variant)
-            ranked.append((axes, sum(differences), cell.id))
-        return tuple(cell for *_, cell in sorted(ranked)[:MOST_NAMED])
+        others = [
+            cell.id
+            for cell in self.known
+            if (cell.framework, cell.arch) == (asked.framework, asked.arch)
+            and cell.id in self.locked
+            and not self.matrix.python[cell.python].not_built
+        ]
+        return tuple(difflib.get_close_matches(asked.id, others, MOST_NAMED, cutoff=0))
 
     def _conflict(self, cell: Cell) -> str:
         """The reason that uv gives, in a sentence; empty if uv resolves the cell, or if its lock is current."""
@@ -324,40 +302,12 @@ def _no_release(package: ListedPackage, version: str, unstable: Sequence[ListedR
     return f"{package.name} has no release {version} on the index{newest}"
 
 
-def _cuda_distance(cuda: str, other: str) -> int:
-    if CPU in (cuda, other):
-        return 0 if cuda == other else CPU_DISTANCE
-    return _distance(cuda, other)
-
-
-def _distance(version: str, other: str) -> int:
-    """The distance between two versions, by their first two numbers; a major version counts as ten minor versions."""
-    first, second = Version(version), Version(other)
-    return abs((first.major - second.major) * 10 + first.minor - second.minor)
-
-
 def matrix_line(line: str, entry: FrameworkVersion) -> str:
     """A line of a framework, as it is written in matrix.yaml."""
-    fields = [f"release: {entry.release}", f"cuda: [{_listed(entry.cuda)}]", f"python: [{_listed(entry.python)}]"]
-    lists = {"packages": entry.packages, "constraints": entry.constraints, "components": entry.components}
-    fields += [f"{name}: [{_listed(values)}]" for name, values in lists.items() if values]
-    by_cuda = ", ".join(f"{_listed([cuda])}: [{_listed(names)}]" for cuda, names in entry.arch.items())
-    if [*entry.arch] == [OTHERS]:
-        fields += [f"arch: [{_listed(entry.arch[OTHERS])}]"] if entry.arch[OTHERS] != [AMD64] else []
-    else:
-        fields.append(f"arch: {{{by_cuda}}}")
-    fields += [f"index: {entry.index}"] if entry.index else []
-    indexes = ", ".join(f"{_listed([cuda])}: {index}" for cuda, index in entry.index_on.items())
-    fields += [f"index_on: {{{indexes}}}"] if indexes else []
-    return f'"{line}": {{{", ".join(fields)}}}'
-
-
-def _listed(values: Iterable[str]) -> str:
-    """Items of a YAML list in brackets. Quotes versions, and values with characters that are special in such lists."""
-    return ", ".join(
-        f'"{value}"' if value[0].isdigit() or value == OTHERS or set(value) & set(",[]{}") else value
-        for value in values
+    fields = yaml.safe_dump(
+        entry.model_dump(exclude_defaults=True), default_flow_style=True, sort_keys=False, width=inf
     )
+    return f'"{line}": {fields.strip()}'
 
 
 def summarize_reason(reason: str) -> str:

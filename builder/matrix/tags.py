@@ -119,15 +119,3 @@ def is_tag_of(tag: str, full: str) -> bool:
     cuda, python, suffix = axes[:1], axes[1:2], axes[2:]
     choices = ([*cuda, *python, *suffix], [*cuda, *suffix], [*python, *suffix], suffix)
     return (start == version or f"{numbers}.".startswith(f"{start}.")) and rest in choices
-
-
-def cells_by_short_name(matrix: Matrix, cells: Iterable[Cell]) -> dict[str, Cell]:
-    """Cells by their tags without registry: org/pt-cuda:2.9, and pt-cuda:2.9; the one for amd64 if there is one."""
-    by_id = {cell.id: cell for cell in cells}
-    by_name: dict[str, Cell] = {}
-    for cell_id, references in compute(matrix, by_id.values()).items():
-        for reference in references:
-            name = f"{reference.repository}:{reference.tag}"
-            for short_name in (name, name.rsplit("/", maxsplit=1)[-1]):
-                by_name.setdefault(short_name, by_id[cell_id])
-    return by_name

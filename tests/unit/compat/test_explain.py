@@ -31,7 +31,7 @@ from builder.index.releases import Index, ListedPackage, ListedRelease
 from builder.lock.resolve import Resolver
 from builder.matrix import cells, facts, reader
 from builder.matrix.cells import Cell
-from builder.matrix.schema import Arch, FrameworkVersion, Matrix
+from builder.matrix.schema import FrameworkVersion, Matrix
 from builder.registry.client import labels_of
 from tests.fakes.wire import Reply, Sent, Wire, connect
 from tests.paths import UNIT
@@ -222,17 +222,15 @@ class OnArm(Stored):
         return replace(package, releases=releases)
 
 
-@pytest.mark.parametrize(
-    ("arch", "text"),
-    [
-        ({"*": ["amd64", "arm64"]}, ", arch: [amd64, arm64]"),
-        ({"12.8": ["amd64"], "*": ["arm64"]}, ', arch: {"12.8": [amd64], "*": [arm64]}'),
-        ({"*": ["amd64"]}, ""),
-    ],
-)
-def test_the_architectures_in_a_line_of_matrix_yaml(arch: dict[str, list[Arch]], text: str) -> None:
-    entry = FrameworkVersion(release="2.9.1", cuda=["12.8"], python=["3.11"], arch=arch)
-    assert explain.matrix_line("2.9", entry) == f'"2.9": {{release: 2.9.1, cuda: ["12.8"], python: ["3.11"]{text}}}'
+def test_a_line_of_matrix_yaml() -> None:
+    entry = FrameworkVersion(
+        release="2.9.1", cuda=["12.8"], python=["3.11"], packages=["a[b,c]==1", "d<2,>1"],
+        arch={"12.8": ["amd64"], "*": ["arm64"]},
+    )  # fmt: skip
+    line = explain.matrix_line("2.9", entry)
+    assert FrameworkVersion.model_validate(strict_yaml.parse_yaml(line.encode(), "x").data["2.9"]) == entry
+    plain = FrameworkVersion(release="2.9.1", cuda=["12.8"], python=["3.11"])
+    assert explain.matrix_line("2.9", plain) == "\"2.9\": {release: 2.9.1, cuda: ['12.8'], python: ['3.11']}"
 
 
 def test_a_release_without_a_wheel_for_the_cell() -> None:
@@ -262,14 +260,14 @@ def test_a_full_release_is_the_cell_of_its_line() -> None:
 
 ADDED = {
     "pt-2.8-cu128-py313": [
-        '  under frameworks.pytorch.versions: "2.8": {release: 2.8.0, cuda: ["12.8"], python: ["3.13"]}'
+        "  under frameworks.pytorch.versions: \"2.8\": {release: 2.8.0, cuda: ['12.8'], python: ['3.13']}"
     ],
     "pt-2.11-cu130-py313": [
         '  under cuda: "13.0": {toolkit: 13.0.3.0}',  # its metadata pins 13.0.2, which the toolkit does not override
-        '  under frameworks.pytorch.versions: "2.11": {release: 2.11.0, cuda: ["13.0"], python: ["3.13"]}',
+        "  under frameworks.pytorch.versions: \"2.11\": {release: 2.11.0, cuda: ['13.0'], python: ['3.13']}",
     ],
     "tf-2.21-cpu-py311": [
-        '  under frameworks.tensorflow.versions: "2.21": {release: 2.21.0, cuda: [cpu], python: ["3.11"], '
+        "  under frameworks.tensorflow.versions: \"2.21\": {release: 2.21.0, cuda: [cpu], python: ['3.11'], "
         "constraints: [setuptools<82]}"
     ],
     "jax-0.10-cu128-py313": ['  under include: - {cell: jax-0.10-cu128-py313, reason: "<why it is needed>"}'],
@@ -299,7 +297,7 @@ def test_a_line_without_cuda_wheels_has_the_components_of_its_sibling() -> None:
             return replace(package, releases=(older, *package.releases))
 
     assert explained("tf-2.8-cu118-py39", catalogue=Older()).add[1] == (
-        '  under frameworks.tensorflow.versions: "2.8": {release: 2.8.4, cuda: ["11.8"], python: ["3.9"], '
+        "  under frameworks.tensorflow.versions: \"2.8\": {release: 2.8.4, cuda: ['11.8'], python: ['3.9'], "
         "constraints: [numpy<2], components: [cuda11]}"
     )
 
@@ -307,13 +305,16 @@ def test_a_line_without_cuda_wheels_has_the_components_of_its_sibling() -> None:
 @pytest.mark.parametrize(
     ("text", "near"),
     [
-        ("jax-0.12-cu128-py311", "jax-0.10-cu128-py311, jax-0.12-cu128-py313, jax-0.10-cu132-py311"),
-        ("pt-2.9-cu128-py39-jupyter", "pt-2.9-cu128-py311-jupyter, pt-2.9-cu128-py313-jupyter, pt-2.9-cu128-py311"),
+        ("jax-0.12-cu128-py311", "jax-0.12-cu128-py313, jax-0.10-cu128-py311, jax-0.12-cu132-py313"),
+        (
+            "pt-2.9-cu128-py39-jupyter",
+            "pt-2.9-cu128-py313-jupyter, pt-2.9-cu128-py311-jupyter, pt-2.15-cu132-py313-jupyter",
+        ),
         ("tf-2.22-cu128-py313", "tf-2.20-cu128-py313, tf-2.20-cu128-py311, tf-2.20-cpu-py313"),
         ("pt-2.9-cu128-py311-arm64", "no cell of this framework has a current lock"),
     ],
 )
-def test_the_nearest_of_the_matrix_differ_in_few_axes_then_in_little(text: str, near: str) -> None:
+def test_the_nearest_of_the_matrix_have_similar_ids(text: str, near: str) -> None:
     explanation = explained(text, conflicts, catalogue=OnArm() if "arm64" in text else Stored())
     assert explanation.lines[-1] == f"nearest that work: {near}"
 
@@ -336,7 +337,7 @@ def test_bounds_of_facts_yaml_are_added_before_resolving() -> None:
     assert explanation.add == (
         "no image of it was built; add to matrix.yaml:",
         '  under cuda: "11.7": {}',
-        '  under frameworks.pytorch.versions: "2.0": {release: 2.0.1, cuda: ["11.7"], python: ["3.11"], '
+        "  under frameworks.pytorch.versions: \"2.0\": {release: 2.0.1, cuda: ['11.7'], python: ['3.11'], "
         "constraints: [numpy<2]}",
     )
 
@@ -414,9 +415,6 @@ def test_a_pre_release_works_if_it_is_named() -> None:
         ("pt-2.9-rc1-cu128-py311", "invalid combination"),
         ("pt-2.9.1+cu128-cu128-py311", "invalid combination"),
         ("xx-2.9-cu128-py311", "unknown framework 'xx'"),
-        ("pt-2.15-cu13-py311", "cu13 lacks the minor version of CUDA"),
-        ("pt-2.15-cu13-py311", "Use cu132 for 13.2."),
-        ("pt-2.15-cu14-py311", "Use cu140 for 14.0."),
         ("pt-2.9-cu128-py311-jupiter", "unknown variant 'jupiter'; did you mean 'jupyter'?"),
     ],
 )
@@ -426,7 +424,7 @@ def test_an_invalid_combination(text: str, message: str) -> None:
     assert message in f"{refused.value}\n{refused.value.hint}"
 
 
-@pytest.mark.parametrize(("tag", "cuda"), [("cu118", "11.8"), ("cu1210", "12.10"), ("cu92", "9.2"), ("cpu", "cpu")])
+@pytest.mark.parametrize(("tag", "cuda"), [("cu118", "11.8"), ("cu1210", "12.10"), ("cpu", "cpu")])
 def test_cuda_tags(tag: str, cuda: str) -> None:
     assert explain.cell_of_combination(CHECKED, f"pt-2.9-{tag}-py310").cuda == cuda
 
@@ -581,7 +579,7 @@ def test_labels_of_an_image_in_a_registry(monkeypatch: pytest.MonkeyPatch, conte
     assert [line for line in wire.lines if "/blobs/" in line] == [f"GET /v2/a/b/blobs/{digest_of_bytes(CONFIG)}"]
 
 
-def test_a_name_with_a_registry_is_judged_by_its_labels_even_if_it_is_a_tag_of_the_matrix(
+def test_an_image_of_a_registry_is_judged_by_its_labels(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "matrix.yaml").write_text(MATRIX.replace('registry: ""', "registry: registry.example.test"))
@@ -592,17 +590,6 @@ def test_a_name_with_a_registry_is_judged_by_its_labels_even_if_it_is_a_tag_of_t
     assert isinstance(result.exception, RefusedError)
     assert f"  does not run  {name}: driver 570.82 is too old: CUDA 13.2" in result.output
     assert "GET /v2/org/pt-cuda/manifests/2.9" in wire.lines
-
-
-@pytest.mark.parametrize("name", ["org/pt-cuda:2.9", "pt-cuda:2.9.1-cu128-py311"])
-def test_a_short_tag_is_a_cell_of_the_matrix(
-    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
-    (tmp_path / "matrix.yaml").write_text(MATRIX.replace('registry: ""', "registry: registry.example.test"))
-    wire = serve(monkeypatch, Reply(status=404))
-    result = run("--gpu", "H100", "--driver", "580.82", name)
-    assert result.output.splitlines()[1:] == [f"  runs          {name} (pt-2.9-cu128-py311)"]
-    assert not wire.seen
 
 
 HOSTILE = ("../../../admin?x=", "sha256:" + "7" * 63, "sha256:" + "7" * 64 + "\n", "sha512:" + "7" * 64, None, 7)
@@ -684,4 +671,4 @@ def test_a_cell_is_explained_by_the_index_that_it_comes_from() -> None:
     explained("pt-2.8-cu128-py311", **changes)
     assert set(catalogue.read) == {"own"}
     line = explain.matrix_line("2.9", matrix.frameworks["pytorch"].versions["2.9"])
-    assert line.endswith('python: ["3.11", "3.13"], index_on: {cpu: own}}')
+    assert line.endswith("python: ['3.11', '3.13'], index_on: {cpu: own}}")

@@ -34,7 +34,7 @@ NEW_TENSORFLOW = """\
 bullseye (glibc 2.31)
       #   left out Python 3.10: tensorflow 2.21.0 has no wheel on the index for Python 3.10 on x86_64 and Debian \
 stretch (glibc 2.24)
-      "2.21": {release: 2.21.0, cuda: ["12.8", cpu], python: ["3.11", "3.13"], constraints: [setuptools<82]}"""
+      "2.21": {release: 2.21.0, cuda: ['12.8', cpu], python: ['3.11', '3.13'], constraints: [setuptools<82]}"""
 
 
 def for_cuda_12(_: Matrix, cell: Cell) -> str:
@@ -104,7 +104,7 @@ def test_a_newer_release_of_a_line_takes_along_what_is_pinned_to_the_old_one() -
     *_, line = proposal.lines
     assert (proposal.replaces, proposal.notes) == ("2.9.1", ())
     assert line.endswith(
-        '2.9.2, cuda: ["12.8"], python: ["3.11", "3.13"], packages: [torchaudio==2.9.2, numpy==2.9.0]}'
+        "2.9.2, cuda: ['12.8'], python: ['3.11', '3.13'], packages: [torchaudio==2.9.2, numpy==2.9.0]}"
     )
 
 
