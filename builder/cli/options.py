@@ -125,14 +125,8 @@ class Size(click.ParamType[int]):
 
     name = "size"
 
-    def __init__(self, *, positive: bool = False) -> None:
-        self._positive = positive
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
-            count = parse_size(str(value))
+            return parse_size(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        if value != 0 and self._positive and not count:
-            self.fail("must be larger than 0", param, ctx)
-        return count

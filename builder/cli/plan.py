@@ -40,7 +40,7 @@ from builder.steps import ci
     help="Only the images that neither their tag in the registry nor their newest release has for this plan.",
 )
 @click.option(
-    "--disk", type=Size(positive=True), default=ci.RUNNER_DISK, show_default="14GB",
+    "--disk", type=Size(), default=ci.RUNNER_DISK, show_default="14GB",
     help="Disk of the machine that builds one part, for --format github and gitlab.",
 )  # fmt: skip
 @click.option("--publish", "is_release", is_flag=True, help="With --format gitlab: also stage and release the images.")

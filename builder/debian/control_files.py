@@ -1,4 +1,4 @@
-"""Debian's control files, and source packages.
+"""Debian's control files, source packages, and the packages that dpkg records as installed.
 
 Security advisories name source packages, not the binary packages built from them.
 """
@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+DPKG = "var/lib/dpkg/status"
 _FIELD = re.compile(r"([a-z0-9][a-z0-9+.-]{1,99})(?: \(([A-Za-z0-9][A-Za-z0-9.+~:-]{0,99})\))?", re.ASCII)
 
 
@@ -28,6 +29,12 @@ class SourcePackage(NamedTuple):
 NO_SOURCE = SourcePackage("", "")
 
 
+class InstalledPackage(NamedTuple):
+    name: str
+    version: str
+    source: SourcePackage
+
+
 def source_package(field: str, name: str, version: str) -> SourcePackage:
     """The source of a binary package of this name and version. Raises ValueError.
 
@@ -38,3 +45,14 @@ def source_package(field: str, name: str, version: str) -> SourcePackage:
     if not match:
         raise ValueError(f"invalid source package {field[:100]!r}: use e.g. openssl or bash (5.2.15-2)")
     return SourcePackage(match[1], match[2] or version)
+
+
+def installed_packages(status: bytes) -> set[InstalledPackage]:
+    """The installed packages in dpkg's status file. Raises ValueError for an invalid source package."""
+    packages = set()
+    for fields in stanzas(status.decode("utf-8", "replace")):
+        if fields.get("Status", "").endswith(" installed"):
+            name, version = fields.get("Package", ""), fields.get("Version", "")
+            source = source_package(fields.get("Source", ""), name, version)
+            packages.add(InstalledPackage(name, version, source))
+    return packages

@@ -13,7 +13,7 @@ from docker.types import DeviceRequest
 from urllib3.exceptions import HTTPError
 
 from builder.common import machine
-from builder.common.errors import FREE_DISK, DiskError, EngineError
+from builder.common.errors import FREE_DISK, DiskError, EngineError, causes
 from builder.index.wheels import PLATFORMS, arch_of
 from builder.matrix.schema import Arch
 
@@ -135,15 +135,4 @@ def is_disk_full(text: str) -> bool:
 
 def is_forbidden(error: BaseException) -> bool:
     """True if docker-py failed because this user may not open the engine's socket."""
-    seen: set[int] = set()
-    pending: list[BaseException | None] = [error]
-    while pending:
-        current = pending.pop()
-        if current is None or id(current) in seen:
-            continue
-        if isinstance(current, PermissionError):
-            return True
-        seen.add(id(current))
-        pending += [current.__cause__, current.__context__]
-        pending += [part for part in current.args if isinstance(part, BaseException)]
-    return False
+    return any(isinstance(each, PermissionError) for each in causes(error))

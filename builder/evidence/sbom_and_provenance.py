@@ -24,10 +24,9 @@ from packageurl import PackageURL
 from packaging.metadata import parse_email
 
 from builder import __version__
-from builder.debian.control_files import NO_SOURCE, SourcePackage
+from builder.debian.control_files import NO_SOURCE, InstalledPackage, SourcePackage
 from builder.debian.os_lock import OsLock
 from builder.index.wheels import LockedWheel
-from builder.layers.installed import InstalledPackage
 from builder.layers.oci import Image
 from builder.matrix.tags import OCI, PARENT_CELL_LABEL
 from builder.plan.plan import PlannedImage

@@ -19,10 +19,11 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from builder.common.errors import VerifyError
+from builder.debian import control_files
+from builder.debian.control_files import InstalledPackage
 from builder.index.wheels import KeptWheel, LockedWheel
-from builder.layers import estargz, installed, wheel
+from builder.layers import estargz, wheel
 from builder.layers.estargz import TocEntry
-from builder.layers.installed import InstalledPackage
 from builder.layers.oci import Image, Layer
 from builder.matrix.schema import Arch
 from builder.matrix.tags import LABEL
@@ -114,16 +115,16 @@ class Parent:
     def debian(self) -> set[InstalledPackage]:
         """The Debian packages of the image. Raises VerifyError."""
         try:
-            return installed.debian_packages(self.read_file(installed.DPKG))
+            return control_files.installed_packages(self.read_file(control_files.DPKG))
         except ValueError as error:
-            raise VerifyError(f"{installed.DPKG} of the image is invalid: {error}", hint=_OTHER) from error
+            raise VerifyError(f"{control_files.DPKG} of the image is invalid: {error}", hint=_OTHER) from error
 
     @cached_property
     def glibc(self) -> str:
         """The version of the image's C library, such as 2.36. Raises VerifyError."""
         version = next((package.version for package in self.debian if package.name == "libc6"), "")
         if not (match := re.match(r"2\.[0-9]{1,3}(?![0-9])", version)):
-            raise VerifyError(f"{installed.DPKG} of the image has no valid version of libc6", hint=_OTHER)
+            raise VerifyError(f"{control_files.DPKG} of the image has no valid version of libc6", hint=_OTHER)
         return match[0]
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from builder.layers.installed import debian_packages
+from builder.debian.control_files import installed_packages
 
 STATUS = b"""Package: bash
 Status: install ok installed
@@ -22,7 +22,7 @@ Version: 0.19.0-1
 
 
 def test_installed_packages_have_a_source() -> None:
-    assert debian_packages(STATUS) == {
+    assert installed_packages(STATUS) == {
         ("bash", "5.2.15-2+b8", ("bash", "5.2.15-2")),
         ("tini", "0.19.0-1", ("tini", "0.19.0-1")),
     }
