@@ -60,21 +60,14 @@ class Apt:
 
 @dataclass(frozen=True, kw_only=True)
 class RegistrySettings:
-    """Settings of matrix.yaml: registries that are reached over plain http, and a command that creates a repository."""
+    """Registries that are reached over plain http, according to matrix.yaml."""
 
     insecure: tuple[str, ...] = ()
-    create: tuple[str, ...] = ()
 
     def allow_http(self, address: str) -> bool:
         """True if plain http may be used for an address (also `host:port`)."""
         server = index.split(address).netloc.lower()
         return index.is_loopback(address) or server in (name.lower() for name in self.insecure)
-
-    def creation(self, registry: str, repository: str) -> tuple[str, ...]:
-        """The command that creates a repository; empty if none is set."""
-        return tuple(
-            argument.replace("{registry}", registry).replace("{repository}", repository) for argument in self.create
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +193,7 @@ def read_host() -> Host:
 def host_for_project(project: Project) -> Host:
     """This machine's settings, with those of a matrix for indexes, registries and archives. Raises UsageError."""
     matrix = project.matrix
-    registries = RegistrySettings(insecure=tuple(matrix.insecure), create=tuple(matrix.create_repository))
+    registries = RegistrySettings(insecure=tuple(matrix.insecure))
     expired = frozenset(release for release, debian in matrix.debian.items() if debian.ignore_valid_until)
     machine = read_host()
     settings = machine.index

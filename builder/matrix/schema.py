@@ -93,19 +93,6 @@ def _registry(value: str) -> str:
     return value
 
 
-def _creation(command: list[str]) -> list[str]:
-    if command and not any("{repository}" in argument for argument in command[1:]):
-        raise ValueError("expected a program and its arguments, one of them with {repository}")
-    _check_placeholders(command, "{registry}", "{repository}")
-    return command
-
-
-def _check_placeholders(command: list[str], *known: str) -> None:
-    """Raises ValueError for a word in braces that is not replaced."""
-    if unknown := set(re.findall(r"\{[a-z_]*\}", " ".join(command))) - set(known):
-        raise ValueError(f"unknown placeholder {min(unknown)}: use only {', '.join(known)}")
-
-
 def _staging(value: str) -> str:
     if value:
         staged_repository(value, "", "x")
@@ -384,7 +371,8 @@ class Scan(StrictModel):
     def _has_sbom(self) -> Self:
         if not any(SBOM in argument for argument in self.command[1:]):
             raise ValueError(f"expected {SBOM} in an argument of `command`: it becomes the path of the SBOM")
-        _check_placeholders(self.command, SBOM)
+        if unknown := set(re.findall(r"\{[a-z_]*\}", " ".join(self.command))) - {SBOM}:
+            raise ValueError(f"unknown placeholder {min(unknown)}: use only {SBOM}")
         return self
 
 
@@ -400,7 +388,6 @@ class Matrix(StrictModel):
     staging: Staging = ""
     evidence: list[Trusted] = []
     insecure: list[NamedRegistry] = []
-    create_repository: Annotated[list[Argument], AfterValidator(_creation)] = []
     scan: Scan | None = None
     indexes: dict[IndexName, IndexPlace] = {}
     debian: dict[Name, Debian] = Field(min_length=1)

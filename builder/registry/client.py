@@ -9,14 +9,12 @@ from __future__ import annotations
 import copy
 import json
 import platform
-import subprocess
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from functools import cache
 from http import HTTPStatus
 from itertools import count
 from pathlib import Path
@@ -28,7 +26,6 @@ from builder.common.files import digest_of_bytes, is_digest, short_digest
 from builder.common.http import PIECE, Download
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
-from builder.common.text import one_line
 from builder.index.host import Host
 from builder.index.wheels import arch_of
 from builder.layers import oci
@@ -48,7 +45,6 @@ NO_REFERRERS = (
 NO_DELETION = ("UNSUPPORTED", "DENIED")  # error codes of registries that do not allow deletion
 STORED = (HTTPStatus.CREATED, HTTPStatus.OK)  # the specification: 201
 PAGES = 100  # of a list, at most: a registry may name a next page without end
-CREATION_S = 120
 PROGRAM_DELAY_S = 8.0
 # docker-registry refuses some manifests while another client uploads one of their blobs again, such as the empty blob
 # of all artifacts: 347 of 8,245, measured with two clients of each kind. Likewise an index, while another client
@@ -88,7 +84,6 @@ class Repository:
             server, login = "registry-1.docker.io", "docker.io"
             if "/" not in self._repository:
                 self._repository = f"library/{self._repository}"
-        self._host = host
         self.transport = Transport.of(login, host)
         url = f"{'http' if self.transport.is_plain else 'https'}://{server}/v2/{self._repository}"
         scope = f"repository:{self._repository}:{'pull,push' if write else 'pull'}"
@@ -142,20 +137,6 @@ class Repository:
                 now = parsedate_to_datetime(headers.get("Date", ""))
                 return now if now.tzinfo else now.replace(tzinfo=UTC)
         return None
-
-    def create_missing(self) -> None:
-        """Creates a repository that does not exist, with the command in matrix.yaml if there is one.
-
-        Raises RegistryError if the command fails, unless another machine has created the repository meanwhile.
-        """
-        command = self._host.registries.creation(self._http.registry, self._repository)
-        if not command or self.exists():
-            return
-        if (reason := run_creation(command)) and not self.exists():
-            raise RegistryError(
-                f"{self._http.registry}: creating {self._repository}: {self._host.hide(one_line(reason))}",
-                hint="Check `create_repository` in matrix.yaml, and whether this machine may create repositories.",
-            )
 
     def has_blob(self, digest: str) -> bool:
         """True if the registry reports a blob of the repository. Its content is not checked."""
@@ -394,28 +375,6 @@ class Repository:
             f"{self._http.registry}: {action}: content does not match its digest",
             hint="Remove it from the registry's storage, then push again: a push does not replace damaged data.",
         )
-
-
-@cache  # once for each repository in a run: some registries report no repository until it has a manifest
-def run_creation(command: tuple[str, ...]) -> str:
-    """Runs the command that creates a repository, without a shell.
-
-    Returns the reason that it failed, or an empty string.
-    """
-    program = Path(command[0]).name
-    try:
-        result = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=CREATION_S, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return f"{program} timed out after {CREATION_S} s"
-    except OSError as error:
-        return f"{program} cannot run: {(error.strerror or type(error).__name__).lower()}"
-    if not result.returncode:
-        return ""
-    first = next((line for line in result.stderr.splitlines() if line.strip()), "no message")
-    return f"{program}: exit status {result.returncode}: {first}"
 
 
 def labels_of(repository: Repository, reference: str) -> dict[str, str]:

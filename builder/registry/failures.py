@@ -106,8 +106,7 @@ def error_of_response(
         hint = "If this happens again, look for what the registry lost: crane validate --remote IMAGE"
     elif status == HTTPStatus.NOT_FOUND and code in ("NAME_UNKNOWN", "NAME_INVALID"):
         # Registries also answer 404 to a login that may not see the repository.
-        hint = "Create the repository on the registry first, or set `create_repository` in matrix.yaml. If it exists: "
-        hint += login_hint(registry)
+        hint = f"Create the repository on the registry first. If it exists: {login_hint(registry)}"
     return RejectedError(message, hint=hint, status=status, code=code)
 
 

@@ -45,14 +45,13 @@ def send_image(
     mount_from: Sequence[str] = (),
     progress: Callable[[int], None] = lambda _: None,
 ) -> Sent:
-    """Pushes an image by digest; sets no tag. The first failure ends the push. Creates the repository if necessary.
+    """Pushes an image by digest; sets no tag. The first failure ends the push.
 
     `files` has the file of each layer and of the configuration, None for a blob that is not in the store: the registry
     must have it, or `fetch` downloads it and returns its path. `mount_from` are repositories of the same registry that
     may have some of the blobs. `progress` is called with the number of bytes gained, negative for bytes lost; they add
     up to the size of all blobs.
     """
-    repository.create_missing()
     lock = threading.Lock()
 
     def report(count: int) -> None:

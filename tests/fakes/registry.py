@@ -60,9 +60,6 @@ class MemoryRegistry(Repository):
     def clock(self) -> datetime | None:
         return self.now
 
-    def create_missing(self) -> None:
-        """It exists."""
-
     def retry_program(self, run: Callable[[], str], digest: str) -> str:
         return run()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -66,17 +65,13 @@ def test_certificates(bridge: str, keys: Path, tmp_path: Path, monkeypatch: pyte
         assert signing.has_signature(registry, sample.digest)
 
 
-def test_plain_http_and_repositories_to_create(released: Checkout, bridge: str, tmp_path: Path) -> None:
+def test_plain_http(released: Checkout, bridge: str, tmp_path: Path) -> None:
     with Server(folder=tmp_path / "registry", ip=bridge).serving() as server:
-        created = tmp_path / "created"
-        command = json.dumps(["sh", "-c", 'echo "$0" >> "$1"', "{repository}", str(created)])
-        settings = f"staging: {server.address}/staging\ncreate_repository: {command}\n"
+        settings = f"staging: {server.address}/staging\n"
         released.edit("matrix.yaml", 'registry: ""\n', f'registry: ""\n{settings}')
         output = released.builder("stage", code=14)
         assert "the registry does not use https" in output
         assert f"add {server.address} to `insecure` in matrix.yaml" in output
-        assert not created.exists()
 
         released.edit("matrix.yaml", "staging: ", f"insecure: [{server.address}]\nstaging: ")
         released.builder("stage")
-        assert created.read_text().split() == ["staging/ty-cuda", "staging/releases"]

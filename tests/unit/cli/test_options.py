@@ -277,9 +277,9 @@ def test_the_store_needs_no_variable_home(run: Run, monkeypatch: pytest.MonkeyPa
 def test_the_settings_for_registries_are_those_of_the_checkout(
     edit: Callable[[str, str], Project], tmp_path: Path
 ) -> None:
-    settings = 'insecure: ["e.test:5000"]\ncreate_repository: [make-it, "{repository}"]'
+    settings = 'insecure: ["e.test:5000"]'
     context = Context(root=edit("namespace: team", f"namespace: team\n{settings}").root)
-    assert context.host.registries == RegistrySettings(insecure=("e.test:5000",), create=("make-it", "{repository}"))
+    assert context.host.registries == RegistrySettings(insecure=("e.test:5000",))
     assert context.host is context.host, "read once"
     assert Context(root=tmp_path).host.registries == RegistrySettings(), "outside a checkout"
 

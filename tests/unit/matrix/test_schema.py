@@ -105,13 +105,6 @@ HOSTILE = {
     "insecure registry with a scheme": (*before("namespace: team", 'insecure: ["http://e.test"]\n'), "not a registry"),
     "insecure registry without a name": (*before("namespace: team", 'insecure: [""]\n'), "expected a registry such"),
     "all registries as insecure": (*before("namespace: team", 'insecure: ["*"]\n'), "not a registry"),
-    "creation of nothing": (*before("namespace: team", "create_repository: [aws, x]\n"), "with {repository}"),
-    "unknown placeholder in a creation": (
-        *before("namespace: team", 'create_repository: [aws, "{repository}", "{region}"]\n'),
-        "unknown placeholder {region}: use only {registry}, {repository}",
-    ),
-    "creation by any program": (*before("namespace: team", 'create_repository: ["{repository}"]\n'), "with {rep"),
-    "newline in a creation": (*before("namespace: team", 'create_repository: [aws, "{repository}\\nx"]\n'), "one line"),
     "registry with a path": ("registry: registry.example.test:5000", "registry: e.test/x", "not a registry"),
     "shell in a package of a Python": (*before("debian: oldbird}", 'apt: ["python3;id"], '), "Debian package"),
     "RUN line in uv's release": ("{debian: oldbird}", '{debian: oldbird, uv: "3.9.1\\nRUN id"}', "a full version"),

@@ -1,7 +1,7 @@
 """What a person reads after a failure, whether it was tried again, and the kind of the error.
 
-Other tests of this room check only that kind. The tables for the command that creates repositories, for certificates
-and for artifacts are in test_creation.py, test_transport.py and test_artifacts.py.
+Other tests of this room check only that kind. The tables for certificates and for artifacts are in test_transport.py
+and test_artifacts.py.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ ANSWERS: dict[str, Row] = {
     "forbidden": (refused({"code": "DENIED"}, status=403), RejectedError, 1, "403 Forbidden (DENIED)", LOGIN),
     "hidden": (
         refused({"code": "NAME_UNKNOWN"}, status=404), RejectedError, 1, "404 Not Found (NAME_UNKNOWN)",
-        "Create the repository on the registry first, or set `create_repository` in matrix.yaml. If it exists: "
+        "Create the repository on the registry first. If it exists: "
         f"{LOGIN} as",
     ),
     "immutable": (Reply(status=412), RejectedError, 1, "412 Precondition Failed", IMMUTABLE_HINT),
