@@ -280,7 +280,7 @@ def page(results: Iterable[Result], listed: PackageList) -> str:
         if working := [command for command, said in rows if said == "works."]:
             text += "\n" + textwrap.fill(f"These work: {', '.join(working)}.", 100, break_on_hyphens=False) + "\n"
         if others := [row for row in rows if row[1] != "works."]:
-            text += "\n| package | result |\n|---|---|\n" + "".join(f"| {' | '.join(row)} |\n" for row in others)
+            text += "\n" + "".join(f"- {command}: {said}\n" for command, said in others)
     return text
 
 
@@ -298,16 +298,16 @@ def _result(result: Result, listed: PackageList) -> str:
     notes = [f"First, as root: `apt-get install {' '.join(package.debian)}`."] if package.debian else []
     notes.append(package.note if package.note and is_expected else result.fault)
     notes += [f"Replaces {name} {change}." for name, change in result.replaced.items()]
-    return one_line(" ".join([f"{verdict}.", *filter(None, notes)])).replace("|", "\\|")
+    return one_line(" ".join([f"{verdict}.", *filter(None, notes)]))
 
 
 HEAD = """\
 # Packages that people add
 
-The results of `pip install` (or what a row names) in the images, as their user and without a GPU. A
-package works if its check loads its CUDA libraries, nothing that the image pins changes, `pip
-check` names no new conflict, and the framework still loads its own libraries. `make packages`
-tries the packages of [packages.yaml](../tests/packages/packages.yaml), and writes this page.
+The results of `pip install` (or `uv pip install`) in the images, as their user and without a GPU. A
+package works if its check loads its CUDA libraries, what the image pins does not change, and `pip
+check` names no new conflict. `make packages` tries the packages of
+[packages.yaml](../tests/packages/packages.yaml), and writes this page.
 
 `builder add` takes only wheels: use [a Dockerfile](team-images.md#debian-packages-files-and-services)
 for what it refuses. For flash-attn, PyPI has no wheel (2.8.3.post2), and pip ends with `No module

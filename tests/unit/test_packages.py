@@ -81,6 +81,6 @@ def test_a_row_names_the_version_and_why() -> None:
     listed = PackageList(frameworks={}, packages={"x[y]<2": Package.model_validate(note)})
     broken = result("x[y]<2").model_copy(update={"fault": "OSError", "replaced": {"numpy": "2 -> 1"}})
     page = run.page([broken, broken.model_copy(update={"tested": "2026-11-26"})], listed)
-    text = r"**does not work**. It needs a\|b. Replaces numpy 2 -> 1."
-    assert page.splitlines()[-1] == f"| `'x[y]<2'` 1 | {text} |"
+    text = "**does not work**. It needs a|b. Replaces numpy 2 -> 1."
+    assert page.splitlines()[-1] == f"- `'x[y]<2'` 1: {text}"
     assert "\nTested on 2026-11-26 (image of 2026-11-20), 2026-11-27 (image of 2026-11-20).\n" in page
