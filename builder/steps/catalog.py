@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
 
 import jinja2
 
-from builder.common.errors import VerifyError
 from builder.common.text import size
 from builder.index.host import Host
-from builder.index.wheels import LockedWheel
-from builder.layers import oci
 from builder.layers.store import Store
-from builder.lock import diff
 from builder.matrix import facts, tags
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.matrix.schema import required_name
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
-from builder.registry.client import Repository
-from builder.registry.failures import RejectedError
 from builder.registry.parallel import look_up
 from builder.release import publish, status
-from builder.release.image_sources import RegistrySource
 from builder.release.staging import StagingArea
 from builder.release.status import ImageState, Status, StatusReader
 
@@ -42,8 +34,7 @@ class CatalogImage:
     """One image; `name` has no tag, `driver` is the oldest one for its CUDA.
 
     `reason` is the reason that no command pulls it: empty if the registry has exactly this image and, with signers in
-    matrix.yaml, one of them signed it. Only then the fields below are set. `release` is the tag of one release, `since`
-    that of the release before, and `changes` are the packages that differ from it.
+    matrix.yaml, one of them signed it. Only then the fields below are set. `release` is the tag of the newest release.
     """
 
     planned: PlannedImage
@@ -54,8 +45,6 @@ class CatalogImage:
     tests: str = NONE_THAT_COUNT
     gpu: str = NONE_THAT_COUNT
     release: str = ""
-    since: str = ""
-    changes: Sequence[str] = ()
 
     @property
     def cell(self) -> Cell:
@@ -105,37 +94,14 @@ def _catalog_image(
         return replace(image, reason="its tag names another image" if tagged.digest else reason)
     if project.matrix.evidence and tagged.signature != status.YES:
         return replace(image, reason="no signer that matrix.yaml names has signed it")
-    release, since, wheels = _releases(tagged.repository, listed[tagged.repository.name], cell, tagged.digest)
-    image = replace(image, release=release, since=since)
-    if since:
-        image = replace(image, changes=diff.package_changes(wheels, planned.wheels))
+    repository, full = tagged.repository, publish.references(planned, registry)[0].tag
+    named, stamps = repository.digest_of(full), tags.stamps_of(full, listed[repository.name])
+    release = next((tag for tag in (f"{full}-{stamp}" for stamp in stamps) if repository.digest_of(tag) == named), "")
+    image = replace(image, release=release)
     # The texts of errors may name servers and paths: a public page must not have them.
     if (coverage := state.coverage) and coverage.reports and state.status.tested not in coverage.refused:
         image = replace(image, tests=state.status.tested, gpu=coverage.gpu_status)
     return replace(image, gpu="needs none") if cell.is_cpu else image
-
-
-def _releases(
-    repository: Repository, listed: Sequence[str], cell: Cell, digest: str
-) -> tuple[str, str, list[LockedWheel]]:
-    """The newest tag of one release that names an image, the tag of the release before, and the wheels of that one.
-
-    The tags are empty if there are none. Raises RegistryError.
-    """
-    # Also of earlier releases of the framework: 2.9.0-cu128-py311-20261101 is before 2.9.1-cu128-py311-20261122.
-    line = f"{cell.line}-{cell.cuda_tag}-{cell.python_tag}{cell.suffix}"
-    parts = [tag.rpartition("-") for tag in listed]
-    dated = [(stamp, full) for full, _, stamp in parts if tags.is_stamp(stamp) and tags.is_tag_of(line, full)]
-    release = ""
-    for stamp, full in sorted(dated, key=lambda item: tags.stamp_order(item[0]), reverse=True):
-        tag = f"{full}-{stamp}"
-        with suppress(VerifyError, RejectedError):  # an invalid image is passed over
-            manifest = repository.image_manifest(tag, cell.arch)
-            if manifest and manifest.digest == digest:
-                release = release or tag
-            elif manifest and release and oci.read_labels(manifest.content, repository.read_blob)[0] == cell.arch:
-                return release, tag, RegistrySource(manifest=manifest.content, repository=repository).wheels
-    return release, "", []
 
 
 def render_catalog(project: Project, images: Sequence[CatalogImage], form: str, today: date) -> str:

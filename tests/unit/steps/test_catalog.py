@@ -1,4 +1,4 @@
-"""The catalog: which images it says to pull, their results and changes, and its formats."""
+"""The catalog: which images it says to pull, their results, and its formats."""
 
 from __future__ import annotations
 
@@ -178,25 +178,16 @@ def test_errors_of_results_are_not_shown(
     assert (image.tests, image.gpu) == (tests, gpu)
 
 
-def test_the_changes_since_the_release_before(registry: Registry, store: Store) -> None:
-    full, before = registry.full, "0.5.1-cu129-py311-board-20261101"  # of an earlier release of the framework
-    registry.add("1", before)
-    registry.add("4", "0.5.2-cu129-py311-board-20261030")  # rolled back
+def test_the_newest_release_that_names_the_image(registry: Registry, store: Store) -> None:
+    full = registry.full
+    assert registry.entry(store).reason == "not released yet"
     registry.add("2", f"{full}-20261119", f"{full}-20261120", full, *registry.aliases)
-    registry.add("3", "0.5.3-cu129-py311-20261110", "0.4.1-cu129-py311-board-20261110", f"{full}-x")  # of other cells
-    registry.put_manifest(f"{full}-20261102", b"{}", MANIFEST_TYPE)  # invalid
-    image = registry.entry(store)
-    assert (image.release, image.since) == (f"{full}-20261120", before)
-    [version] = [wheel.version for wheel in registry.planned.wheels if wheel.name == "board"]
-    assert f"board 1 -> {version}" in image.changes
+    registry.add("3", f"{full}-20261121", "0.5.3-cu129-py311-20261122", f"{full}-x")  # rolled back, and of other cells
+    assert registry.entry(store).release == f"{full}-20261120"
 
 
-def test_no_earlier_release_is_known(registry: Registry, store: Store) -> None:
-    digest = registry.add("2", registry.full)
-    assert (registry.entry(store).release, registry.entry(store).since) == ("", "")
-    registry.tags[f"{registry.full}-20261120"] = digest
-    image = registry.entry(store)
-    assert (image.release, image.since, image.changes) == (f"{registry.full}-20261120", "", ())
+def test_no_release_is_known(tiny: Project, store: Store) -> None:
+    assert released(tiny, store).release == ""
 
 
 # ---- formats
