@@ -122,7 +122,7 @@ def choose_wheels(
             if each.name in versions
         ]
         try:
-            found = _wheels(program, target, parent, versions)
+            chosen = _wheels(program, target, parent, versions)
         except LockError as error:
             if isinstance(error, UnreachableError):
                 raise
@@ -130,7 +130,7 @@ def choose_wheels(
             pins = uv.pinned({each.name: versions[each.name] for each in requested if each.name in versions})
             packages += parent.packages
             versions = uv.parse_versions(program.compile(target, packages, [*constraints, *pins], preferred))
-            found = _wheels(program, target, parent, versions)
+            chosen = _wheels(program, target, parent, versions)
     except UnreachableError:
         raise
     except LockError as error:
@@ -139,11 +139,11 @@ def choose_wheels(
         about = f"The parent has {listed(named, 5)}. " if named else ""
         raise LockError(str(error), hint=f"{about}{error.hint}") from error
     had_files = {wheel.sha256 for wheel in parent.packages.values()}
-    new = {name: listing for name, listing in found.items() if listing[0].sha256 not in had_files}
+    new = {name: listing for name, listing in chosen.items() if listing[0].sha256 not in had_files}
     unknown = {name: listing for name, listing in new.items() if not listing[0].size}
     sizes = program.sizes(target, unknown) if unknown else {}
     wheels = {name: replace(wheel, size=sizes.get(name, wheel.size)) for name, (wheel, _) in sorted(new.items())}
-    hashed = {each.name: found[each.name][0] for each in requested if each.hashes and each.name in found}
+    hashed = {each.name: chosen[each.name][0] for each in requested if each.hashes and each.name in chosen}
     requirements.check_hashes(requested, hashed | wheels)
     check_cuda(addition, parent, wheels)
     return list(wheels.values()), lines
