@@ -1,4 +1,4 @@
-"""The HTTP client of the package index: its login, proxy, trusted hosts, CA bundle, retries and errors.
+"""The HTTP client of the package index: its login, proxy, CA bundle, retries and errors.
 
 It also downloads from Debian's archives, without a login.
 """
@@ -24,7 +24,7 @@ from urllib3.util import Retry
 from builder.common.errors import FetchError
 from builder.common.http import PIECE, TRANSIENT, UNCOMPRESSED, Fault, failure_of, failure_sentence
 from builder.index import logins
-from builder.index.settings import IndexSettings, host_of, origin_of
+from builder.index.settings import IndexSettings, origin_of
 
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
@@ -60,8 +60,6 @@ class IndexSession(requests.Session):
             self.mount(scheme, HTTPAdapter(max_retries=retry if retries else 0, pool_maxsize=POOL))
         if settings.proxy:
             self.proxies = {"http": settings.proxy, "https": settings.proxy}
-        if settings.trusted_host:
-            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # their text has the host name
         url = settings.url or PYPI_SIMPLE_ENDPOINT
         self.settings = settings
         self._login: tuple[str | bytes, str | bytes] | None
@@ -74,7 +72,6 @@ class IndexSession(requests.Session):
             self._login = (unquote(parts.username), unquote(parts.password or "")) if parts.username else None
         self._origin = origin_of(url)
         self._ca_bundle = settings.ca_bundle
-        self._trusted = settings.trusted_host.split()
         self._timeout = timeout
         self._simple = PyPISimple(url, session=self)
 
@@ -118,16 +115,9 @@ class IndexSession(requests.Session):
         return logins.how_to_give(self.settings)
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
-        """As in requests, but the settings take precedence over $REQUESTS_CA_BUNDLE.
-
-        Each redirect is decided separately: certificates of an untrusted host are verified, even after a redirect from
-        a trusted host.
-        """
-        if self._is_trusted(request.url or ""):
-            options["verify"] = False
-        elif self._ca_bundle or options.get("verify") is False:
-            environ = (os.environ.get(name) for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"))
-            options["verify"] = self._ca_bundle or next(filter(None, environ), True)
+        """As in requests, but the settings take precedence over $REQUESTS_CA_BUNDLE."""
+        if self._ca_bundle:
+            options["verify"] = self._ca_bundle
         options["timeout"] = options.get("timeout") or self._timeout
         try:
             return super().send(request, **options)
@@ -135,11 +125,6 @@ class IndexSession(requests.Session):
             raise
         except ValueError as error:  # a redirect to an invalid address
             raise requests.exceptions.InvalidURL from error
-
-    def _is_trusted(self, url: str) -> bool:
-        """True if pip's `trusted-host` lists this host, with all its ports or with this one."""
-        scheme, host = urlsplit(url).scheme, host_of(url)
-        return any(name.lower() == host or origin_of(f"{scheme}://{name}") == origin_of(url) for name in self._trusted)
 
     def files(self, project: str) -> list[DistributionPackage]:
         """All files that the index lists for a project; none if it does not have the project."""

@@ -31,15 +31,14 @@ PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "AL
 class IndexSettings:
     """The settings of a package index. `url` and `ca_bundle` are empty for the defaults of the clients.
 
-    The defaults are PyPI, and the CA certificates of each client. Certificates of the hosts in `trusted_host` are not
-    checked. `proxy` is pip's own, used if the environment has none. `python_mirror` has uv's builds of Python; empty
-    for uv's default. `named` are the indexes of matrix.yaml and of additions. Such an index has a `name`; a `folder` if
-    it is a folder of wheels; `addresses`, each with `#sha256=`, if it consists of the wheels at these addresses.
+    The defaults are PyPI, and the CA certificates of each client. `proxy` is pip's own, used if the environment has
+    none. `python_mirror` has uv's builds of Python; empty for uv's default. `named` are the indexes of matrix.yaml and
+    of additions. Such an index has a `name`; a `folder` if it is a folder of wheels; `addresses`, each with
+    `#sha256=`, if it consists of the wheels at these addresses.
     """
 
     url: str = ""
     ca_bundle: str = ""
-    trusted_host: str = ""
     proxy: str = ""
     python_mirror: str = ""
     name: str = ""
@@ -68,8 +67,6 @@ class IndexSettings:
         variables: dict[str, str] = {}
         if self.url:
             variables |= {"UV_DEFAULT_INDEX": self.url, "PIP_INDEX_URL": self.url}
-        if self.trusted_host:
-            variables |= {"UV_INSECURE_HOST": self.trusted_host, "PIP_TRUSTED_HOST": self.trusted_host}
         if self.python_mirror:
             variables[PYTHON_MIRROR] = self.python_mirror
         return variables
@@ -130,7 +127,6 @@ def read_index_settings(environ: Mapping[str, str], home: Path) -> IndexSettings
     uv_files = [Path(own)] if own else [user / "uv/uv.toml", ETC / "uv/uv.toml"]
     uv_index, uv_mirror = _uv_settings(uv_files)
     url = (_first(environ, *UV_INDEX_VARIABLES) or uv_index or pip.get("index-url", "")).strip()
-    trusted = _first(environ, "UV_INSECURE_HOST") or pip.get("trusted-host", "")
     proxy = "" if _first(environ, *PROXY_VARIABLES) else pip.get("proxy", "")
     try:
         is_address = urlsplit(url).port != 0
@@ -141,7 +137,6 @@ def read_index_settings(environ: Mapping[str, str], home: Path) -> IndexSettings
     return IndexSettings(
         url=url,
         ca_bundle=(_first(environ, *CA_VARIABLES) or pip.get("cert", "")).strip(),
-        trusted_host=" ".join(trusted.split()),
         proxy=proxy.strip(),
         python_mirror=(_first(environ, PYTHON_MIRROR) or uv_mirror).strip(),
     )
@@ -181,7 +176,7 @@ def read_pip_options(environ: Mapping[str, str], home: Path) -> dict[str, str]:
         for section, options in sections.items():
             if parser.has_section(section):
                 options |= {name.replace("_", "-"): value for name, value in parser.items(section)}
-    names = ("index-url", "trusted-host", "proxy")
+    names = ("index-url", "proxy")
     variables = {name: _first(environ, f"PIP_{name.upper().replace('-', '_')}") for name in names}
     return sections["global"] | sections["install"] | {name: value for name, value in variables.items() if value}
 

@@ -40,17 +40,6 @@ def session(**settings: Any) -> IndexSession:
     [
         ({}, "/etc/another.pem", {}),
         ({"ca_bundle": "/etc/ca.pem"}, "/etc/ca.pem", {}),
-        ({"trusted_host": f"other.test {HOST}"}, False, {}),
-        ({"trusted_host": f"{HOST}:8443", "url": f"https://{HOST}:8443/simple/"}, False, {}),
-        ({"trusted_host": f"{HOST}:8443"}, "/etc/another.pem", {}),
-        ({"trusted_host": f"{HOST.upper()}:443"}, False, {}),
-        ({"trusted_host": HOST, "url": f"https://{HOST}:443/simple/"}, False, {}),
-        ({"trusted_host": "[::1]", "url": "https://[::1]:8443/simple/"}, False, {}),
-        ({"trusted_host": "[::1]:8443", "url": "https://[::1]:8443/simple/"}, False, {}),
-        ({"trusted_host": "[::1]:8443", "url": "https://[::1]/simple/"}, "/etc/another.pem", {}),
-        ({"trusted_host": "[::1 e.test:x"}, "/etc/another.pem", {}),
-        ({"trusted_host": "other.test", "ca_bundle": "/etc/ca.pem"}, "/etc/ca.pem", {}),
-        ({"trusted_host": "example.test"}, "/etc/another.pem", {}),
         ({"proxy": "http://p.test:1"}, "/etc/another.pem", {"http": "http://p.test:1", "https": "http://p.test:1"}),
     ],
 )
@@ -70,23 +59,6 @@ def test_pypi_is_the_default_index(wire: Wire) -> None:
     wire.answers = lambda _: Reply(status=404)
     assert session(url="").files("tiny") == []
     assert wire.seen[0].url == f"{PYPI_SIMPLE_ENDPOINT}tiny/"
-
-
-def test_only_the_trusted_host_is_trusted(wire: Wire) -> None:
-    """Not the hosts to which it redirects, and a trusted host also after a redirect."""
-    elsewhere = "https://elsewhere.test/x.whl"
-    bundle = {"ca_bundle": "/etc/ca.pem"}
-    for settings, start, to, verify in (
-        ({"trusted_host": HOST, **bundle}, f"{INDEX}x.whl", elsewhere, [False, "/etc/ca.pem"]),
-        ({"trusted_host": "elsewhere.test", **bundle}, f"{INDEX}x.whl", elsewhere, ["/etc/ca.pem", False]),
-        ({"trusted_host": HOST}, f"{INDEX}x.whl", elsewhere, [False, "/etc/another.pem"]),
-    ):
-        wire.seen.clear()
-        wire.answers = lambda sent, start=start, to=to: (  # type: ignore[misc]
-            Reply(status=302, headers={"Location": to}) if sent.url == start else Reply()
-        )
-        session(**settings).get(start)
-        assert [sent.options["verify"] for sent in wire.seen] == verify
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_a_line_of_a_broken_file_is_not_shown(home: Path, text: str) -> None:
 
 
 def test_a_named_index_has_the_certificates_and_the_proxy_of_this_machine() -> None:
-    machine = IndexSettings(url=A, ca_bundle="/a.pem", proxy="http://p.test:1", trusted_host="t.test")
+    machine = IndexSettings(url=A, ca_bundle="/a.pem", proxy="http://p.test:1")
     settings = machine.with_index("one", B).with_index("two", C)
     assert (settings.url, settings.of("")) == (A, settings)
     assert settings.of("two") == replace(machine, name="two", url=C)
@@ -244,16 +244,11 @@ def test_the_mirror_of_pythons(home: Path) -> None:
     assert settings.for_builds() == {"UV_PYTHON_INSTALL_MIRROR": C}, "also in Dockerfiles"
 
 
-def test_a_trusted_host_and_a_proxy(home: Path) -> None:
-    """The usual pip.conf of a closed network; uv has other names for it."""
+def test_a_proxy(home: Path) -> None:
+    """That of pip, for uv too."""
     proxy = "http://proxy.example.test:3128"
-    conf(home / USER, f"[global]\nindex-url = {A}\ntrusted-host = a.example.test\n  b.example.test\nproxy = {proxy}\n")
+    conf(home / USER, f"[global]\nindex-url = {A}\nproxy = {proxy}\n")
     settings = read({}, home)
-    assert settings.for_builds() == {
-        "UV_DEFAULT_INDEX": A,
-        "PIP_INDEX_URL": A,
-        "UV_INSECURE_HOST": "a.example.test b.example.test",
-        "PIP_TRUSTED_HOST": "a.example.test b.example.test",
-    }
+    assert settings.for_builds() == {"UV_DEFAULT_INDEX": A, "PIP_INDEX_URL": A}
     assert settings.environment()["HTTPS_PROXY"] == proxy
     assert "HTTPS_PROXY" not in read({"https_proxy": "http://other.example.test"}, home).environment()

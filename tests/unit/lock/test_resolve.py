@@ -706,17 +706,17 @@ def test_a_file_that_the_index_lists_but_does_not_have(tiny: Project, uv: Uv) ->
 def test_sizes_are_requested_with_the_settings_of_the_index(
     tiny: Project, uv: Uv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They were once requested without login, proxy and trusted hosts."""
+    """They were once requested without login, proxy and certificates."""
     wire = Wire.install(monkeypatch, lambda _: Reply(headers={"Content-Length": "7"}))
     monkeypatch.setattr(Path, "as_uri", lambda path: f"https://index.example.test/files/{path.name}")
-    settings = IndexSettings(url="https://me:pw@index.example.test/simple", trusted_host="index.example.test")
+    settings = IndexSettings(url="https://me:pw@index.example.test/simple", ca_bundle="/ca.pem")
     lock = uv.resolver(tiny, settings).lock(tiny.groups[NO_TOOLKIT], None, {})
     assert {wheel.size for wheel in lock.wheels} == {7}
     assert len(wire.seen) == len(lock.wheels)
     for sent in wire.seen:
         assert sent.method == "GET"
         assert sent.headers["Authorization"].startswith("Basic ")
-        assert sent.options["verify"] is False
+        assert sent.options["verify"] == "/ca.pem"
     wire.answers = lambda _: Reply(status=403)
     with pytest.raises(LockError, match="403 Forbidden"):
         uv.resolver(tiny, settings).lock(tiny.groups[NO_TOOLKIT], None, {})
