@@ -26,10 +26,15 @@ load = '''
 import ctypes, os, sys, torch
 os.environ.pop("LD_LIBRARY_PATH", None)
 for path in sys.argv[1:]:
-    try:
-        ctypes.CDLL(path)
-    except OSError as error:
-        print(path, error)
+    if not os.fork():  # sgl_kernel has one library for each of two GPUs, which register the same operators
+        try:
+            ctypes.CDLL(path)
+        except OSError as error:
+            print(path, error, flush=True)
+        os._exit(0)
+    status = os.wait()[1]
+    if status:
+        print(path, "status", status, flush=True)
 '''
 command = [sys.executable, "-W", "ignore", "-c", load, *map(str, modules)]
 environ = dict(os.environ, LD_LIBRARY_PATH=f"{{folder}}:{{libraries}}")
