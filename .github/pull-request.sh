@@ -1,9 +1,10 @@
 #!/bin/sh
-# Opens a pull request with the changed locks and rendered files, or updates the one that is open. The summary of the
-# run has the text of the pull request, even if nothing changed: it lists newer releases of the frameworks.
-# Usage: pull-request.sh debian|wheels CELLS FILE-WITH-THE-CHANGES
+# Opens a pull request with the changed files, or updates the one that is open. The summary of the run has the text of
+# the pull request, even if nothing changed. If the text has a line `To do:`, a pull request without changes is opened: a
+# person must do something that no program can.
+# Usage: pull-request.sh BRANCH TITLE FILE-WITH-THE-CHANGES
 set -eu
-changes=$3 branch=updates/$1-$2 title="Lock current $1: $2"
+branch=updates/$1 title=$2 changes=$3
 {
     printf 'Result of the update:\n\n```\n'
     # Without progress: the commit names the files.
@@ -13,7 +14,7 @@ changes=$3 branch=updates/$1-$2 title="Lock current $1: $2"
 } >"$changes.md"
 cat "$changes.md" >>"$GITHUB_STEP_SUMMARY"
 git add --all
-if git diff --cached --quiet; then
+if git diff --cached --quiet && ! grep -q '^To do: ' "$changes"; then
     echo "nothing changed"
     exit
 fi
@@ -21,7 +22,7 @@ git config user.name "github-actions[bot]"
 git config user.email "41898282+github-actions[bot]@users.noreply.github.com"
 gh auth setup-git
 git switch --create "$branch"
-git commit --quiet --message "$title"
+git commit --quiet --allow-empty --message "$title"
 git push --quiet --force origin "$branch"
 # A pull request of a fork may have a branch of the same name.
 open=$(gh pr list --head "$branch" --state open --json number,isCrossRepository \

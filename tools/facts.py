@@ -50,10 +50,9 @@ _UNREADABLE = (KeyError, ValueError, SyntaxError, struct.error)  # of a wheel wi
 
 @click.command(context_settings=SETTINGS)
 @click.argument("requirements", metavar="[PACKAGE==VERSION]...", nargs=-1)
-@click.option("--missing", is_flag=True, help="Only list the versions on the index that the file does not have.")
 @debug_option
 @click.pass_obj
-def check_facts(context: Context, requirements: Sequence[str], missing: bool) -> None:
+def check_facts(context: Context, requirements: Sequence[str]) -> None:
     """Check builder/matrix/facts.yaml against the wheels on the index.
 
     The file lists the CUDA version and the GPU architectures that each framework release was compiled for, which are
@@ -61,9 +60,6 @@ def check_facts(context: Context, requirements: Sequence[str], missing: bool) ->
     missing. Reads single files of the wheels, at most 12 MB each, and installs nothing.
     """
     known = facts.load_facts()
-    if missing:
-        click.echo("\n".join(missing_versions(Index(context.host.index), known)) or "facts.yaml has every version")
-        return
     releases = [exact_release(text) for text in requirements] or _releases_in(context.project.matrix, known)
     session = IndexSession(context.host.index)
 
@@ -78,23 +74,28 @@ def check_facts(context: Context, requirements: Sequence[str], missing: bool) ->
     errors.collect(check, releases, "releases failed")
 
 
-def missing_versions(catalogue: Index, known: Facts) -> Iterator[str]:
-    """A line for each stable version on the index that facts.yaml lacks, of CUDA and of what it has builds for."""
+def missing_builds(catalogue: Index, known: Facts) -> Iterator[tuple[str, Version]]:
+    """Package and release of each build that facts.yaml lacks: the newest release of each version."""
     for package, releases in known.builds.items():
-        for line in _missing_lines(catalogue, package, releases):
-            yield f"builds.{package}: {line} is missing: `python -m tools.facts {package}==RELEASE` prints the entry"
+        for release in _missing_releases(catalogue, package, releases):
+            yield package, release
+
+
+def missing_versions(catalogue: Index, known: Facts) -> Iterator[str]:
+    """A line for each version of CUDA, and of a project's index, that facts.yaml lacks, and where to read about it."""
     for package, index in known.project_indexes.items():
-        for line in _missing_lines(catalogue, package, index.builds):
-            yield f"project_indexes.{package}: {line} is missing: see {index.source}"
-    for line in _missing_lines(catalogue, TOOLKIT, known.toolkits.drivers):
-        yield f"toolkits.drivers: {line} is missing: see {known.toolkits.source}"
+        for release in _missing_releases(catalogue, package, index.builds):
+            yield f"project_indexes.{package} lacks {release.major}.{release.minor}: see {index.source}"
+    for release in _missing_releases(catalogue, TOOLKIT, known.toolkits.drivers):
+        yield f"toolkits.drivers lacks CUDA {release.major}.{release.minor}: see {known.toolkits.source}"
 
 
-def _missing_lines(catalogue: Index, package: str, known: Iterable[str]) -> list[str]:
-    """The versions of a package, by their first two numbers, that are not known and newer than the oldest known one."""
+def _missing_releases(catalogue: Index, package: str, known: Iterable[str]) -> list[Version]:
+    """The newest release of each version that is not known, by two numbers, and newer than the oldest known one."""
     lines = {Version(version).release[:2] for version in known}
-    listed = {release.version.release[:2] for release in catalogue.package(package).releases if release.is_stable}
-    return [".".join(map(str, line)) for line in sorted(listed - lines) if line > min(lines)]
+    stable = [release.version for release in catalogue.package(package).releases if release.is_stable]
+    newest = {version.release[:2]: version for version in stable}  # the oldest are listed first
+    return [version for line, version in newest.items() if line not in lines and line > min(lines)]
 
 
 def exact_release(text: str) -> tuple[str, Version]:
@@ -124,11 +125,7 @@ def _releases_in(matrix: Matrix, known: Facts) -> list[tuple[str, Version]]:
 def compare(known: Build | None, build: Build, package: str, version: Version) -> str:
     """How the entry in facts.yaml differs from the build in a wheel; empty if it does not."""
     if known is None:
-        cudnn = f', cudnn: "{build.cudnn}"' if build.cudnn else ""
-        architectures = f"architectures: [{', '.join(build.architectures)}]"
-        architectures += f", arm64: [{', '.join(build.arm64)}]" if build.arm64 else ""
-        entry = f'{{cuda: "{build.cuda}"{cudnn}, {architectures}, source: {build.source}}}'
-        return f"missing in builder/matrix/facts.yaml; add to builds.{package}:\n    {version}: {entry}"
+        return f"missing in builder/matrix/facts.yaml; add to builds.{package}:\n    {entry_of(build, version)}"
     pairs = {
         "CUDA": (known.cuda, build.cuda),
         "cuDNN": (known.cudnn, build.cudnn),
@@ -137,6 +134,14 @@ def compare(known: Build | None, build: Build, package: str, version: Version) -
     }
     differences = [f"{name} {new or 'none'}, not {old or 'none'}" for name, (old, new) in pairs.items() if old != new]
     return f"correct builder/matrix/facts.yaml: the wheel has {'; '.join(differences)}" if differences else ""
+
+
+def entry_of(build: Build, version: Version) -> str:
+    """The line of a build in facts.yaml."""
+    cudnn = f', cudnn: "{build.cudnn}"' if build.cudnn else ""
+    architectures = f"architectures: [{', '.join(build.architectures)}]"
+    architectures += f", arm64: [{', '.join(build.arm64)}]" if build.arm64 else ""
+    return f'{version}: {{cuda: "{build.cuda}"{cudnn}, {architectures}, source: {build.source}}}'
 
 
 def read_build(session: IndexSession, package: str, version: Version) -> Build:

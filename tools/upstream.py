@@ -1,67 +1,195 @@
-"""Proposes newer releases of the frameworks than those of matrix.yaml: python -m tools.upstream."""
+"""Lists what is newer than this repository has, and adds what it can: python -m tools.upstream."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import date
+from pathlib import Path
 
 import click
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from builder.cli import SETTINGS, main
 from builder.cli.context import Context
 from builder.cli.options import debug_option
 from builder.common.console import View
-from builder.common.errors import UsageError, did_you_mean
+from builder.common.errors import FetchError
 from builder.compat import explain
 from builder.compat.explain import Explainer
-from builder.index.releases import Index
+from builder.index.releases import Index, parse_metadata
+from builder.index.session import IndexSession
 from builder.lock.resolve import Resolver
-from builder.matrix import facts
+from builder.matrix import facts, support
 from builder.matrix.cells import Cell
-from builder.matrix.schema import CPU, FrameworkVersion, Matrix
+from builder.matrix.facts import Build
+from builder.matrix.schema import CPU, FrameworkVersion, Matrix, required_name
+from tools.facts import entry_of, missing_builds, missing_versions, read_build
 
 _RELEASE = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", re.ASCII)  # what matrix.yaml allows: no 2.9.1.post1
+FACTS = "builder/matrix/facts.yaml"
+SUPPORT_DAYS = 90
+ReadBuild = Callable[[str, Version], Build]
 
 
 @click.command(context_settings=SETTINGS)
-@click.argument("frameworks", metavar="[FRAMEWORK]...", nargs=-1)
+@click.option("--write", is_flag=True, help=f"Add what was found to matrix.yaml and {FACTS}.")
 @debug_option
-@click.pass_obj
-def upstream(context: Context, frameworks: Sequence[str]) -> None:
-    """Propose newer releases of the frameworks for matrix.yaml. Default: of all frameworks.
+@click.pass_context
+def upstream(program: click.Context, write: bool) -> None:
+    """List newer releases of frameworks, CUDA and engines than those of this repository, and ends of support.
 
     Queries the package index for the newest stable release of each version in matrix.yaml, and for newer versions. For
     a newer one, proposes the CUDA and Python versions of matrix.yaml that work with it: the first variant of each is
-    resolved to wheels. The output can be pasted into matrix.yaml. Nothing is written.
+    resolved to wheels. The output can be pasted into matrix.yaml. Nothing is written without --write. The exit code is
+    1 if the index did not answer all requests.
     """
-    project, settings = context.project, context.host
-    present = project.matrix.frameworks
-    if unknown := [name for name in frameworks if name not in present]:
-        raise UsageError(f"no framework {unknown[0]!r} in matrix.yaml{did_you_mean(unknown[0], present)}")
+    context: Context = program.obj
+    project, session = context.project, IndexSession(context.host.index, retries=3)
 
     def reason(matrix: Matrix, cell: Cell) -> str:
         context.say(f"{cell.group}: resolving {cell.release}")
-        return Resolver(project, settings, View(context.err), matrix).reason(cell)
+        return Resolver(project, context.host, View(context.err), matrix).reason(cell)
+
+    def read(package: str, version: Version) -> Build:
+        context.say(f"{package} {version}: reading the wheel")
+        return read_build(session, package, version)
 
     explainer = Explainer(
         matrix=project.matrix,
         known=project.cells,
-        catalogue=Index(settings.index),
+        catalogue=Index(context.host.index),
         facts=facts.load_facts(),
         resolve=reason,
     )
-    are_newest = True
-    for framework in frameworks or present:
-        context.say(f"{framework}: getting the list of releases")
-        for proposal in propose(explainer, framework):
-            click.echo("\n".join(proposal.lines))
-            are_newest = False
-    if are_newest:
-        message = f"no newer releases of {', '.join(frameworks)}"
-        click.echo(message if frameworks else "all frameworks are at their newest releases")
+    found = find(explainer, read, context.today)
+    click.echo("\n".join(found.lines))
+    if write:
+        found.write(project.root)
+    program.exit(bool(found.failures))
+
+
+@dataclass(kw_only=True)
+class Findings:
+    """What is newer than this repository has.
+
+    `builds` are lines for facts.yaml by package, `facts` what is to be read elsewhere for it. `engines` are pins of
+    components for which there is a newer release, `newest_engines` the others. `failures` has, by reason, the names
+    of what could not be looked up.
+    """
+
+    proposals: list[Proposal] = field(default_factory=list)
+    builds: list[tuple[str, str]] = field(default_factory=list)
+    facts: list[str] = field(default_factory=list)
+    engines: list[str] = field(default_factory=list)
+    newest_engines: list[str] = field(default_factory=list)
+    support: list[str] = field(default_factory=list)
+    failures: dict[str, list[str]] = field(default_factory=dict)
+
+    @contextmanager
+    def looking_up(self, name: str) -> Iterator[None]:
+        """Records that the index did not answer: what it answered before and later counts."""
+        try:
+            yield
+        except FetchError as error:
+            self.failures.setdefault(str(error).splitlines()[0].partition(": ")[2], []).append(name)
+
+    @property
+    def lines(self) -> Iterator[str]:
+        sections = {
+            "Frameworks, for matrix.yaml": [line for proposal in self.proposals for line in proposal.lines],
+            f"CUDA and builds, for {FACTS}": [
+                *self.facts, *(f"builds.{package} lacks {entry}" for package, entry in self.builds)
+            ],
+            "Engines, for components in matrix.yaml": self.engines,
+            f"Ends of support within {SUPPORT_DAYS} days": self.support,
+        }  # fmt: skip
+        for title, lines in sections.items():
+            yield f"{title}: {'' if lines else 'nothing found'}".rstrip()
+            yield from (line if line.startswith("  ") else f"  {line}" for line in lines)
+        if self.newest_engines:
+            yield f"The newest engines are in matrix.yaml: {', '.join(self.newest_engines)}"
+        yield from (f"Not looked up: {', '.join(names)}: {reason}" for reason, names in self.failures.items())
+        count = len(self.proposals) + len(self.builds) + len(self.facts) + len(self.engines) + len(self.support)
+        yield f"To do: {count}" if count else "Run it again" if self.failures else "Nothing to do"
+
+    def write(self, root: Path) -> None:
+        """Adds the proposals to matrix.yaml and the builds to facts.yaml."""
+        matrix, known = (root / "matrix.yaml").read_text(), (root / FACTS).read_text()
+        for proposal in self.proposals:
+            matrix = proposal.added_to(matrix)
+        for package, entry in self.builds:
+            lines = known.splitlines(keepends=True)
+            lines.insert(_end(lines, "builds:", f"  {package}:"), f"    {entry}\n")
+            known = "".join(lines)
+        (root / "matrix.yaml").write_text(matrix)
+        (root / FACTS).write_text(known)
+
+
+def _end(lines: Sequence[str], *keys: str) -> int:
+    """The number of the line after a block of a YAML file, from the beginnings of the lines that lead to it."""
+    number = -1
+    for key in keys:
+        number = next(place for place in range(number + 1, len(lines)) if lines[place].startswith(key))
+    indent = len(keys[-1]) - len(keys[-1].lstrip())
+    end = number + 1
+    for place in range(number + 1, len(lines)):
+        if lines[place].strip():
+            if len(lines[place]) - len(lines[place].lstrip()) <= indent:
+                break
+            end = place + 1
+    return end
+
+
+def find(explainer: Explainer, read: ReadBuild, today: date) -> Findings:
+    """What is newer on the index, and which support ends soon. `read` reads a build from a wheel."""
+    found, matrix, catalogue = Findings(), explainer.matrix, explainer.catalogue
+    for name in matrix.frameworks:
+        with found.looking_up(name):
+            found.proposals += propose(explainer, name)
+    with found.looking_up(FACTS):
+        found.facts += missing_versions(catalogue, explainer.facts)
+        for package, release in missing_builds(catalogue, explainer.facts):
+            with found.looking_up(f"{package} {release}"):
+                found.builds.append((package, entry_of(read(package, release), release)))
+    for name, component in matrix.components.items():
+        for requirement in map(Requirement, component.packages):
+            pin = next(iter(requirement.specifier), None)
+            if pin and pin.operator == "==":
+                with found.looking_up(requirement.name):
+                    _compare_engine(found, explainer, name, requirement.name, Version(pin.version))
+    ends = {end for cell in explainer.known for end in support.ends_of_cell(matrix, cell)}
+    for end in sorted(ends, key=lambda end: end.last):
+        if (end.last - today).days <= SUPPORT_DAYS and not (end.is_over(today) and end.after_support):
+            found.support.append(f"{end.entry}: {end.sentence(today)}")
+    return found
+
+
+def _compare_engine(found: Findings, explainer: Explainer, component: str, package: str, pinned: Version) -> None:
+    """Adds a line about a package that a component pins, unless it has no stable release. Raises FetchError."""
+    newest = explainer.catalogue.package(package).newest
+    if newest is None or not newest.wheels:
+        return
+    frameworks = {required_name(framework.package): framework for framework in explainer.matrix.frameworks.values()}
+    requires = []
+    wheels = {file.filename: file for file in explainer.catalogue.files(canonicalize_name(package))}
+    wheel = wheels[newest.wheels[0]]
+    metadata = parse_metadata(wheel.filename, explainer.catalogue.metadata_text(package, wheel))
+    for requirement in metadata.requirements(explainer.known[0], ()):
+        framework = frameworks.get(canonicalize_name(requirement.name))
+        if framework and requirement.specifier:
+            is_met = any(requirement.specifier.contains(line.release) for line in framework.versions.values())
+            but = "" if is_met else ", which matrix.yaml does not have"
+            requires.append(f"{requirement.name}{requirement.specifier}{but}")
+    needs = f" (requires {'; '.join(requires)})" if requires else ""
+    if newest.version > pinned:
+        found.engines.append(f"{package} {newest.version} is newer than {pinned} in components.{component}{needs}")
+    else:
+        found.newest_engines.append(f"{package} {pinned}{needs}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +217,23 @@ class Proposal:
         yield from (f"      #   {note}" for note in self.notes)
         if self.entry:
             yield f"      {explain.matrix_line(self.line, self.entry)}"
+
+    def added_to(self, text: str) -> str:
+        """matrix.yaml with the line as the last one of its framework, which changes no default, or with the release."""
+        if self.entry is None:
+            return text
+        lines = text.splitlines(keepends=True)
+        place = ("frameworks:", f"  {self.framework}:", "    versions:")
+        if not self.replaces:
+            lines.insert(_end(lines, *place), f"      {explain.matrix_line(self.line, self.entry)}\n")
+            return "".join(lines)
+        end = _end(lines, *place, f'      "{self.line}":')
+        start = max(number for number in range(end) if lines[number].startswith(f'      "{self.line}":'))
+        block = "".join(lines[start:end]).replace(f"release: {self.replaces}", f"release: {self.release}")
+        for package in self.entry.packages:
+            name, pin, version = package.partition("==")
+            block = block.replace(f"{name}=={self.replaces}", package) if pin and version == self.release else block
+        return "".join([*lines[:start], block, *lines[end:]])
 
 
 def propose(explainer: Explainer, name: str) -> Iterator[Proposal]:

@@ -58,7 +58,7 @@ def test_an_update_is_a_pull_request_but_never_one_of_a_fork(checkout: Path, ope
     (folder / "changes").write_text("bookworm: resolving 9 packages\nbookworm: tini 1 -> 2\n", encoding="utf-8")
     (checkout / "lock").write_text("new\n", encoding="utf-8")
     script = str(ROOT / ".github/pull-request.sh")
-    assert run(checkout, "sh", script, "debian", "bookworm", str(folder / "changes")) == 0
+    assert run(checkout, "sh", script, "debian-bookworm", "Lock Debian", str(folder / "changes")) == 0
     [line] = (folder / "calls").read_text(encoding="utf-8").splitlines()
     assert line.startswith(call)
     body = "Result of the update:\n\n```\nbookworm: tini 1 -> 2\n```\n"
@@ -68,13 +68,19 @@ def test_an_update_is_a_pull_request_but_never_one_of_a_fork(checkout: Path, ope
     assert run(folder / "origin.git", "git", "cat-file", "-e", "updates/debian-bookworm:lock") == 0
 
 
-def test_newer_releases_are_in_the_summary_if_no_lock_changed(checkout: Path) -> None:
-    """There is no pull request then whose text could list them."""
+@pytest.mark.parametrize(("text", "is_opened"), [("Nothing to do\n", False), ("To do: 1\n", True)])
+def test_a_pull_request_without_changes_is_opened_only_if_there_is_something_to_do(
+    checkout: Path, text: str, is_opened: bool
+) -> None:
+    """An engine is newer, or support ends: a person must decide. The summary has the text in any case."""
     folder = checkout.parent
-    (folder / "changes").write_text("no newer releases of tiny\n", encoding="utf-8")
-    assert run(checkout, "sh", str(ROOT / ".github/pull-request.sh"), "wheels", "tiny", str(folder / "changes")) == 0
-    assert "no newer releases of tiny\n" in (folder / "summary").read_text(encoding="utf-8")
-    assert not (folder / "calls").exists()
+    (folder / "changes").write_text(text, encoding="utf-8")
+    (folder / "open").touch()
+    script = str(ROOT / ".github/pull-request.sh")
+    assert run(checkout, "sh", script, "upstream", "Newer", str(folder / "changes")) == 0
+    assert text in (folder / "summary").read_text(encoding="utf-8")
+    assert (folder / "calls").exists() == is_opened
+    assert (run(folder / "origin.git", "git", "cat-file", "-e", "updates/upstream") == 0) == is_opened
 
 
 def test_a_summary_has_the_output_of_a_command_that_fails(checkout: Path) -> None:

@@ -131,6 +131,7 @@ PUBLISHING = {
     "images: release": ("push", ""),
     "images: team": ("plan", PUBLISHES),
 }
+UPDATES = ("updates: lock", "updates: upstream")  # they open pull requests
 
 
 @each_job
@@ -142,10 +143,10 @@ def test_rights(name: str, job: Job) -> None:
         assert "write" not in rights.values()
         assert "GPU_IMAGES_SIGN" not in str(job)
     if "write" in rights.values():
-        assert name in (*PUBLISHING, "updates: lock")
+        assert name in (*PUBLISHING, *UPDATES)
     if rights.get("id-token") == "write":
         assert rights.get("contents", "read") == "read"
-    assert "secrets." not in str(job) or name == "updates: lock"
+    assert "secrets." not in str(job) or name in UPDATES
     assert "timeout-minutes" in job
     assert all(step["with"]["persist-credentials"] is False for step in job["steps"] if "checkout@" in str(step))
 
@@ -299,13 +300,19 @@ def test_what_variables_and_inputs_switch_on(name: str, command: str, variable: 
     assert expression in step_with(JOBS[name], command)["env"][variable]
 
 
-def test_updates_do_not_stop_each_other() -> None:
-    lock = JOBS["updates: lock"]
-    assert lock["strategy"]["fail-fast"] is False
-    names = [step.get("run", "") for step in lock["steps"]]
-    last = next(number for number, run in enumerate(names) if "builder lock" in run)
-    for step in lock["steps"][last + 1 :]:
-        assert "!cancelled()" in conditions(step), "a part that failed must not lose the locks of the rest"
+@pytest.mark.parametrize("name", UPDATES)
+def test_updates_do_not_stop_each_other(name: str) -> None:
+    job = JOBS[name]
+    assert job.get("strategy", {"fail-fast": False})["fail-fast"] is False
+    first = ["| tee" in step.get("run", "") or "|& tee" in step.get("run", "") for step in job["steps"]].index(True)
+    for step in job["steps"][first + 1 :]:
+        assert "!cancelled()" in conditions(step), "a part that failed must not lose the rest"
+
+
+def test_the_weekly_pull_request_has_locks_of_what_it_adds_to_the_matrix() -> None:
+    commands = ["tools.upstream --write", "builder lock", "builder render", "builder plan", "pull-request.sh"]
+    places = [scripts(JOBS["updates: upstream"]).index(command) for command in commands]
+    assert places == sorted(places)
 
 
 def test_only_pull_requests_cancel_each_other() -> None:

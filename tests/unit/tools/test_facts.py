@@ -23,7 +23,7 @@ from builder.matrix import facts
 from builder.matrix.facts import Build
 from tests.fakes.wire import Reply, Sent, Wire, part
 from tests.unit.compat.test_explain import MATRIX, Stored
-from tools.facts import check_facts, compare, exact_release, fat_binaries, missing_versions, read_build
+from tools.facts import check_facts, compare, exact_release, fat_binaries, missing_builds, missing_versions, read_build
 
 HOST = "index.example.test"
 SETTINGS = IndexSettings(url=f"https://{HOST}/simple/")
@@ -160,7 +160,7 @@ def test_a_wheel_without_the_information(monkeypatch: pytest.MonkeyPatch, files:
 
 def test_an_index_without_range_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     Index(monkeypatch, {f"torch-2.9.1-{TAG}.whl": TORCH}).ranges = False
-    with pytest.raises(FetchError, match=r"torch 2\.9\.1: the index does not support HTTP range requests"):
+    with pytest.raises(FetchError, match=r"torch 2\.9\.1: the request to the index failed \(RangeNotSupported\)"):
         read()
 
 
@@ -281,5 +281,6 @@ def test_versions_of_the_index_that_the_file_does_not_have() -> None:
             "toolkits": known.toolkits.model_copy(update={"drivers": {"13.0": "580", "13.2": "595"}}),
         }
     )
-    missing = ["builds.torch: 2.14", "project_indexes.torch: 2.15", "toolkits.drivers: 13.4"]
-    assert [line.partition(" is missing: ")[0] for line in missing_versions(Stored(), some)] == missing
+    assert list(missing_builds(Stored(), some)) == [("torch", Version("2.14.1"))]
+    missing = ["project_indexes.torch lacks 2.15", "toolkits.drivers lacks CUDA 13.4"]
+    assert [line.partition(": ")[0] for line in missing_versions(Stored(), some)] == missing

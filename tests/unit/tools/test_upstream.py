@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from packaging.version import Version
 
 from builder.cli.context import Context
 from builder.common import strict_yaml
+from builder.common.errors import FetchError
+from builder.compat import explain
 from builder.compat.explain import Explainer, Resolve
 from builder.index.host import Host
-from builder.index.releases import ListedPackage, ListedRelease
+from builder.index.releases import Index, ListedPackage, ListedRelease
 from builder.index.settings import IndexSettings
-from builder.matrix import reader
+from builder.matrix import cells, reader
 from builder.matrix.cells import Cell
+from builder.matrix.facts import Build
 from builder.matrix.schema import FrameworkVersion, Matrix
 from tests.fakes.wire import Reply, Sent, Wire
-from tests.unit.compat.test_explain import CELLS, FACTS, MATRIX, Stored, resolves
-from tools.upstream import Proposal, propose, upstream
+from tests.paths import ROOT
+from tests.unit.compat.test_explain import CELLS, FACTS, MATRIX, STORED, Stored, resolves
+from tools.upstream import FACTS as UPSTREAM_FACTS
+from tools.upstream import Findings, Proposal, find, propose, upstream
 
 NEW_TENSORFLOW = """\
       # tensorflow 2.21.0 is new in frameworks.tensorflow.versions.
@@ -172,55 +179,163 @@ def test_the_lines_are_valid_yaml() -> None:
     assert FrameworkVersion.model_validate(data["1.0"]) == entry
 
 
+# ---- what a week has brought
+
+ENGINES = """
+  vllm: {needs: [pytorch], packages: [vllm==0.32.0]}
+  sglang: {needs: [pytorch], packages: [sglang==0.5.23, unknown==1.0]}
+variants:
+"""
+
+
+class Engines(Stored):
+    """With the METADATA of engines."""
+
+    def files(self, name: str) -> list[Any]:
+        return [SimpleNamespace(filename=wheel) for wheel in self.package(name).releases[-1].wheels]
+
+    def metadata_text(self, name: str, file: Any) -> bytes:
+        [(version, metadata)] = json.loads((STORED / f"{name}.json").read_text())["metadata"].items()
+        requires = "".join(f"Requires-Dist: {text}\n" for text in metadata["requires"])
+        return f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n{requires}".encode()
+
+
+BUILD = Build(cuda="13.2", architectures=["sm_80"], source="its wheel")
+FOUND = f"""\
+Frameworks, for matrix.yaml:
+{NEW_TENSORFLOW}
+CUDA and builds, for builder/matrix/facts.yaml:
+  project_indexes.torch lacks 2.15: see its page
+  toolkits.drivers lacks CUDA 13.4: see CUDA's page
+  builds.torch lacks 2.15.0: {{cuda: "13.2", architectures: [sm_80], source: its wheel}}
+Engines, for components in matrix.yaml:
+  vllm 0.33.0 is newer than 0.32.0 in components.vllm (requires torch==2.14.0, which matrix.yaml does not have)
+Ends of support within 90 days:
+  debian.bullseye: support of Debian bullseye ended on 2026-08-31: no security updates since
+  python.3.10: support of Python 3.10 ends on 2026-10-31, in 59 days
+The newest engines are in matrix.yaml: sglang 0.5.23 (requires torch==2.14.1)
+To do: 7
+"""
+
+
+def found(text: str, catalogue: Index, today: date) -> Findings:
+    matrix = reader.check_matrix(strict_yaml.parse_yaml(text.encode(), "matrix.yaml"))
+    torch = FACTS.project_indexes["torch"].model_copy(update={"builds": {"2.14": ["cpu"]}, "source": "its page"})
+    known = FACTS.model_copy(
+        update={
+            "builds": {"torch": {"2.14.1": BUILD}},
+            "project_indexes": {"torch": torch},
+            "toolkits": FACTS.toolkits.model_copy(update={"drivers": {"13.3": "610"}, "source": "CUDA's page"}),
+        }
+    )
+    explainer = Explainer(
+        matrix=matrix, known=cells.expand(matrix), catalogue=catalogue, facts=known, resolve=for_cuda_12
+    )  # fmt: skip
+    return find(explainer, lambda *_: BUILD, today)
+
+
+def test_everything_that_is_newer_is_listed_by_what_it_is_for() -> None:
+    text = MATRIX.replace("\nvariants:\n", ENGINES)
+    text = text.replace('["11.8"], python: ["3.9"]', '["11.8"], python: ["3.9", "3.10"]')
+    line = '      "2.14.1": {release: 2.14.1, cuda: ["13.2"], python: ["3.13"]}\n'  # which SGLang requires
+    text = text.replace('      "2.9": {release: 2.9.1', f'{line}      "2.9": {{release: 2.9.1')
+    assert "\n".join(found(text, Engines(), date(2026, 9, 2)).lines) + "\n" == FOUND
+
+
+def test_a_support_that_ended_is_not_listed_again_if_matrix_yaml_has_a_reason() -> None:
+    reason = MATRIX.replace('glibc: "2.31"', 'glibc: "2.31", after_support: "TensorFlow 2.9 needs it"')
+    assert found(reason, Stored(), date(2026, 9, 2)).support == []
+    [line] = found(reason, Stored(), date(2026, 8, 31)).support
+    assert line.endswith(", today")
+
+
+def test_what_the_index_does_not_answer_is_one_line_and_the_rest_is_found() -> None:
+    class WithoutTorch(Stored):
+        def package(self, name: str) -> ListedPackage:
+            if name in ("torch", "jax"):
+                raise FetchError(f"{name}: cannot connect to the index\nand more")
+            return super().package(name)
+
+    result = found(MATRIX, WithoutTorch(), date(2026, 1, 1))
+    assert [proposal.framework for proposal in result.proposals] == ["tensorflow"]
+    assert list(result.lines)[-2:] == [
+        "Not looked up: pytorch, jax, builder/matrix/facts.yaml: cannot connect to the index",
+        "To do: 1",
+    ]
+    result.proposals.clear()
+    assert list(result.lines)[-1] == "Run it again", "that nothing was found does not mean that there is nothing"
+
+
+# ---- what is written
+
+
+def test_what_was_found_is_added_to_the_files_of_this_repository(tmp_path: Path) -> None:
+    """A new version comes last: the first one has the default tags. Comments and other lines stay."""
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("matrix.yaml", UPSTREAM_FACTS)}
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    matrix = yaml.safe_load(texts["matrix.yaml"])
+    old = FrameworkVersion.model_validate(matrix["frameworks"]["pytorch"]["versions"]["2.9"])
+    newer = old.model_copy(update={"release": "2.9.9", "packages": ["torchaudio==2.9.9"]})
+    proposals = [
+        Proposal(
+            framework=framework, package="x", line=line, release=entry.release, replaces=replaces, entry=entry, notes=()
+        )
+        for framework, line, replaces, entry in (
+            ("pytorch", "2.9", "2.9.1", newer),
+            ("pytorch", "9.9", "", newer),
+            ("tensorflow", "9.9", "", newer),
+        )
+    ]
+    proposals.append(replace(proposals[0], framework="jax", line="0.12", replaces="0.12.0.1", entry=None))
+    Findings(proposals=proposals, builds=[("torch", '9.9.0: {cuda: "13.2"}')]).write(tmp_path)
+    after = {name: (tmp_path / name).read_text(encoding="utf-8") for name in texts}
+
+    for framework in ("pytorch", "tensorflow"):
+        versions = matrix["frameworks"][framework]["versions"]
+        versions["9.9"] = yaml.safe_load(explain.matrix_line("9.9", newer))["9.9"]
+    matrix["frameworks"]["pytorch"]["versions"]["2.9"] |= {"release": "2.9.9", "packages": ["torchaudio==2.9.9"]}
+    written = yaml.safe_load(after["matrix.yaml"])
+    assert written == matrix
+    assert list(written["frameworks"]["pytorch"]["versions"])[-1] == "9.9"
+    builds = yaml.safe_load(texts[UPSTREAM_FACTS])
+    builds["builds"]["torch"]["9.9.0"] = {"cuda": "13.2"}
+    assert yaml.safe_load(after[UPSTREAM_FACTS]) == builds
+    for name, text in texts.items():
+        changed = [line for line in difflib.ndiff(text.splitlines(), after[name].splitlines()) if line[0] in "+-"]
+        assert len(changed) == (4 if name == "matrix.yaml" else 1), changed
+
+
 # ---- the program
 
 
-def run(root: Path, *arguments: str) -> Result:
-    (root / "matrix.yaml").write_text(MATRIX)
-    context = Context(root=root)
-    context.host = Host(index=IndexSettings(url="https://index.example.test/simple/"))
-    return CliRunner().invoke(upstream, arguments, obj=context)
-
-
-def serve(monkeypatch: pytest.MonkeyPatch, wheels: Mapping[str, Sequence[str]]) -> None:
-    """An index with wheels of these versions of each package."""
+def test_the_program_asks_the_index_and_writes_nothing_unless_it_is_told_to(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The index has one release that is newer, without a wheel for Linux."""
+    wheels = {"torch": ["2.9.1", "2.15.0"], "tensorflow": ["2.9.3", "2.20.0"], "jax": ["0.10.2", "0.12.1"]}
 
     def answer(sent: Sent) -> Reply:
         name = sent.url.rstrip("/").rpartition("/")[2]
-        names = [f"{name}-{version}-cp27-none-win32.whl" for version in wheels[name]]
+        names = [f"{name}-{version}-cp27-none-win32.whl" for version in wheels.get(name, ())]
         files = [{"filename": each, "url": each, "hashes": {}} for each in names]
         body = json.dumps({"meta": {"api-version": "1.0"}, "name": name, "files": files}).encode()
         return Reply(body=body, headers={"Content-Type": "application/vnd.pypi.simple.v1+json"})
 
     Wire.install(monkeypatch, answer)
-
-
-NO_WHEEL = "jax 0.12.1 has no wheel on the index for Python 3.13 on x86_64 and Debian trixie (glibc 2.41)"
-NEW_JAX = f"""\
-      # jax 0.12.1 is newer than 0.12.0.1 in frameworks.jax.versions."0.12", but no CUDA and Python version of \
-matrix.yaml work with it.
-      #   CUDA 12.8: {NO_WHEEL}
-      #   CUDA 13.2: {NO_WHEEL}
-      #   cpu: {NO_WHEEL}
-"""
-CURRENT = {"torch": ["2.9.1", "2.15.0"], "tensorflow": ["2.9.3", "2.20.0"], "jax": ["0.10.2", "0.12.0.1"]}
-
-
-def test_the_program_prints_what_can_be_pasted_and_writes_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    serve(monkeypatch, CURRENT | {"jax": ["0.10.2", "0.12.1"]})
-    result = run(tmp_path)
-    assert result.stdout == NEW_JAX
-    assert result.stderr.splitlines() == [
-        f"{name}: getting the list of releases" for name in ("pytorch", "tensorflow", "jax")
+    (tmp_path / "matrix.yaml").write_text(MATRIX)
+    context = Context(root=tmp_path)
+    context.host = Host(index=IndexSettings(url="https://index.example.test/simple/"))
+    context.today = date(2026, 1, 1)
+    result = CliRunner().invoke(upstream, obj=context)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[:2] == [
+        "Frameworks, for matrix.yaml:",
+        '      # jax 0.12.1 is newer than 0.12.0.1 in frameworks.jax.versions."0.12", but no CUDA and Python version '
+        "of matrix.yaml work with it.",
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["matrix.yaml"]
-
-
-def test_the_program_for_one_framework(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each framework is updated in a pull request of its own."""
-    serve(monkeypatch, CURRENT | {"jax": ["0.10.2", "0.12.1"]})
-    assert run(tmp_path, "pytorch").stdout == "no newer releases of pytorch\n"
-    assert run(tmp_path, "jax").stdout == NEW_JAX
-    assert "did you mean 'pytorch'?" in str(run(tmp_path, "pytorhc").exception)
+    assert (tmp_path / "matrix.yaml").read_text() == MATRIX
+    Wire.install(monkeypatch, lambda _: Reply(403))
+    assert CliRunner().invoke(upstream, obj=context).exit_code == 1
