@@ -98,7 +98,7 @@ def lock(
     done += resolved
     failures |= {group: [error] for group, error in wheel_failures.items()}
     try:
-        written += _record_release_days(run, sound, resolved)
+        written += _record_release_days(run, [cell for cell in sound if cell.group not in wheel_failures], resolved)
     except (FetchError, LockError) as error:  # nothing is built from these days
         run.view.say(f"{lockfile.RELEASE_DAYS}: not updated: {error} ({error.hint})")
 

@@ -478,6 +478,9 @@ def test_an_index_that_does_not_give_the_days_is_no_failure(tiny: Project, resol
     assert resolver.update(tiny, "*") == []
     [line] = resolver.said
     assert line.startswith("locks/releases.json: not updated: ")
+    resolver.broken = frozenset(GROUPS)
+    assert resolver.run(tiny, "*", upgrade=True).error
+    assert resolver.wire.seen == [], "nothing is requested for what failed"
 
 
 def test_a_private_framework_is_not_looked_up_on_the_default_index(
