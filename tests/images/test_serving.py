@@ -13,6 +13,8 @@ from tests import nvml
 
 Once = Callable[..., tuple[int, str, str]]
 SERVE = ["serve", "/workspace/none"]
+# The engine's own program, which `serve` executes.
+PROGRAMS = {"VLLM": "/opt/venv/bin/vllm", "SGLANG": "/usr/local/lib/sglang-serve"}
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +68,11 @@ def started(once: Once, with_gpu: dict[str, Any], prefix: str, tmp_path: Path) -
     echo = tmp_path / "engine"
     echo.write_text(ECHO)
     echo.chmod(0o755)
-    program = "/opt/venv/bin/vllm" if prefix == "VLLM" else "/usr/local/lib/sglang-serve"
     (tmp_path / "key").write_text("of-a-file\n")
-    volumes = {str(echo): {"bind": program, "mode": "ro"}, str(tmp_path / "key"): {"bind": "/run/key", "mode": "ro"}}
+    volumes = {
+        str(echo): {"bind": PROGRAMS[prefix], "mode": "ro"},
+        str(tmp_path / "key"): {"bind": "/run/key", "mode": "ro"},
+    }
 
     def start(**variables: str) -> tuple[str, str]:
         options = with_variables(with_gpu, **variables)
@@ -93,3 +97,31 @@ def test_the_key(started: Callable[..., tuple[str, str]], prefix: str) -> None:
     assert len(key) == 48
     assert f"API key of the server: {key}" in log
     assert started(**{f"{prefix}_ALLOW_NO_KEY": "1"})[0] == ""
+
+
+# Ends by itself a moment after SIGTERM, as an engine does that first answers its open requests.
+DRAIN = """#!/usr/bin/python3 -IS
+import signal, sys, time
+def drain(*_):
+    time.sleep(0.5)
+    sys.exit("drained")
+signal.signal(signal.SIGTERM, drain)
+print("serving", flush=True)
+time.sleep(60)
+"""
+
+
+def test_docker_stop_lets_the_engine_end(
+    start: Callable[..., Any], with_gpu: dict[str, Any], prefix: str, tmp_path: Path
+) -> None:
+    engine = tmp_path / "engine"
+    engine.write_text(DRAIN)
+    engine.chmod(0o755)
+    volume = {str(engine): {"bind": PROGRAMS[prefix], "mode": "ro"}}
+    container = start(SERVE, **{**with_gpu, "volumes": {**with_gpu["volumes"], **volume}})
+    for line in container.logs(stream=True):
+        if b"serving" in line:
+            break
+    container.stop(timeout=20)
+    assert container.wait()["StatusCode"] == 1
+    assert "drained" in container.logs().decode()
