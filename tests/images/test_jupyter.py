@@ -502,9 +502,13 @@ def test_a_server_below_a_path_is_healthy(
 
 
 def test_a_stopped_server_is_unhealthy(start: Callable[..., Container], until: Callable[..., None]) -> None:
-    """It still listens, but the check fails, within the engine's time limit."""
+    """It still listens, but the check fails, within the engine's time limit.
+
+    Before, `docker exec CONTAINER start COMMAND` emptied the list of services, and the check passed.
+    """
     container = start()
     until(lambda: ready(container), seconds=START_S, what="the server")
+    assert container.exec_run(["start", "true"]).exit_code == 0
     signal = "kill -{} $(cat /proc/[0-9]*/stat 2>/dev/null | awk '$2 == \"(jupyter-lab)\" {{print $1}}')"
     assert container.exec_run(["sh", "-c", signal.format("STOP")]).exit_code == 0
     assert container.exec_run(["timeout", "9", "check-services"]).exit_code == 1

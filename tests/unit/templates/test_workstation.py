@@ -604,10 +604,10 @@ def test_root_looks_for_services_as_their_owner(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr(os, name, lambda: 0)
     monkeypatch.setattr(os, "seteuid", users.append)
     monkeypatch.setattr(Path, "is_file", is_file)
-    assert state.find() == home
+    assert state.find(state.SERVICES) == home
     assert users == [0, owner, -1, 0], "-1 is the look into the folder"
     (home / state.LAUNCHER).write_text("")
-    assert state.find() is None, "of another container"
+    assert state.find(state.SERVICES) is None, "of another container"
 
 
 def test_checks_end_before_the_timeout_of_the_engine() -> None:

@@ -13,7 +13,7 @@ LAUNCHER = b"/usr/local/bin/start"
 
 def main() -> int:
     """Returns 0 if all services answer or the container runs only a command, else 1; prints which do not answer."""
-    home = state.find()
+    home = state.find(state.SERVICES)
     if home is None:
         # Dev containers and `docker run --entrypoint` start something else, and no service.
         if not has_launcher():

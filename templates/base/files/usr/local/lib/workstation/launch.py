@@ -72,11 +72,14 @@ def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
     target = person.target(environ, uid=os.getuid(), runs_server=runs_server, owner=_workspace_owner())
     if target:
         person.become(*target, chown_home=variables.flag(environ, "CHOWN_HOME"))
+    # `docker exec CONTAINER start COMMAND`: the health check goes on with what the container's own launcher started.
+    is_second = not runs_services and state.find(state.LAUNCHER) is not None
     try:
         home = state.make()
     except OSError as error:
         raise Refusal(str(error)) from error
-    (home / state.SERVICES).unlink(missing_ok=True)  # of an earlier start: unhealthy until the hooks have run
+    if not is_second:
+        (home / state.SERVICES).unlink(missing_ok=True)  # of an earlier start: unhealthy until the hooks have run
     environ["STATE_DIR"] = str(home)
     warnings += [*person.set_up(environ, home), *replace_terminal(environ)]
     driver = gpus.read() if "NVIDIA_VISIBLE_DEVICES" in environ else gpus.Driver()
@@ -100,10 +103,12 @@ def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
         os.umask(0o002)
     for warning in hooks.run(environ):
         _print(f"warning: {warning}")
-    state.write(home / state.ENVIRONMENT, "".join(f"{name}={value}\0" for name, value in environ.items()))
+    if not is_second:
+        state.write(home / state.ENVIRONMENT, "".join(f"{name}={value}\0" for name, value in environ.items()))
     if runs_services:
         return services.run(services.prepare(folders, environ), environ, home, _print)
-    state.write(home / state.SERVICES, "")  # for the health check: no service runs
+    if not is_second:
+        state.write(home / state.SERVICES, "")  # for the health check: no service runs
     return _execute(arguments or ["/bin/bash"], environ)
 
 

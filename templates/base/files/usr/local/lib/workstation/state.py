@@ -101,18 +101,18 @@ def kept() -> Path | None:
     return folder
 
 
-def find() -> Path | None:
-    """The folder of the running services of this user; for root, which may run the health check, of any user."""
+def find(file: str) -> Path | None:
+    """The folder with this file whose launcher runs: of this user; for root, which may run the health check, of any."""
     uid = os.getuid()
     for place in _places(str(uid) if uid else "*"):
         for folder in sorted(place.parent.glob(place.name)):
             owner = folder.name.rpartition("-")[2]
-            if owner.isdecimal() and _is_ours(folder, int(owner)) and _has_services(folder, int(owner)):
+            if owner.isdecimal() and _is_ours(folder, int(owner)) and _is_live(folder, int(owner), file):
                 return folder
     return None
 
 
-def _has_services(folder: Path, owner: int) -> bool:
+def _is_live(folder: Path, owner: int, file: str) -> bool:
     """Looks into the folder as its owner. Root may not: with --cap-drop ALL it lacks CAP_DAC_OVERRIDE."""
     uid = os.geteuid()
     try:
@@ -120,7 +120,7 @@ def _has_services(folder: Path, owner: int) -> bool:
     except PermissionError:  # root without CAP_SETUID started no services of another user
         return False
     try:
-        return (folder / SERVICES).is_file() and is_in_use(folder)
+        return (folder / file).is_file() and is_in_use(folder)
     finally:
         os.seteuid(uid)
 
