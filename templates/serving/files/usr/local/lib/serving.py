@@ -1,4 +1,7 @@
-"""What `serve` does before it starts an engine: it needs a GPU, and an API key, since many can reach its port."""
+"""Checks before `serve` starts an engine: there is a GPU, and the engine gets an API key.
+
+The server listens on all addresses of the container, so without a key, whoever reaches the port could use it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from workstation.refusal import UNAVAILABLE, Refusal
 def prepare(engine: str, prefix: str, refused: Collection[str]) -> dict[str, str]:
     """The engine's variables, with <prefix>_API_KEY unless the user asked for none. Ends if it cannot start.
 
-    `refused` are options of the engine that open a port without the key, or show the key to every user of the host.
+    `refused` are options of the engine that open a port without a key, or show the key in the list of processes.
     """
     try:
         # vLLM takes --api_key for --api-key.
@@ -37,7 +40,7 @@ def prepare(engine: str, prefix: str, refused: Collection[str]) -> dict[str, str
 
 
 def _api_key(environ: dict[str, str], name: str, allowed: str) -> str:
-    """The key of the user, that of an earlier start, or a random one; empty if the user asked for none."""
+    """The user's key; else the key of an earlier start, or a new random one. Empty if the user asked for no key."""
     key, file = environ.get(name), environ.get(f"{name}_FILE")
     if key and file:
         raise Refusal(f"{name} and {name}_FILE are both set: unset one of them")

@@ -1,4 +1,4 @@
-"""Asks for the API key on every path. vLLM's own check leaves out /invocations, /tokenize, /pause and others."""
+"""Checks the API key on every path. vLLM's own check leaves out /invocations, /tokenize, /pause and others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OPEN = ("/health", "/ping")  # for probes
 
 
 class ApiKey:
-    """The middleware (ASGI). OPTIONS is a browser's question whether it may ask; it has no credentials."""
+    """The ASGI middleware. OPTIONS requests pass: browsers send them before a request (CORS), without credentials."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
