@@ -20,7 +20,7 @@ from rich.text import Text
 from tests.paths import ROOT
 
 TERMINAL = ROOT / "docs/pictures/terminal.svg"
-WIDTH = 116  # columns
+WIDTH = 120  # columns
 COMMANDS = ("builder plan", 'builder explain --gpu "RTX 4090" --driver 570.86.10')
 
 
