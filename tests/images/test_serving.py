@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests import nvml
+from tests.images.containers import wait_until
 
 Once = Callable[..., tuple[int, str, str]]
 SERVE = ["serve", "/workspace/none"]
@@ -122,9 +123,7 @@ def test_docker_stop_lets_the_engine_end(
     engine.chmod(0o755)
     volume = {str(engine): {"bind": PROGRAMS[prefix], "mode": "ro"}}
     container = start(SERVE, **{**with_gpu, "volumes": {**with_gpu["volumes"], **volume}})
-    for line in container.logs(stream=True):
-        if b"serving" in line:
-            break
+    wait_until(lambda: b"serving" in container.logs(), seconds=20, what="the engine")
     container.stop(timeout=20)
     assert container.wait()["StatusCode"] == 1
     assert "drained" in container.logs().decode()
