@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -72,6 +71,14 @@ else:
 import torch
 answer = torch._C._cuda_getArchFlags().split() if torch.version.cuda else []
 """,
+    "logs of a training": """
+import contextlib, glob, os, runpy, sys, tempfile
+os.chdir(tempfile.mkdtemp())
+sys.argv = ["train_ddp.py", "--epochs", "1", "--samples", "64"]
+with contextlib.suppress(SystemExit):
+    runpy.run_path("/opt/examples/pytorch/train_ddp.py", run_name="__main__")
+answer = glob.glob("runs/**/events.*", recursive=True)
+""",
 }
 
 Answer = Callable[[str], Any]
@@ -134,46 +141,51 @@ def test_architectures_are_those_of_the_label(answer: Answer, attributes: dict[s
 
 # ---- the examples
 
+# Starts the examples in forks of one process: an import of torch takes 2 s of the processor, and these tests start 11
+# ranks. More threads than processors wait for each other, which took three times as long.
+STARTS = """
+import json, os, runpy, signal, socket, sys, time
+os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun does
+import torch, torch._dynamo, torch.distributed, torch.utils.data
+results = dict()
 
-@pytest.fixture(scope="module")
-def trained(host: Host) -> tuple[str, str]:
-    """A folder with the checkpoint of an uninterrupted training with two processes, and its output."""
-    folder = examples.run(host, "mktemp -d").strip()
-    program = f"torchrun --nproc-per-node=2 /opt/examples/pytorch/train_ddp.py --checkpoint {folder}/whole.pt"
-    return folder, examples.run(host, f"cd {folder} && {program} --epochs 2")
+def start(name, code, arguments="", ranks=1, stop_at=""):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    children = []
+    for rank in map(str, range(ranks)):
+        child = os.fork()
+        if not child:
+            if ranks > 1:
+                os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=str(ranks),
+                                  MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+            os.dup2(os.open(name + ".log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
+            os.dup2(1, 2)
+            sys.argv[1:] = arguments.split()
+            sys.path.insert(0, "/opt/examples/pytorch")
+            exec(code, dict(__name__=name))
+            sys.exit()
+        children.append(child)
+    deadline = time.monotonic() + 60
+    while stop_at and stop_at not in read(name) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for child in children if stop_at else ():
+        os.kill(child, signal.SIGTERM)
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    results[name] = [max(map(abs, statuses)), read(name)]
 
+def read(name):
+    return open(name + ".log").read() if os.path.exists(name + ".log") else ""
 
-def test_data_parallel_training_of_two_processes_learns(host: Host, subject: Any, trained: tuple[str, str]) -> None:
-    """In images with TensorBoard, it also writes logs for it."""
-    folder, text = trained
-    logs = examples.run(host, f"find {folder}/runs -name 'events.*' 2>/dev/null || true")
-    assert bool(logs) is ("tensorboard" in subject.wheels)
-    epochs = examples.epochs(text)
-    assert "ranks: 2, on cpu" in text
-    assert list(epochs) == [1, 2]  # only rank 0 prints
-    assert epochs[2][0] < 0.6 * epochs[1][0]
-    assert epochs[2][1] > 0.75
-
-
-@pytest.mark.thorough
-def test_interrupted_training_ends_with_the_same_weights(host: Host, trained: tuple[str, str]) -> None:
-    folder, text = trained
-    program = f"cd {folder} && torchrun --nproc-per-node=2 /opt/examples/pytorch/train_ddp.py --epochs 2"
-    stopped = examples.run(host, f"{program} --checkpoint {folder}/parts.pt --stop-after 1")
-    resumed = examples.run(host, f"{program} --checkpoint {folder}/parts.pt --resume")
-    assert "resuming from" in resumed
-    assert list(examples.epochs(stopped)) == [1]
-    assert examples.epochs(resumed) == {2: examples.epochs(text)[2]}
-    weights = [examples.weights(output) for output in (text, stopped, resumed)]
-    assert weights[2] == weights[0] != weights[1]
-    assert len(weights[0]) == 1
-
-
-@pytest.mark.thorough
-def test_the_gradients_of_small_batches_are_those_of_a_large_one(host: Host) -> None:
-    """On two ranks, which exchange gradients only once for each update. The last update has fewer samples."""
-    code = """
-import contextlib, os, runpy, sys
+os.chdir({folder!r})
+for options in {starts!r}:
+    start(**options)
+print(json.dumps(results))
+"""
+TRAIN = "import runpy; runpy.run_path('/opt/examples/pytorch/train_ddp.py', run_name='__main__')"
+# On two ranks, which exchange gradients only once for each update. The last update has fewer samples.
+GRADIENTS = """
+import contextlib, os, runpy
 import torch
 from torch.nn.parallel import DistributedDataParallel
 updates, without_exchange = [], 0
@@ -188,62 +200,123 @@ def counted(model):
 original, DistributedDataParallel.no_sync, torch.optim.AdamW.step = DistributedDataParallel.no_sync, counted, step
 torch.nn.Dropout = lambda probability: torch.nn.Identity()  # the batches would have other random numbers
 runpy.run_path("/opt/examples/pytorch/train_ddp.py", run_name="train")["main"]()
-torch.save((torch.stack(updates), without_exchange), f"of-rank-{os.environ['RANK']}.pt")
+torch.save((torch.stack(updates), without_exchange), f"{__name__}-of-rank-{os.environ['RANK']}.pt")
 """
-    compare = """
+COMPARE = """
 import torch
 (large, never), (small, often), (other, _) = [torch.load(f"{name}.pt") for name in
-    ("large/of-rank-0", "small/of-rank-0", "small/of-rank-1")]
+    ("large-of-rank-0", "small-of-rank-0", "small-of-rank-1")]
 torch.testing.assert_close(small, large, rtol=1e-4, atol=1e-6)
 print(len(small), bool(torch.equal(small, other)), never, often)
 """
+# The second time, the results of onnxruntime are shifted.
+EXPORT = """
+import contextlib, runpy, sys
+import onnxruntime
+original = onnxruntime.InferenceSession.run
+def shifted(self, *inputs):
+    return [array + 0.01 for array in original(self, *inputs)]
+for arguments, run in (["--checkpoint", "whole.pt"], original), (["--output", "other"], shifted):
+    sys.argv[1:], onnxruntime.InferenceSession.run = arguments, run
+    try:
+        runpy.run_path("/opt/examples/pytorch/export_onnx.py", run_name="__main__")
+    except SystemExit as end:
+        print("status", end.code)
+"""
+POSITION = "import torch; s = torch.load('stopped.pt', weights_only=True); print(s['epoch'], s['step'])"
+BATCHES = "--batch-size 4 --accumulate 4"
+ENDLESS = "--epochs 1000 --checkpoint stopped.pt"
+
+
+def started(name: str, code: str, arguments: str = "", ranks: int = 1, stop_at: str = "") -> dict[str, Any]:
+    """A start for STARTS. `stop_at` is what its output has before it gets SIGTERM."""
+    return {"name": name, "code": code, "arguments": arguments, "ranks": ranks, "stop_at": stop_at}
+
+
+@pytest.fixture(scope="module")
+def trained(host: Host) -> tuple[str, str]:
+    """A folder with the checkpoint of an uninterrupted training with two processes, and its output."""
     folder = examples.run(host, "mktemp -d").strip()
-    for name, options in ("large", "--batch-size 64"), ("small", "--batch-size 16 --accumulate 4"):
-        launched = f"torchrun --nproc-per-node=2 --no-python python -c {shlex.quote(code)}"
-        examples.run(
-            host, f"mkdir {folder}/{name} && cd {folder}/{name} && {launched} --epochs 1 --samples 436 {options}"
-        )
-    assert examples.run(host, f"cd {folder} && python -c {shlex.quote(compare)}") == "4 True 0 10\n"
+    program = f"torchrun --nproc-per-node=2 /opt/examples/pytorch/train_ddp.py --checkpoint {folder}/whole.pt"
+    return folder, examples.run(host, f"cd {folder} && {program} --epochs 2")
+
+
+@pytest.fixture(scope="module")
+def starts(python: Callable[[str], Any], trained: tuple[str, str]) -> dict[str, tuple[int, str]]:
+    """The status and the output of each start of an example. The tests below say what the starts are for."""
+    gradients = "--epochs 1 --samples 436"
+    listed = [
+        started("parts", TRAIN, "--epochs 2 --checkpoint parts.pt --stop-after 1", ranks=2),
+        started("resumed", TRAIN, "--epochs 2 --checkpoint parts.pt --resume", ranks=2),
+        started("large", GRADIENTS, f"{gradients} --batch-size 64", ranks=2),
+        started("small", GRADIENTS, f"{gradients} --batch-size 16 --accumulate 4", ranks=2),
+        started("compared", COMPARE),
+        started("stopped", TRAIN, f"{ENDLESS} {BATCHES}", stop_at="epoch 1:"),
+        started("position", POSITION),
+        started("refused", TRAIN, f"{ENDLESS} --resume"),
+        started("exported", EXPORT),
+    ]
+    code = STARTS.replace("{folder!r}", repr(trained[0])).replace("{starts!r}", repr(listed))
+    return {name: (status, text) for name, (status, text) in python(code).items()}
 
 
 @pytest.mark.thorough
-def test_sigterm_saves_and_ends_without_error(host: Host, trained: tuple[str, str]) -> None:
+def test_data_parallel_training_of_two_processes_learns(trained: tuple[str, str]) -> None:
+    epochs = examples.epochs(trained[1])
+    assert "ranks: 2, on cpu" in trained[1]
+    assert list(epochs) == [1, 2]  # only rank 0 prints
+    assert epochs[2][0] < 0.6 * epochs[1][0]
+    assert epochs[2][1] > 0.75
+
+
+def test_training_writes_logs_for_tensorboard_if_it_is_installed(subject: Any, answer: Answer) -> None:
+    assert bool(answer("logs of a training")) is ("tensorboard" in subject.wheels)
+
+
+@pytest.mark.thorough
+def test_interrupted_training_ends_with_the_same_weights(
+    trained: tuple[str, str], starts: dict[str, tuple[int, str]]
+) -> None:
+    (status, stopped), (status_resumed, resumed) = starts["parts"], starts["resumed"]
+    assert (status, status_resumed) == (0, 0), stopped + resumed
+    assert "resuming from" in resumed
+    assert list(examples.epochs(stopped)) == [1]
+    assert examples.epochs(resumed) == {2: examples.epochs(trained[1])[2]}
+    weights = [examples.weights(output) for output in (trained[1], stopped, resumed)]
+    assert weights[2] == weights[0] != weights[1]
+    assert len(weights[0]) == 1
+
+
+@pytest.mark.thorough
+def test_the_gradients_of_small_batches_are_those_of_a_large_one(starts: dict[str, tuple[int, str]]) -> None:
+    assert [starts[name][0] for name in ("large", "small")] == [0, 0], starts["large"][1] + starts["small"][1]
+    assert starts["compared"] == (0, "4 True 0 10\n")
+
+
+@pytest.mark.thorough
+def test_sigterm_saves_and_ends_without_error(starts: dict[str, tuple[int, str]]) -> None:
     """The checkpoint has the epoch and step of the message, and is only for batches of the same size.
 
     The step is where an update begins, here of every second one.
     """
-    folder, _ = trained
-    batches = "--batch-size 4 --accumulate 4"
-    training = f"python -u /opt/examples/pytorch/train_ddp.py --epochs 1000 --checkpoint {folder}/stopped.pt"
-    program = f"{training} {batches}"
-    script = f"""
-cd {folder}
-{program} >stopped.log 2>&1 &
-for _ in $(seq 600); do grep -q '^epoch 1:' stopped.log && break; sleep 0.1; done
-kill -TERM $!
-wait $!
-"""
-    result = host.run("bash -c %s", script)
-    log = examples.run(host, f"cat {folder}/stopped.log")
-    assert result.rc == 0, log
+    status, log = starts["stopped"]
+    assert status == 0, log
     assert "stopping: saved" in log
     position = re.search(r"at epoch (\d+), step (\d+)", log)
     assert position is not None
-    load = f"import torch; s = torch.load('{folder}/stopped.pt', weights_only=True); print(s['epoch'], s['step'])"
-    assert examples.run(host, f'python -c "{load}"').split() == list(position.groups())
+    assert starts["position"] == (0, f"{position[1]} {position[2]}\n")
     assert int(position[2]) % 8 == 0
-    refused = host.run(f"cd {folder} && {training} --resume")
-    assert refused.rc == 1
-    assert f"is of a run with {batches}: use these" in refused.stderr
+    status, message = starts["refused"]
+    assert status == 1
+    assert f"is of a run with {BATCHES}: use these" in message
 
 
 @pytest.mark.thorough
-def test_exported_models_agree_with_the_model(host: Host, trained: tuple[str, str]) -> None:
+def test_exported_models_agree_with_the_model(starts: dict[str, tuple[int, str]]) -> None:
     """A program of torch.export, and ONNX in onnxruntime, for batches of 1 and 7."""
-    folder, _ = trained
-    program = f"cd {folder} && python /opt/examples/pytorch/export_onnx.py --checkpoint whole.pt"
-    lines = [line for line in examples.run(host, program).splitlines() if line.startswith("exported/")]
-    assert sorted(line.split(" (")[0] for line in lines) == [
+    agreed, ended, _ = starts["exported"][1].partition("status 0\n")
+    assert ended, agreed
+    assert sorted(line.split(" (")[0] for line in agreed.splitlines() if line.startswith("exported/")) == [
         "exported/model.onnx, batch of 1: agrees",
         "exported/model.onnx, batch of 7: agrees",
         "exported/model.pt2, batch of 1: agrees",
@@ -252,21 +325,12 @@ def test_exported_models_agree_with_the_model(host: Host, trained: tuple[str, st
 
 
 @pytest.mark.thorough
-def test_the_exporter_detects_different_results(host: Host) -> None:
-    """Its comparison can fail: this test shifts the results of onnxruntime."""
-    code = """
-import runpy, sys
-import onnxruntime
-original = onnxruntime.InferenceSession.run
-onnxruntime.InferenceSession.run = lambda self, *inputs: [array + 0.01 for array in original(self, *inputs)]
-sys.argv = ["export_onnx.py", "--output", sys.argv[1]]
-sys.path.insert(0, "/opt/examples/pytorch")
-runpy.run_path("/opt/examples/pytorch/export_onnx.py", run_name="__main__")
-"""
-    result = host.run("python -c %s $(mktemp -d)", code)
-    assert result.rc == 1, result.stderr[-3000:]
-    assert "model.onnx, batch of 7: DIFFERS" in result.stdout
-    assert "model.pt2, batch of 7: agrees" in result.stdout
+def test_the_exporter_detects_different_results(starts: dict[str, tuple[int, str]]) -> None:
+    """Its comparison can fail: the results of onnxruntime are shifted."""
+    text = starts["exported"][1].partition("status 0\n")[2]
+    assert text.endswith("status 1\n")
+    assert "other/model.onnx, batch of 7: DIFFERS" in text
+    assert "other/model.pt2, batch of 7: agrees" in text
 
 
 # ---- dist-check
@@ -288,7 +352,7 @@ def test_a_cpp_extension_is_compiled(python: Callable[[str], Any]) -> None:
 import json, torch
 from torch.utils import cpp_extension
 source = "torch::Tensor twice(torch::Tensor x) { return x * 2; }"
-own = cpp_extension.load_inline(name="own", cpp_sources=[source], functions=["twice"])
+own = cpp_extension.load_inline(name="own", cpp_sources=[source], functions=["twice"], extra_cflags=["-O0"])
 print(json.dumps(own.twice(torch.ones(2)).tolist()))
 """
     assert python(code) == [2.0, 2.0]
