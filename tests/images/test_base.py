@@ -348,7 +348,11 @@ def test_only_variants_have_tools_and_services(host: Host, subject: Any) -> None
     assert present == []
 
 
-USERS = ["1000:0", "1234:0", "123456:0", "1234:1234"]
+def thorough(*values: str) -> Any:
+    return pytest.param(*values, marks=pytest.mark.thorough)
+
+
+USERS = ["1234:0", thorough("1000:0"), thorough("123456:0"), thorough("1234:1234")]
 
 
 @pytest.mark.parametrize("user", USERS)
@@ -370,7 +374,9 @@ def test_shells_have_the_home_of_the_launcher(shell: Callable[..., Any], new_vol
     assert container.run(["bash", "-lc", "echo $HOME $USER $LOGNAME"], user="root") == "/root root root"
 
 
-@pytest.mark.parametrize(("user", "umask"), [("4242:0", "0002"), ("4242:4242", "0022"), ("root", "0022")])
+@pytest.mark.parametrize(
+    ("user", "umask"), [("4242:0", "0002"), thorough("4242:4242", "0022"), thorough("root", "0022")]
+)
 def test_users_of_group_0_can_share_files(
     once: Callable[..., Any], shell: Callable[..., Any], user: str, umask: str
 ) -> None:
@@ -379,6 +385,7 @@ def test_users_of_group_0_can_share_files(
     assert shell(user=user).run(["bash", "-lc", "umask"]) == umask
 
 
+@pytest.mark.thorough
 def test_another_user_of_group_0_cannot_write_the_name_of_the_user(shell: Callable[..., Any], subject: Any) -> None:
     """It has the home and the shell of SSH sessions."""
     container = shell(user="4242:0")
@@ -716,6 +723,7 @@ def test_a_container_is_unhealthy_until_its_hooks_have_run(
 # ---- the groups of the user
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("user", "gid", "group_0"),
     [
@@ -752,6 +760,7 @@ def test_tini_is_silent_below_another_process_1(once: Callable[..., Any], option
     assert once(["true"], environment={"START_QUIET": "1"}, **options) == (0, "", "")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{"init": True}, {"pid_mode": "host"}], ids=str)
 def test_orphans_become_children_of_tini(once: Callable[..., Any], options: dict[str, Any]) -> None:
     orphan = "sleep 0.5; cat /proc/$(cut -d ' ' -f 4 /proc/$$/stat)/comm"

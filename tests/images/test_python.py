@@ -253,11 +253,13 @@ def test_an_environment_with_the_image(session: Session) -> None:
     session.python(f"import {session.module}", python)
 
 
+@pytest.mark.thorough
 def test_pip_install_user(session: Session) -> None:
     session.run(f"{PIP} --user harmless")
     assert session.run("harmless-version") == "2.0.1"
 
 
+@pytest.mark.thorough
 def test_a_user_outside_group_0_installs_into_the_home(shell: Callable[..., Any], subject: Any) -> None:
     session = Session(shell(user="1234:1234"), subject)
     session.run(f"{PIP} harmless")
@@ -272,6 +274,7 @@ def test_a_user_outside_group_0_installs_into_the_home(shell: Callable[..., Any]
     assert "sys.path precedence" in session.fails(f"{PIP} nvidia-ml-py==999.0")
 
 
+@pytest.mark.thorough
 def test_pip_works_with_a_read_only_root(shell: Callable[..., Any], subject: Any) -> None:
     session = Session(
         shell(read_only=True, tmpfs={"/tmp": "exec", "/run": "", "/home/user": "exec,mode=1777"}), subject
@@ -280,6 +283,7 @@ def test_pip_works_with_a_read_only_root(shell: Callable[..., Any], subject: Any
     assert session.python("import harmless; print(harmless.__file__)").startswith("/home/user/.local/")
 
 
+@pytest.mark.thorough
 def test_files_below_lib_can_be_installed(session: Session) -> None:
     """Like those in the wheels of oneAPI."""
     session.run("mkdir /opt/venv/lib/cmake && touch /opt/venv/lib/libown.so /opt/venv/lib/python/x")
