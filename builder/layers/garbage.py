@@ -1,4 +1,4 @@
-"""Finds and frees the garbage of a store: files that no image uses.
+"""Finds and frees the garbage of a store, files that no image uses, and makes room for layers.
 
 Frees nothing while a named image is incomplete: without its manifest, its other blobs look like garbage.
 """
@@ -6,15 +6,18 @@ Frees nothing while a named image is incomplete: without its manifest, its other
 from __future__ import annotations
 
 import fcntl
+import shutil
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from builder.common.errors import DamagedError
+from builder.common.errors import FREE_STORE, DamagedError, DiskError
 from builder.common.files import TEMPORARY_SUFFIX
-from builder.layers import store, stored_images
+from builder.common.text import size
+from builder.layers import store, stored_images, stored_layers
 from builder.layers.store import PACKAGES, Store
+from builder.plan.plan import PlannedImage
 
 MOST_DAMAGED = 5  # damaged images that an error names
 
@@ -124,3 +127,29 @@ def remove_garbage(stored: Store, *, without: Collection[str] = (), wait: bool =
         for path in (*garbage.leftovers, *garbage.blobs):
             path.unlink(missing_ok=True)
     return garbage
+
+
+def missing_bytes(stored: Store, images: Iterable[PlannedImage]) -> int:
+    """The bytes of the wheels and Debian packages of the layers that the store lacks, of which it may have some."""
+    layers = {layer.inputs: layer.bytes for image in images for layer in image.layers if layer.bytes}
+    return sum(count for inputs, count in layers.items() if not stored_layers.stored_layer(stored, inputs))
+
+
+def make_room(stored: Store, images: Iterable[PlannedImage], *, wait: bool = False) -> None:
+    """Removes garbage if the store would exceed its limit. Raises DiskError if that or the disk has too little room."""
+    planned = list(images)
+    missing = missing_bytes(stored, planned)
+    if missing and stored.limit and stored.size() + missing > stored.limit:
+        remove_garbage(stored, wait=wait)
+        missing = missing_bytes(stored, planned)  # layers of an interrupted build may have been garbage
+        if stored.size() + missing > stored.limit:
+            has = f"it has {size(stored.size())}, and its limit is {size(stored.limit)}"
+            raise DiskError(f"{size(missing)} must be written to the store {stored.root}: {has}", hint=FREE_STORE)
+    require_free(stored, missing)
+
+
+def require_free(stored: Store, count: int) -> None:
+    """Raises DiskError if the disk of the store has fewer bytes free."""
+    if count > (free := shutil.disk_usage(stored.root).free):
+        has = f"its disk has {size(free)} free"
+        raise DiskError(f"{size(count)} must be written to the store {stored.root}: {has}", hint=FREE_STORE)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from builder.build import disk
 from builder.build.context import LoadedImage
 from builder.build.image_tests import Tester, check_docker_client, why_not_run
 from builder.build.outcomes import Outcome, for_each_image
@@ -24,7 +23,7 @@ from builder.evidence import reports, results
 from builder.evidence.results import Requirement
 from builder.evidence.signing import Signer, Trust
 from builder.evidence.suite import Suite
-from builder.layers import stored_layers
+from builder.layers import garbage, stored_layers
 from builder.layers.known_layers import KnownLayers
 from builder.plan import render
 from builder.plan.plan import Plan, PlannedImage
@@ -102,7 +101,7 @@ def complete_tests(
 
         # Its blobs go to the store, which may have some of them, and from there to the engine.
         blobs = [stored.config, *(layer.descriptor for layer in stored.layers)]
-        disk.require_free(store, sum(blob.size for blob in blobs if not store.has(blob.digest, blob.size)))
+        garbage.require_free(store, sum(blob.size for blob in blobs if not store.has(blob.digest, blob.size)))
         transfer.fetch_blobs(repository, store, blobs, Meter(view, image.id, "downloaded", 0).add)
         store.put(stored.manifest.content, stored.manifest.media_type)
         if reported.failure:
