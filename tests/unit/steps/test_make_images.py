@@ -34,7 +34,7 @@ from builder.lock.lockfile import GROUP_LOCKS
 from builder.matrix.project import Project
 from builder.plan import plan, render
 from builder.plan.plan import Plan
-from builder.steps import images
+from builder.steps import images, lock
 from builder.steps.images import DOCKERFILE, LOCKS_CHANGED, ImageOptions, make_images
 from builder.steps.refresh import refresh
 from builder.steps.render import render_images
@@ -111,6 +111,7 @@ def builds(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> Builds:
     monkeypatch.setattr(Archives, "locate", locate)
     monkeypatch.setattr(git, "commit", lambda *_: "")
     monkeypatch.setattr(images, "build_test_tag", builds.build)
+    monkeypatch.setattr(lock, "_record_release_days", lambda *_: [])  # without an index
     return builds
 
 
