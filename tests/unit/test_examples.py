@@ -133,7 +133,8 @@ def test_names_that_objects_refer_to_exist(path: Path) -> None:
     volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
     assert {mount["name"] for mount in container(path)["volumeMounts"]} == volumes.keys()
     claim = of_kind(path, "PersistentVolumeClaim")["metadata"]["name"]
-    assert volumes["workspace"]["persistentVolumeClaim"]["claimName"] == claim
+    claims = [volume["persistentVolumeClaim"] for volume in volumes.values() if "persistentVolumeClaim" in volume]
+    assert [each["claimName"] for each in claims] == [claim]
     # Kubernetes adds this label to the pods of a job.
     labels = {"batch.kubernetes.io/job-name": workload["metadata"]["name"]} if workload["kind"] == "Job" else {}
     labels |= template.get("metadata", {}).get("labels", {})
@@ -264,6 +265,140 @@ def test_each_profile_of_the_hub_has_a_gpu_or_does_not_require_one() -> None:
         # The image's `all` would give it every GPU of a node whose default runtime is NVIDIA's. With a GPU, the device
         # plugin sets the variable, and the pod's own would replace that.
         assert environment.get("NVIDIA_VISIBLE_DEVICES") == (None if has_gpu else "void"), profile["display_name"]
+
+
+# ---- custom resources
+
+METADATA = {"name": "string", "labels": "object", "annotations": "object"}
+JOB = {"completions": "integer", "parallelism": "integer", "backoffLimit": "integer", "template": {"spec": "object"}}
+JOBS = [{"name": "string", "template": {"metadata": METADATA, "spec": JOB}}]
+RAY = {"rayStartParams": "object", "template": {"spec": "object"}}
+COUNTS = {"groupName": "string", "replicas": "integer", "minReplicas": "integer", "maxReplicas": "integer"}
+# Kind -> apiVersion, and the fields of `spec` that the examples use, with their types. From the definitions of KServe
+# 0.20, Kubeflow Trainer 2.3, JobSet 0.12 and KubeRay 1.7. Kubernetes' own schemas check the pods.
+CUSTOM_RESOURCES: dict[str, tuple[str, Any]] = {
+    "InferenceService": ("serving.kserve.io/v1beta1", {"predictor": "object"}),
+    "TrainingRuntime": (
+        "trainer.kubeflow.org/v1alpha1",
+        {
+            "mlPolicy": {"numNodes": "integer", "torch": "object"},
+            "template": {"spec": {"failurePolicy": {"maxRestarts": "integer"}, "replicatedJobs": JOBS}},
+        },
+    ),
+    "TrainJob": (
+        "trainer.kubeflow.org/v1alpha1",
+        {
+            "runtimeRef": {"apiGroup": "string", "kind": "string", "name": "string"},
+            "trainer": {
+                "image": "string", "args": ["string"], "env": ["object"], "numNodes": "integer",
+                "resourcesPerNode": {"limits": "object", "requests": "object"},
+            },
+        },
+    ),
+    "JobSet": (
+        "jobset.x-k8s.io/v1alpha2",
+        {
+            "failurePolicy": {"maxRestarts": "integer"},
+            "network": {"enableDNSHostnames": "boolean", "publishNotReadyAddresses": "boolean"},
+            "replicatedJobs": JOBS,
+        },
+    ),
+    "RayJob": (
+        "ray.io/v1",
+        {
+            "entrypoint": "string", "submissionMode": "string", "shutdownAfterJobFinishes": "boolean",
+            "rayClusterSpec": {
+                "rayVersion": "string", "headGroupSpec": RAY, "workerGroupSpecs": [{**COUNTS, **RAY}],
+            },
+        },
+    ),
+}  # fmt: skip
+CUSTOM = [
+    EXAMPLES / name for name in ("jobset.yaml", "kserve-vllm.yaml", "kubeflow-trainjob.yaml", "kuberay-rayjob.yaml")
+]
+
+
+def strict(fields: Any) -> dict[str, Any]:
+    """The JSON schema that allows these fields and no others."""
+    if isinstance(fields, dict):
+        properties = {name: strict(value) for name, value in fields.items()}
+        return {"type": "object", "additionalProperties": False, "properties": properties}
+    return {"type": "array", "items": strict(fields[0])} if isinstance(fields, list) else {"type": fields}
+
+
+def pods(value: Any) -> list[dict[str, Any]]:
+    """The specifications of pods in an object: whatever has containers."""
+    if isinstance(value, dict) and "containers" in value:
+        return [value]
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [found for each in values for found in pods(each)]
+
+
+@pytest.mark.parametrize("path", CUSTOM, ids=lambda path: path.name)
+def test_custom_resources_are_valid(path: Path) -> None:
+    for document in documents(path):
+        version, fields = CUSTOM_RESOURCES[document["kind"]]
+        top = {"apiVersion": "string", "kind": "string", "metadata": METADATA, "spec": fields}
+        jsonschema.validate(document, strict(top))
+        assert document["apiVersion"] == version
+        specs = pods(document)
+        if document["kind"] == "TrainJob":  # Kubeflow puts these fields into the container `node` of the runtime
+            trainer = document["spec"]["trainer"]
+            node = {name: trainer[name] for name in ("image", "args", "env")}
+            specs = [{"containers": [{**node, "name": "node", "resources": trainer["resourcesPerNode"]}]}]
+        for spec in specs:
+            core = {
+                name: value for name, value in spec.items() if name not in ("minReplicas", "maxReplicas")
+            }  # KServe's
+            pod_object = {"apiVersion": "v1", "kind": "Pod", "metadata": {}, "spec": core}
+            kubernetes_validate.validate(pod_object, "1.35", strict=True)
+
+
+@pytest.mark.parametrize("path", [*CUSTOM, EXAMPLES / "dra-job.yaml"], ids=lambda path: path.name)
+def test_pods_of_custom_resources_are_not_root(path: Path) -> None:
+    found = [spec for document in documents(path) for spec in pods(document)]
+    assert found
+    for spec in found:
+        context = {"runAsNonRoot": True, "runAsUser": 1000, "runAsGroup": 0, "fsGroup": 0}
+        assert spec["securityContext"] == {**context, "seccompProfile": {"type": "RuntimeDefault"}}
+        assert (spec["automountServiceAccountToken"], spec["enableServiceLinks"]) == (False, False)
+        [only] = spec["containers"]
+        assert only["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        assert "command" not in only, "the launcher would not run"
+        volumes = {volume["name"] for volume in spec["volumes"]}
+        assert {mount["name"] for mount in only["volumeMounts"]} == volumes
+
+
+def test_the_nodes_of_a_jobset_find_the_first_one() -> None:
+    [jobset] = documents(EXAMPLES / "jobset.yaml")
+    [job] = jobset["spec"]["replicatedJobs"]
+    nodes = job["template"]["spec"]["completions"]
+    assert job["template"]["spec"]["parallelism"] == nodes
+    [spec] = pods(jobset)
+    name = jobset["metadata"]["name"]
+    options = [f"--nnodes={nodes}", f"--rdzv-endpoint={name}-{job['name']}-0-0.{name}:29500"]
+    assert set(options) <= set(spec["containers"][0]["args"])
+
+
+def test_the_device_is_that_of_the_claim() -> None:
+    path = EXAMPLES / "dra-job.yaml"
+    for document in documents(path):
+        kubernetes_validate.validate(document, "1.35", strict=True)
+    [spec] = pods(of_kind(path, "Job"))
+    [claim] = spec["resourceClaims"]
+    assert claim["resourceClaimTemplateName"] == of_kind(path, "ResourceClaimTemplate")["metadata"]["name"]
+    assert spec["containers"][0]["resources"]["claims"] == [{"name": claim["name"]}]
+
+
+@pytest.mark.parametrize("name", ["kubernetes-vllm.yaml", "kserve-vllm.yaml"])
+def test_the_key_of_vllm_is_in_a_secret_that_is_not_in_the_file(name: str) -> None:
+    """Without it the pod does not start: a random key would be in the log."""
+    [spec] = [found for document in documents(EXAMPLES / name) for found in pods(document)]
+    [key] = [variable for variable in spec["containers"][0]["env"] if variable["name"] == "VLLM_API_KEY"]
+    secret = key["valueFrom"]["secretKeyRef"]
+    text = (EXAMPLES / name).read_text(encoding="utf-8")
+    assert f"create secret generic {secret['name']} --from-literal={secret['key']}=" in text
+    assert spec["containers"][0]["readinessProbe"]["httpGet"]["path"] == "/health"
 
 
 # ---- builder add
