@@ -10,7 +10,6 @@ import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from email.utils import getaddresses
 from typing import Any
 
 from cyclonedx.contrib.license.factories import LicenseFactory
@@ -21,7 +20,6 @@ from cyclonedx.model.contact import OrganizationalEntity
 from cyclonedx.model.tool import ToolRepository
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
-from packaging.metadata import parse_email
 
 from builder import __version__
 from builder.debian.control_files import NO_SOURCE, InstalledPackage, SourcePackage
@@ -38,17 +36,12 @@ BUILD_TYPE, ADD_TYPE = "urn:gpu-images:assemble:1", "urn:gpu-images:add:1"
 BUILDER = "urn:gpu-images:builder"
 # The qualifier of a purl that names the source package, as syft writes it and grype reads it: NAME or NAME@VERSION.
 _UPSTREAM = "upstream"
-LONGEST_LICENSE = 100  # characters
-UNKNOWN = "UNKNOWN"  # what older tools write for an empty field
 SOURCE_NAMES = ("aquasecurity:trivy:SrcName", "aquasecurity:trivy:SrcVersion")  # properties, for trivy
 
 
-def sbom(planned: PlannedImage, name: str, image: Image, metadata: Mapping[str, bytes] = {}) -> bytes:
-    """The wheels and Debian packages of an image, each with its SHA-256. `name` is the name of its repository.
-
-    `metadata` has METADATA files by the SHA-256 of the wheel: a wheel's licence and supplier come from its METADATA.
-    """
-    debian, wheels = _debian_packages(planned.os_lock), _wheels(planned.wheels, metadata)
+def sbom(planned: PlannedImage, name: str, image: Image) -> bytes:
+    """The wheels and Debian packages of an image, each with its SHA-256. `name` is the name of its repository."""
+    debian, wheels = _debian_packages(planned.os_lock), _wheels(planned.wheels)
     release = _release_number(planned.os_lock.versions)
     return _sbom(name, image, planned.id, [*_debian(release), *_archives(planned), *wheels, *debian])
 
@@ -116,19 +109,13 @@ def _archives(planned: PlannedImage) -> Iterator[Component]:
         yield _component(purl, planned.locked_python.sha256)
 
 
-def _wheels(wheels: Iterable[LockedWheel], metadata: Mapping[str, bytes] = {}) -> Iterator[Component]:
+def _wheels(wheels: Iterable[LockedWheel]) -> Iterator[Component]:
     for sha256, wheel in {wheel.sha256: wheel for wheel in wheels}.items():
         component = _component(PackageURL("pypi", None, wheel.name, wheel.version), sha256)
-        fields, _ = parse_email(metadata.get(sha256, b""))
-        classifiers = [text for text in fields.get("classifiers", ()) if text.startswith("License :: ")]
-        licenses = fields.get("license_expression"), fields.get("license"), *(text[11:] for text in classifiers)
-        # Some packages have the whole text of their licence in the field `License`.
-        if text := next((text for text in licenses if text and len(text) < LONGEST_LICENSE and text != UNKNOWN), ""):
-            component.licenses.add(LicenseFactory().make_from_string(text))
-        people = getaddresses([fields.get("author_email", ""), fields.get("maintainer_email", "")])
-        names = fields.get("author"), fields.get("maintainer"), *(name for name, _ in people)
-        if supplier := next((name for name in names if name and name != UNKNOWN), ""):
-            component.supplier = OrganizationalEntity(name=supplier)
+        if wheel.license:
+            component.licenses.add(LicenseFactory().make_from_string(wheel.license))
+        if wheel.supplier:
+            component.supplier = OrganizationalEntity(name=wheel.supplier)
         yield component
 
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass
 from datetime import date
+from email.utils import getaddresses
 from functools import cache
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, TypeGuard
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
 
 LARGEST = 4 << 20  # bytes of a METADATA file; real files have less than 0.1 MB
+LONGEST_LINE = 100  # characters of a licence or supplier
+UNKNOWN = "UNKNOWN"  # what older tools write for an empty field
 LONGEST_REQUIREMENT = 2000  # characters of a Requires-Dist; real requirements have less than 300
 UPLOAD_AGAIN = "Upload the wheel to the index again, or pin another version in matrix.yaml."
 
@@ -74,11 +77,16 @@ class ListedPackage:
 
 @dataclass(frozen=True, kw_only=True)
 class Metadata:
-    """Metadata of a wheel: `requires` is Requires-Dist."""
+    """Metadata of a wheel: `requires` is Requires-Dist.
+
+    `license` and `supplier` are empty if it names none in one short line.
+    """
 
     name: str
     version: str
     requires: tuple[str, ...] = ()
+    license: str = ""
+    supplier: str = ""
 
     def requirements(self, cell: Cell, extras: Iterable[str]) -> list[Requirement]:
         """The requirements that apply on Linux to the cell's Python and architecture with these extras."""
@@ -190,7 +198,21 @@ def parse_metadata(file: str, text: bytes) -> Metadata:
         raise FetchError(
             f"{file}: invalid METADATA", hint="Do not use this index until the reason is known."
         ) from error
-    return Metadata(name=name, version=version, requires=tuple(fields.get("requires_dist", ())))
+    classifiers = (text[11:] for text in fields.get("classifiers", ()) if text.startswith("License :: "))
+    people = getaddresses([fields.get("author_email", ""), fields.get("maintainer_email", "")])
+    return Metadata(
+        name=name,
+        version=version,
+        requires=tuple(fields.get("requires_dist", ())),
+        license=_first_line([fields.get("license_expression"), fields.get("license"), *classifiers]),
+        supplier=_first_line([fields.get("author"), fields.get("maintainer"), *(name for name, _ in people)]),
+    )
+
+
+def _first_line(texts: Iterable[str | None]) -> str:
+    """The first text in one short line: some packages have the whole text of their licence in `License`."""
+    lines = (text for text in texts if text and len(text) < LONGEST_LINE and text.isprintable() and text != UNKNOWN)
+    return next(lines, "")
 
 
 def applies(requirement: Requirement, python: str, arch: Arch, extra: str = "") -> bool:

@@ -23,13 +23,17 @@ def arch_of(machine: str) -> str:
 
 
 _Word = Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9_.+!-]{0,99}", "letters, digits and _.+!-")]
+_Line = Annotated[str, Field(max_length=100)]
 Sha256 = Annotated[str, matches(SHA256_HEX, "64 hex digits")]  # in hex
 STRICT = ConfigDict(extra="forbid", strict=True)
 
 
 @model(frozen=True, kw_only=True, config=STRICT)
 class LockedWheel:
-    """A wheel in a lock; `size` in bytes; `index` is the name of its index in matrix.yaml, empty for the default."""
+    """A wheel in a lock; `size` in bytes; `index` is the name of its index in matrix.yaml, empty for the default.
+
+    `license` and `supplier` are those of its METADATA, empty if it names none or if an older builder locked it.
+    """
 
     name: _Word
     version: _Word
@@ -37,6 +41,8 @@ class LockedWheel:
     size: Annotated[int, Field(ge=0)]
     sha256: Sha256
     index: IndexName | Literal[""] = ""
+    license: _Line = ""
+    supplier: _Line = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,11 @@ from packaging.utils import canonicalize_name
 
 from builder.common.console import View
 from builder.common.errors import FetchError, LockError, UnreachableError
+from builder.common.tasks import thread_pool
 from builder.common.text import counted
 from builder.index.host import Host
-from builder.index.releases import parse_metadata
+from builder.index.releases import Metadata, parse_metadata
+from builder.index.session import POOL
 from builder.index.wheels import LockedWheel
 from builder.lock import checks, lockfile, uv
 from builder.lock.lockfile import Basis, Lock, LockedComponent
@@ -30,14 +32,14 @@ from builder.matrix.schema import Matrix
 class Resolver:
     """Resolves groups of cells with `uv`. `matrix` replaces that of the project.
 
-    `sizes` are known sizes of wheels, by SHA-256, so that each is requested once.
+    `known` are locked wheels by SHA-256, so that their sizes and METADATA are requested once.
     """
 
     def __init__(self, project: Project, host: Host, view: View, matrix: Matrix | None = None) -> None:
         self.matrix = matrix or project.matrix
         self.view = view
         self.uv = Uv(host, project.scratch)
-        self.sizes: dict[str, int] = {}
+        self.known: dict[str, LockedWheel] = {}
         self._toolkits: dict[tuple[str, str, str, frozenset[tuple[str, str]]], Mapping[str, str]] = {}
 
     def lock(self, group: Sequence[Cell], present: Lock | None, prefer: Mapping[str, str]) -> Lock:
@@ -85,7 +87,7 @@ class Resolver:
                 closure = self.closure(cell, needs[component], versions)
                 parts[component] = LockedComponent(requirements=needs[component], wheels=sorted(closure))
                 added |= {name: wheel for name, wheel in closure.items() if name not in wheels}
-            wheels |= self._with_sizes(cell, added)
+            wheels |= self._completed(cell, added)
             if cell.framework in new:
                 held = self._held(cell, wheels)
         _check(self.matrix, cell, {component: part.wheels for component, part in parts.items()}, wheels, held)
@@ -135,16 +137,13 @@ class Resolver:
         `nvidia-cublas==13.1.0.3.*`.
         """
         framework = self.matrix.frameworks[cell.framework]
-        catalogue = self.uv.catalogue.with_indexes(cells.indexes_of_packages(self.matrix, cell))
         texts = [framework.package_for(cell.cuda), *framework.versions[cell.line].packages]
         exact = [Requirement(text) for text in texts]
         for item in exact:  # grows
             name = canonicalize_name(item.name)
             if name not in wheels:  # its marker does not apply
                 continue
-            file = {file.filename: file for file in catalogue.files(name)}[wheels[name].file]
-            metadata = parse_metadata(file.filename, catalogue.metadata_text(name, file))
-            for requirement in metadata.requirements(cell, item.extras):
+            for requirement in self._metadata(cell, wheels[name]).requirements(cell, item.extras):
                 wheel = wheels.get(canonicalize_name(requirement.name))
                 if wheel and _is_exact(requirement, wheel.version) and requirement not in exact:
                     exact.append(requirement)
@@ -160,16 +159,27 @@ class Resolver:
         """The output of uv, see `Uv.compile`."""
         return self.uv.compile(Target.of(self.matrix, cell), packages, constraints, preferred)
 
-    def _with_sizes(self, cell: Cell, listed: ListedWheels) -> dict[str, LockedWheel]:
-        """Wheels by name. The sizes that the index does not list, and that are not known yet, are requested."""
-        sizes = self.sizes
-        for wheel, _ in listed.values():
-            if wheel.size:
-                sizes.setdefault(wheel.sha256, wheel.size)
-        if unknown := {wheel.sha256: (wheel, url) for wheel, url in listed.values() if wheel.sha256 not in sizes}:
-            self.view.say(f"{cell.group}: getting the size of {counted(len(unknown), 'wheel')}")
-            sizes |= self.uv.sizes(Target.of(self.matrix, cell), unknown)
-        return {name: replace(wheel, size=sizes[wheel.sha256]) for name, (wheel, _) in listed.items()}
+    def _completed(self, cell: Cell, listed: ListedWheels) -> dict[str, LockedWheel]:
+        """Wheels by name, with sizes, licences and suppliers: requested unless they are known."""
+        new = {wheel.sha256: (wheel, url) for wheel, url in listed.values() if wheel.sha256 not in self.known}
+        if unsized := {sha256: item for sha256, item in new.items() if not item[0].size}:
+            self.view.say(f"{cell.group}: getting the size of {counted(len(unsized), 'wheel')}")
+        sizes = self.uv.sizes(Target.of(self.matrix, cell), unsized) if unsized else {}
+
+        def complete(wheel: LockedWheel) -> LockedWheel:
+            metadata = self._metadata(cell, wheel)
+            size = wheel.size or sizes[wheel.sha256]
+            return replace(wheel, size=size, license=metadata.license, supplier=metadata.supplier)
+
+        with thread_pool(POOL, "metadata") as pool:
+            self.known |= {wheel.sha256: wheel for wheel in pool.map(complete, [wheel for wheel, _ in new.values()])}
+        return {name: replace(self.known[wheel.sha256], index=wheel.index) for name, (wheel, _) in listed.items()}
+
+    def _metadata(self, cell: Cell, wheel: LockedWheel) -> Metadata:
+        """The METADATA of a wheel. Raises FetchError."""
+        catalogue = self.uv.catalogue.with_indexes(cells.indexes_of_packages(self.matrix, cell))
+        file = {file.filename: file for file in catalogue.files(wheel.name)}[wheel.file]
+        return parse_metadata(file.filename, catalogue.metadata_text(wheel.name, file))
 
     def reason(self, cell: Cell) -> str:
         """The reason that a cell, in the matrix or not, does not resolve to wheels, or an empty string.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -19,12 +18,8 @@ from builder.layers.known_layers import KnownLayers
 from builder.matrix import support
 from builder.matrix.schema import ARM64
 from builder.plan.plan import PlannedImage
-from builder.registry.client import Repository
-from builder.registry.failures import RejectedError
 from builder.registry.parallel import CHECKS, look_up
 from builder.release import expected, publish, scan, staging
-from builder.release.image_sources import RegistrySource
-from builder.release.parent import read_parent
 from builder.release.publish import Candidate
 from builder.release.scan import Scanner
 from builder.release.staging import StagedImage, StagedRelease, StagingArea
@@ -63,7 +58,6 @@ class ReleaseChecks:
         self._run, self._area, self._staged, self._planned, self._options = run, area, staged, planned, options
         project = run.project
         self._known, self._suite = KnownLayers(project.root), Suite.of(*project.folders)
-        self._metadata: dict[str, bytes] = {}
         self._scanner = Scanner(project, project.matrix.scan) if project.matrix.scan else None
 
     def check_images(self) -> list[Candidate]:
@@ -100,8 +94,8 @@ class ReleaseChecks:
             image = self._with_results(entry)
             self._require_tests(image)
             # A scan in the registry is no evidence: anyone who can write there may have attached it.
-            name, metadata = image.references[0].name, self._read_metadata(image, self._area.open(entry.repository))
-            image = replace(image, sbom=sbom_and_provenance.sbom(image.planned, name, image.stored, metadata))
+            name = image.references[0].name
+            image = replace(image, sbom=sbom_and_provenance.sbom(image.planned, name, image.stored))
             if self._scanner:
                 view.begin(entry.cell, "scanning")
                 image = replace(image, scan=self._scanner.scan_sbom(entry.cell, image.digest, image.sbom))
@@ -133,17 +127,6 @@ class ReleaseChecks:
             state=project.state, allow_unsigned="unsigned" in options.allowed,
         )  # fmt: skip
         return Candidate.of(project, planned, stored, coverage, options.registry)
-
-    def _read_metadata(self, image: Candidate, repository: Repository) -> Mapping[str, bytes]:
-        """The METADATA files of wheels of this image and of images read before, by SHA-256 of the wheel."""
-        # Without range requests, the SBOM has no licences.
-        with suppress(VerifyError, RejectedError):
-            parent = read_parent(RegistrySource(manifest=image.stored.manifest.content, repository=repository))
-            missing = [name for name, wheel in parent.packages.items() if wheel.sha256 not in self._metadata]
-            self._metadata |= {
-                kept.wheel.sha256: kept.metadata for _, kept in look_up(parent.kept.__getitem__, missing)
-            }
-        return self._metadata
 
     def _require_tests(self, image: Candidate) -> None:
         """Raises ImageTestError unless the image has passed the tests that a release needs."""

@@ -208,7 +208,8 @@ def _lock_wheels(
         or lockfile.stale_reason(project.matrix, present[group], project.groups[group], project.groups[group])
     ]
     locks = [lock for group, lock in present.items() if lock and group not in stale]
-    resolver.sizes.update({wheel.sha256: wheel.size for lock in present.values() if lock for wheel in lock.wheels})
+    wheels = (wheel for lock in present.values() if lock for wheel in lock.wheels)
+    resolver.known.update({wheel.sha256: wheel for wheel in wheels if wheel.license or wheel.supplier})
     new: list[Lock] = []
     failures: dict[str, BuilderError] = {}
     for group in stale:

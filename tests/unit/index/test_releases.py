@@ -135,6 +135,20 @@ def test_metadata_out_of_a_wheel_that_is_not_downloaded(lay: Laid) -> None:
     assert all(sent.headers["Authorization"].startswith("Basic ") for sent in fetched)
 
 
+@pytest.mark.parametrize(
+    ("fields", "license_", "supplier"),
+    [
+        ("License-Expression: MIT OR Apache-2.0\nAuthor: A. Person", "MIT OR Apache-2.0", "A. Person"),
+        ("License: BSD-3-Clause\nAuthor-email: The team <team@example.test>", "BSD-3-Clause", "The team"),
+        ("License: UNKNOWN\nMaintainer: M\nAuthor: UNKNOWN\nClassifier: License :: OSI", "OSI", "M"),
+        (f"License: {'All rights. ' * 99}\nAuthor: \x1b[2J", "", ""),
+    ],
+)
+def test_licence_and_supplier(fields: str, license_: str, supplier: str) -> None:
+    metadata = releases.parse_metadata(LINUX, f"Metadata-Version: 2.4\nName: x\nVersion: 1\n{fields}\n".encode())
+    assert (metadata.license, metadata.supplier) == (license_, supplier)
+
+
 def test_metadata_as_a_file_of_its_own(lay: Laid) -> None:
     index, wire = lay(page(LINUX, attributes='data-core-metadata="true"'), lambda _: Reply(body=METADATA))
     assert read(index) == READ

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -23,6 +23,7 @@ from builder.index.host import Host
 from builder.index.local_index import LocalIndex
 from builder.index.releases import Index
 from builder.index.settings import IndexSettings
+from builder.index.wheels import LockedWheel
 from builder.lock import lockfile
 from builder.lock import uv as uv_program
 from builder.lock.lockfile import GROUP_LOCKS, Lock
@@ -252,7 +253,7 @@ class Listing(Index):
         return [SimpleNamespace(filename=path.name, url=path.as_uri()) for path in self._uv.wheels.glob("*.whl")]
 
     def metadata_text(self, name: str, file: Any, *, whole: bool = False) -> bytes:
-        lines = [f"Name: {name}", f"Version: {file.filename.split('-')[1]}"]
+        lines = [f"Name: {name}", f"Version: {file.filename.split('-')[1]}", "License: MIT", "Author: The team"]
         for needed, requirements in {**NEEDS, **self._uv.needs}.items():
             needer = Requirement(needed)
             marker = "".join(f'; extra == "{extra}"' for extra in needer.extras)
@@ -315,12 +316,12 @@ class Uv:
         return [message for message in self.messages if "fit the locked wheels" in message]
 
     def resolver(
-        self, project: Project, index: IndexSettings | None = None, *, sizes: Mapping[str, int] | None = None
+        self, project: Project, index: IndexSettings | None = None, *, known: Iterable[LockedWheel] = ()
     ) -> Resolver:
         host = Host(index=index or IndexSettings())
         resolver = Resolver(project, host, View(self.console))
         resolver.uv.run, resolver.uv.catalogue = self, Listing(self)
-        resolver.sizes.update(sizes or {})
+        resolver.known.update({wheel.sha256: wheel for wheel in known})
         return resolver
 
     def resolve(
@@ -517,7 +518,7 @@ def test_a_runtime_that_only_a_variant_requires_does_not_make_a_framework_one_fo
         uv.resolve(project, NO_TOOLKIT)
 
 
-def test_the_size_of_a_wheel_is_requested_once(tiny: Project, uv: Uv) -> None:
+def test_size_and_licence_of_a_wheel_are_requested_once(tiny: Project, uv: Uv) -> None:
     resolver = uv.resolver(tiny)
     first = resolver.lock(tiny.groups["em-1.10-cu129-py311"], None, {})
     second = resolver.lock(tiny.groups[NO_TOOLKIT], None, {})
@@ -525,9 +526,10 @@ def test_the_size_of_a_wheel_is_requested_once(tiny: Project, uv: Uv) -> None:
         f"em-1.10-cu129-py311: getting the size of {len(first.wheels)} wheels",
         f"{NO_TOOLKIT}: getting the size of 1 wheel",
     ]
-    resolver = uv.resolver(tiny, sizes={wheel.sha256: 77 for wheel in second.wheels})
+    assert {(wheel.license, wheel.supplier) for wheel in second.wheels} == {("MIT", "The team")}
+    resolver = uv.resolver(tiny, known=[replace(wheel, size=77, license="BSD") for wheel in second.wheels])
     again = resolver.lock(tiny.groups[NO_TOOLKIT], None, {})
-    assert {wheel.size for wheel in again.wheels} == {77}
+    assert {(wheel.size, wheel.license) for wheel in again.wheels} == {(77, "BSD")}
 
 
 def test_a_size_that_the_index_lists_is_not_requested(tiny: Project, uv: Uv) -> None:

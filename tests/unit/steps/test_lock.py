@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from builder.build.outcomes import Report
 from builder.common.errors import FileError, IncompleteError, LockError, StaleError, UsageError
 from builder.debian import os_lock
+from builder.index.wheels import LockedWheel
 from builder.lock import checks, lockfile
 from builder.lock.lockfile import GROUP_LOCKS, Lock, LockedComponent
 from builder.lock.python_builds import PythonBuilds
@@ -64,15 +65,15 @@ class FakeResolver:
     """Stands in for `Resolver.lock` and for uv's list: makes a lock for each group that is not `broken`.
 
     Versions of the present lock are taken first, then preferred ones, else `newest`. `present` and `preferred` are what
-    each group of the latest update was resolved with, in order; `sizes` are those that the resolver knew. uv has one
-    build of each release of Python but `unknown`. `wire` is the index with the days of releases.
+    each group of the latest update was resolved with, in order; `known` are the wheels that the resolver knew. uv has
+    one build of each release of Python but `unknown`. `wire` is the index with the days of releases.
     """
 
     newest: str = "9"
     broken: frozenset[str] = frozenset()
     present: dict[str, Lock | None] = field(default_factory=dict)
     preferred: dict[str, dict[str, str]] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
+    known: dict[str, LockedWheel] = field(default_factory=dict)
     unknown: str = ""
     wire: Wire = field(default_factory=lambda: Wire(lambda _: Reply(404)))
     console: MemoryConsole = field(default_factory=MemoryConsole)
@@ -97,7 +98,7 @@ class FakeResolver:
         self.console = MemoryConsole()
         run = new_run(project, console=self.console)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Resolver, "lock", lambda resolver, *options: self.lock(resolver.sizes, *options))
+            patch.setattr(Resolver, "lock", lambda resolver, *options: self.lock(resolver.known, *options))
             patch.setattr(PythonBuilds, "lock", lambda _, *options: self.lock_python(*options))
             self.wire = Wire.install(patch, self.wire.answers)
             return lock(run, project.select(names), upgrade=upgrade, refresh=False, packages=packages)
@@ -115,9 +116,9 @@ class FakeResolver:
         return present or locks.python_lock_of(release)
 
     def lock(
-        self, sizes: dict[str, int], group: Sequence[Cell], present: Lock | None, prefer: Mapping[str, str]
+        self, known: dict[str, LockedWheel], group: Sequence[Cell], present: Lock | None, prefer: Mapping[str, str]
     ) -> Lock:
-        self.sizes = sizes
+        self.known = known
         name = group[0].group
         assert list(group) == self.project.groups[name], "a group is resolved as a whole"
         assert name not in self.preferred, "a group is resolved once"
@@ -180,13 +181,16 @@ def test_check_says_why_a_lock_is_stale_for_a_cell(edit: Edit) -> None:
 
 def test_update_resolves_the_stale_groups_of_the_chosen_cells(tiny: Project, resolver: FakeResolver) -> None:
     (tiny.root / "locks/gone.json").write_text("{}")
-    locked = [wheel for lock in locks.locks(tiny).values() for wheel in lock.wheels]
+    present = read(tiny, LOCKED)
+    first, *others = present.wheels
+    described = replace(first, license="MIT")
+    GROUP_LOCKS.write(tiny.root, LOCKED, replace(present, wheels=(described, *others)))
     changed = resolver.update(tiny, f"{LOCKED}*", CU1210_39, f"{CU1210_39}-jupyter", f"{QUARTZ_39}-board")
     assert list(resolver.preferred) == [CU1210_39, QUARTZ_39]
     assert changed == [*paths(CU1210_39, QUARTZ_39), "locks/gone.json (removed: no cell needs it)"]
     assert contents(tiny).keys() == {LOCKED, LOCKED_QUARTZ, CU1210_39, QUARTZ_39}
     assert resolver.said == [f"{group}: new, 3 packages" for group in (CU1210_39, QUARTZ_39)]
-    assert resolver.sizes == {wheel.sha256: wheel.size for wheel in locked}, "they are not requested again"
+    assert resolver.known == {first.sha256: described}, "older builders locked no licences: the others are read again"
     checks.check_locks(tiny, tiny.select(["*-cu1210-*"]))
     assert resolver.update(tiny, "*-cu1210-*") == []
     assert resolver.preferred == {}
