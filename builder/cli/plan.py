@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from builder.cli.context import Context, new_table
-from builder.cli.options import CELLS_HELP, Size, cells_argument, format_option
+from builder.cli.options import CELLS_HELP, Size, cells_argument, format_option, staging_option
 from builder.common.console import View
 from builder.common.errors import LockError, UsageError, for_cells
 from builder.common.text import counted, size
@@ -37,8 +37,10 @@ from builder.steps import ci
 @click.option(
     "--unreleased",
     is_flag=True,
-    help="Only the images that neither their tag in the registry nor their newest release has for this plan.",
+    help="Only the images that neither their tag in the registry nor their newest release has for this plan. With the "
+    "--staging that releases were rolled back with, if any: their marks are there.",
 )
+@staging_option
 @click.option(
     "--disk", type=Size(), default=ci.RUNNER_DISK, show_default="14GB",
     help="Disk of the machine that builds one part, for --format github and gitlab.",
@@ -49,7 +51,7 @@ from builder.steps import ci
 )
 @click.pass_obj
 def plan_command(
-    context: Context, /, patterns: Sequence[str], form: str, revision: str, unreleased: bool, disk: int,
+    context: Context, /, patterns: Sequence[str], form: str, revision: str, unreleased: bool, place: str, disk: int,
     is_release: bool, layers: bool,
 ) -> None:  # fmt: skip
     """Show what would be built: cells, tags, layers, sizes. Needs no engine, and no network without --unreleased.
@@ -76,7 +78,7 @@ def plan_command(
         from builder.release import publish, staging, status  # noqa: PLC0415  0.2 s, which other plans would pay
 
         publish.require_registry(project, "")
-        images = status.unreleased(images, staging.StagingArea.of(project, "", context.host), context.host)
+        images = status.unreleased(images, staging.StagingArea.of(project, place, context.host), context.host)
 
     unlocked, lock = ", ".join(planned.unlocked), for_cells("builder lock", planned.unlocked)
     planned = Plan(images=tuple(images), unlocked=planned.unlocked)
