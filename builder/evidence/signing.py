@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,8 @@ from typing import Any
 
 from builder.common.errors import SigningError
 from builder.evidence.cosign import CosignError, run_cosign
+from builder.layers import oci
+from builder.layers.oci import ManifestDocument
 from builder.matrix.project import Project
 from builder.matrix.schema import Trusted
 from builder.registry import artifacts
@@ -28,7 +31,10 @@ from builder.registry.auth import credentials
 from builder.registry.client import Repository
 
 _BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"  # what cosign 3 attaches to manifests
+_BUNDLE_KIND = "dev.sigstore.bundle.predicateType"  # the annotation of a bundle with its predicate type
 _SIGN_PREDICATE = "https://sigstore.dev/cosign/sign/v1"  # the predicate type of a bundle that signs a manifest
+# The predicate types that have a short name, see `cosign attest --help`.
+PREDICATE_TYPES = {"cyclonedx": "https://cyclonedx.org/bom", "slsaprovenance1": "https://slsa.dev/provenance/v1"}
 KEYLESS = "keyless"
 ATTEMPTS = 5  # to attach statements
 _OFFLINE = "--insecure-ignore-tlog=true"  # for keys: their signatures are in no log
@@ -79,48 +85,66 @@ class Signer:
         """This signer, which does not sign again the manifests that identities of matrix.yaml have signed."""
         return replace(self, trust=Trust.of(project))
 
-    def sign_manifest(self, repository: Repository, digest: str, annotations: Mapping[str, str] = {}) -> None:
-        """Signs a manifest of a repository, unless it has this signature. Raises SigningError, RegistryError.
-
-        Checks and repeats: cosign 2 loses signatures that several jobs add at the same time.
-        """
-        notes = [f"--annotations={name}={value}" for name, value in annotations.items()]
-        for _ in range(ATTEMPTS):
-            if any(_signatures(printed, annotations) for printed in self._made_before(repository, digest, "verify")):
-                return
-            _cosign_manifest(repository, digest, "sign", "--yes", *self._options, *notes)
-            if self.key == KEYLESS:  # `trust` need not have its identity
-                return
-        raise _lost(repository, f"the signature of {digest}")
-
-    def attest(
+    def sign_manifest(
         self,
         repository: Repository,
         digest: str,
-        statements: Mapping[str, bytes],
+        annotations: Mapping[str, str] = {},
+        statements: Mapping[str, bytes] = {},
         is_same: Callable[[Any, Any], bool] = operator.eq,
     ) -> None:
-        """Attaches the statements, by kind, that are not signed yet. Raises SigningError, RegistryError.
+        """Attaches statements, by kind, to a manifest, then signs it: only what is missing.
 
-        Checks and repeats: cosign loses statements that several jobs attach at the same time, and cosign 3 hides those
-        of cosign 2.
+        Checks and repeats: cosign loses what several jobs attach at the same time, with exit status 0, and cosign 3
+        hides what cosign 2 attached. Raises SigningError, RegistryError.
         """
+        notes = [f"--annotations={name}={value}" for name, value in annotations.items()]
         for _ in range(ATTEMPTS):
-            missing: dict[str, bytes] = {}
+            # cosign sends 5 requests to verify, so it looks only for what is listed.
+            before, added = self._listed_kinds(repository, digest), set[str]()
             for kind, predicate in statements.items():
-                outputs = self._made_before(repository, digest, "verify-attestation", f"--type={kind}")
-                present = [other for printed in outputs for other in _predicates(printed)]
-                if not any(is_same(json.loads(predicate), other) for other in present):
-                    missing[kind] = predicate
-            for kind, predicate in missing.items():
+                uri = PREDICATE_TYPES.get(kind, kind)
+                if before[uri] and self._has_statement(repository, digest, kind, json.loads(predicate), is_same):
+                    continue
                 with TemporaryDirectory() as folder:
                     path = Path(folder) / "predicate.json"
                     path.write_bytes(predicate)
                     options = [*self._options, f"--type={kind}", f"--predicate={path}"]
                     _cosign_manifest(repository, digest, "attest", "--yes", *options)
-            if not missing or self.key == KEYLESS:
+                added.add(uri)
+            # Last: once a manifest has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.
+            outputs = self._made_before(repository, digest, "verify") if before[_SIGN_PREDICATE] else []
+            if not any(_signatures(printed, annotations) for printed in outputs):
+                _cosign_manifest(repository, digest, "sign", "--yes", *self._options, *notes)
+                added.add(_SIGN_PREDICATE)
+            if not added or self.key == KEYLESS:  # `trust` need not have the identity of a job
                 return
-        raise _lost(repository, f"a statement about {digest}")
+            if added <= (self._listed_kinds(repository, digest) - before).keys():
+                return
+        raise SigningError(
+            f"{repository.name}: a statement or signature of {digest} is still missing after {ATTEMPTS} attempts",
+            hint="Another job may be signing images in this repository: run this again after it ends.",
+        )
+
+    def _listed_kinds(self, repository: Repository, digest: str) -> Counter[str]:
+        """The number of statements and signatures of a manifest by their predicate type; none of them is checked."""
+        kinds = Counter[str]()
+        for suffix in (".att", ".sig"):  # of cosign 2: a layer for each
+            if stored := repository.manifest(f"{digest.replace(':', '-')}{suffix}"):
+                name = f"list of {suffix} of {repository.name}@{digest}"
+                layers = oci.parse_document(ManifestDocument, stored.content, name, hint="").layers
+                kinds.update(layer.annotations.get("predicateType", _SIGN_PREDICATE) for layer in layers)
+        if self.key == KEYLESS or self._is_cosign_3:
+            bundles = artifacts.attached(repository, digest, _BUNDLE_TYPE).values()
+            kinds.update(notes.get(_BUNDLE_KIND, "") for notes in bundles)
+        return kinds
+
+    def _has_statement(
+        self, repository: Repository, digest: str, kind: str, predicate: Any, is_same: Callable[[Any, Any], bool]
+    ) -> bool:
+        """True if this signer made such a statement."""
+        outputs = self._made_before(repository, digest, "verify-attestation", f"--type={kind}")
+        return any(is_same(predicate, other) for printed in outputs for other in _predicates(printed))
 
     def _made_before(self, repository: Repository, digest: str, command: str, *options: str) -> list[str]:
         """The outputs of cosign for signatures or statements of this key or, for KEYLESS, of trusted identities."""
@@ -140,20 +164,16 @@ class Signer:
         return run_cosign("public-key", f"--key={self.key}")
 
     @cached_property
+    def _is_cosign_3(self) -> bool:
+        return "--use-signing-config" in run_cosign("sign", "--help")
+
+    @cached_property
     def _options(self) -> Sequence[str]:
         """The options that name the key. With a key, cosign uses no Sigstore service."""
         if self.key == KEYLESS:
             return []
-        is_cosign_3 = "--use-signing-config" in run_cosign("sign", "--help")
-        services = ["--use-signing-config=false"] if is_cosign_3 else []
+        services = ["--use-signing-config=false"] if self._is_cosign_3 else []
         return [f"--key={self.key}", "--tlog-upload=false", *services]
-
-
-def _lost(repository: Repository, attached: str) -> SigningError:
-    return SigningError(
-        f"{repository.name}: {attached} is still missing after {ATTEMPTS} attempts",
-        hint="Another job may be signing images in this repository: run this again after it ends.",
-    )
 
 
 def signer_of_manifest(
@@ -193,7 +213,7 @@ def _signatures(output: str, annotations: Mapping[str, str]) -> list[Mapping[str
 def has_signature(repository: Repository, digest: str) -> bool:
     """True if a manifest has a signature of cosign 2 or 3, which is not checked. Raises RegistryError, VerifyError."""
     return repository.digest_of(f"{digest.replace(':', '-')}.sig") is not None or bool(
-        artifacts.attached(repository, digest, _BUNDLE_TYPE, {"dev.sigstore.bundle.predicateType": _SIGN_PREDICATE})
+        artifacts.attached(repository, digest, _BUNDLE_TYPE, {_BUNDLE_KIND: _SIGN_PREDICATE})
     )
 
 

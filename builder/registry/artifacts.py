@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,31 +41,38 @@ def artifact_manifest(
     return Manifest.of(oci.artifact(kind, files, notes, subject))
 
 
-def put_artifact(repository: Repository, artifact: Manifest, contents: Iterable[bytes]) -> None:
-    """Stores an artifact, whose documents are `contents`, under its digest."""
+def put_artifact(repository: Repository, artifact: Manifest, contents: Iterable[bytes], source: str = "") -> None:
+    """Stores an artifact, whose documents are `contents`, under its digest; `source` is as in `send_image`."""
     with TemporaryDirectory() as folder:
         files: dict[Descriptor, Path | None] = {}
         for content in dict.fromkeys([EMPTY, *contents]):
             path = Path(folder) / str(len(files))
             path.write_bytes(content)
             files[Descriptor.of(content, "application/octet-stream")] = path  # the manifest has their real types
-        transfer.send_image(repository, artifact, files)
+        transfer.send_image(repository, artifact, files, source=source, is_new=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attachments:
-    """The artifacts to attach to one image. Each is stored immediately, and listed at the end of `attaching`."""
+    """The artifacts to attach to one image. Each is stored immediately, and listed at the end of `attaching`.
+
+    Those that were `listed` before are not stored again.
+    """
 
     repository: Repository
     subject: Descriptor
+    listed: Collection[str]
     _stored: list[Manifest] = field(default_factory=list, init=False)
 
     def add(self, kind: str, documents: Mapping[str, bytes], notes: Mapping[str, str] = {}) -> Manifest:
         """Adds an artifact, as in `manifest`; returns its manifest. Raises RegistryError."""
         return self._store(artifact_manifest(kind, documents, notes, self.subject), documents.values())
 
-    def copy(self, source: Repository, artifact: str) -> None:
-        """Adds an artifact of the same image in another repository. Raises RegistryError, VerifyError."""
+    def copy(self, source: Repository, artifact: str, mount: str = "") -> None:
+        """Adds an artifact of the same image in another repository, `mount` if the registry can mount from there.
+
+        Raises RegistryError, VerifyError.
+        """
         stored = source.manifest(artifact)
         if stored is None:
             raise RegistryError(
@@ -73,12 +80,14 @@ class Attachments:
                 hint="Run this again when no other job writes to this registry.",
             )
         blobs = _parse(stored, f"{source.name}@{artifact}").layers
-        self._store(stored, [source.read_blob(blob.digest) for blob in blobs])
+        self._store(stored, [source.read_blob(blob.digest) for blob in blobs], mount)
 
-    def _store(self, artifact: Manifest, contents: Iterable[bytes]) -> Manifest:
+    def _store(self, artifact: Manifest, contents: Iterable[bytes], mount: str = "") -> Manifest:
         """Stores an artifact; returns its manifest, whose annotation SUBJECT names the image if there is no OCI 1.1."""
+        if artifact.digest in self.listed:
+            return artifact
         try:
-            put_artifact(self.repository, artifact, contents)
+            put_artifact(self.repository, artifact, contents, mount)
         except RejectedError as error:
             # Amazon ECR of 2025 answers 405 to a manifest with `subject`, other registries 400.
             data = json.loads(artifact.content)
@@ -86,7 +95,7 @@ class Attachments:
                 raise
             data["annotations"] = (data.get("annotations") or {}) | {SUBJECT: data.pop("subject")["digest"]}
             artifact = Manifest.of(json.dumps(data, separators=(",", ":"), sort_keys=True).encode())
-            put_artifact(self.repository, artifact, contents)
+            put_artifact(self.repository, artifact, contents, mount)
         self._stored.append(artifact)
         return artifact
 
@@ -98,7 +107,9 @@ def attaching(repository: Repository, subject: Descriptor) -> Iterator[Attachmen
     Re-attaching an artifact is a no-op. Lists all of them in one change: without the referrers API, each change needs a
     wait. Raises RegistryError if other writers keep replacing the list.
     """
-    attachments = Attachments(repository=repository, subject=subject)
+    attachments = Attachments(
+        repository=repository, subject=subject, listed=_all_entries(repository, subject.digest).keys()
+    )
     yield attachments
     if attachments._stored:
         listed = _entries(repository, repository.referrers(subject.digest) or [])
@@ -108,31 +119,31 @@ def attaching(repository: Repository, subject: Descriptor) -> Iterator[Attachmen
 
 def attached(
     repository: Repository, subject: str, artifact_type: str = "", annotations: Mapping[str, str] = {}
-) -> list[str]:
-    """The digests of the artifacts that are attached to an image, in the order of their list.
+) -> dict[str, Mapping[str, str]]:
+    """The annotations of the artifacts that are attached to an image, by digest, in the order of their list.
 
     Those of one type or of all, and with all of these annotations. Raises RegistryError, VerifyError.
     """
-    # Both lists: some registries answer every request for referrers with an empty one.
-    by_tag = json.dumps({"manifests": _listed_by_tag(repository, subject)}).encode()
-    entries = _entries(repository, [*(repository.referrers(subject) or []), by_tag])
-    if not artifact_type:
-        return list(entries)
-    matching = []
-    for entry in entries.values():
+    matching: dict[str, Mapping[str, str]] = {}
+    for entry in _all_entries(repository, subject).values():
         listed: Listed | ManifestDocument | None = entry
         # Some registries and clients list the configuration's type instead of the artifact's, or list no annotations.
-        if entry.artifact_type in ("", EMPTY_TYPE) or (annotations and not entry.annotations):
-            listed = None
+        is_known = entry.artifact_type not in ("", EMPTY_TYPE)
+        if artifact_type and not (is_known and (entry.annotations or entry.artifact_type != artifact_type)):
+            listed = entry if is_known and not annotations else None
             with suppress(VerifyError, RejectedError):  # an attachment of another program
-                listed = _manifest(repository, entry.digest)
-        if (
-            listed is not None
-            and listed.artifact_type == artifact_type
-            and annotations.items() <= (listed.annotations or {}).items()
-        ):
-            matching.append(entry.digest)
+                listed = _manifest(repository, entry.digest) or listed
+        if listed is None or artifact_type not in ("", listed.artifact_type):
+            continue
+        if annotations.items() <= (listed.annotations or {}).items():
+            matching[entry.digest] = listed.annotations or {}
     return matching
+
+
+def _all_entries(repository: Repository, subject: str) -> dict[str, Listed]:
+    """The entries of both lists of artifacts: some registries answer every request for referrers with an empty one."""
+    by_tag = json.dumps({"manifests": _listed_by_tag(repository, subject) or []}).encode()
+    return _entries(repository, [*(repository.referrers(subject) or []), by_tag])
 
 
 def _entries(repository: Repository, pages: Iterable[bytes]) -> dict[str, Listed]:
@@ -182,12 +193,17 @@ def _parse(artifact: Manifest, name: str) -> ManifestDocument:
     return document
 
 
-def _listed_by_tag(repository: Repository, subject: str) -> list[dict[str, Any]]:
-    """The entries of the index under the image's tag, as they are: other programs' fields are kept."""
+def _listed_by_tag(repository: Repository, subject: str) -> list[dict[str, Any]] | None:
+    """The entries of the index under the image's tag, as they are: other programs' fields are kept.
+
+    None if the registry answers with the image: GitLab takes `sha256-<hex>` for the digest, see
+    oras-project/oras-go#1396.
+    """
     stored = repository.manifest(fallback_tag(subject))
-    # GitLab takes `sha256-<hex>` for the digest, and answers with the image: see oras-project/oras-go#1396.
-    if stored is None or stored.digest == subject:
+    if stored is None:
         return []
+    if stored.digest == subject:
+        return None
     oci.parse_document(IndexDocument, stored.content, f"index {repository.name}:{fallback_tag(subject)}", hint=_HINT)
     return list(json.loads(stored.content)["manifests"])
 
@@ -199,11 +215,18 @@ def _list_by_tag(repository: Repository, subject: str, artifacts: Sequence[Manif
         data = _parse(artifact, artifact.digest)
         typed = {"artifactType": data.artifact_type, "annotations": data.annotations or {}}
         entries.append(Descriptor.of(artifact.content, MANIFEST_TYPE).as_data() | typed)
-    refusals = 0
+    refusals, is_written = 0, False
     for _ in range(ATTEMPTS):
         # Registries have no locks: another writer may replace the index between our read and our write. Each attempt
         # adds the entries that the index lacks, to the index as it is then.
         listed = _listed_by_tag(repository, subject)
+        if listed is None and is_written:
+            raise RegistryError(
+                f"{repository.name}: the registry has no referrers API, and returns the image itself for the tag "
+                f"{fallback_tag(subject)}: nothing can be attached to images",
+                hint="Use another registry for staging and releases, or a newer version of this one.",
+            )
+        listed = listed or []
         digests_listed = {entry["digest"] for entry in listed}
         missing = [entry for entry in entries if entry["digest"] not in digests_listed]
         if not missing:
@@ -212,12 +235,7 @@ def _list_by_tag(repository: Repository, subject: str, artifacts: Sequence[Manif
             index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*listed, *missing]}
             content = json.dumps(index, separators=(",", ":")).encode()
             repository.put_manifest_once(fallback_tag(subject), content, INDEX_TYPE)
-            if repository.digest_of(fallback_tag(subject)) == subject:
-                raise RegistryError(
-                    f"{repository.name}: the registry has no referrers API, and returns the image itself for the tag "
-                    f"{fallback_tag(subject)}: nothing can be attached to images",
-                    hint="Use another registry for staging and releases, or a newer version of this one.",
-                )
+            is_written = True
         except TransientError:
             pass  # a repeated request would send the same index, which may be out of date by then: read it again first
         except RejectedError as error:

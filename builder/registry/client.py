@@ -70,6 +70,8 @@ class Repository:
 
     `confirm_s` are the seconds until a list or a tag that was just written is read again: longer than another writer
     takes between reading and replacing it. `transfers` is the number of blobs that are sent or downloaded at a time.
+    `known` are the digests of blobs that this run found in the repository or sent there. What was read by its digest is
+    kept: it cannot change.
     """
 
     confirm_s = 1.0
@@ -88,6 +90,10 @@ class Repository:
         url = f"{'http' if self.transport.is_plain else 'https'}://{server}/v2/{self._repository}"
         scope = f"repository:{self._repository}:{'pull,push' if write else 'pull'}"
         self._http = Connection(url, scope, self.transport, policy)
+        self.known: set[str] = set()
+        self._manifests: dict[str, Manifest] = {}
+        self._blobs: dict[str, bytes] = {}
+        self._has_no_referrers = threading.Event()
 
     def stoppable(self, stop: threading.Event) -> Repository:
         """The same registry, whose methods raise StoppedError as soon as `stop` is set."""
@@ -185,10 +191,12 @@ class Repository:
 
     def read_blob(self, digest: str) -> bytes:
         """A blob of at most 4 MiB, hash-checked."""
-        answer = self._http.send(self._blob_request("GET", "reading", digest, (200,)))
-        if digest_of_bytes(answer.body) != digest:
-            raise self._damaged(answer.request.action)
-        return answer.body
+        if digest not in self._blobs:
+            answer = self._http.send(self._blob_request("GET", "reading", digest, (200,)))
+            if digest_of_bytes(answer.body) != digest:
+                raise self._damaged(answer.request.action)
+            self._blobs[digest] = answer.body
+        return self._blobs[digest]
 
     def read_range(self, digest: str, start: int, end: int) -> bytes:
         """The bytes of a blob from `start` to before `end`, which are not checked.
@@ -231,6 +239,8 @@ class Repository:
         tag. Source: OCI distribution specification 1.1, "Listing Referrers".
         """
         action, path = f"listing what refers to {short_digest(digest)}", f"/referrers/{digest}"
+        if self._has_no_referrers.is_set():
+            return None
         try:
             pages = self._pages(action, path, (200, *NO_REFERRERS), stays=True)
         except RegistryError as error:
@@ -240,8 +250,10 @@ class Repository:
                 raise
             return None
         # Some registries answer every unknown address with their web page.
-        is_list = pages[0].status == HTTPStatus.OK and "html" not in pages[0].headers.get("Content-Type", "")
-        return [page.body for page in pages] if is_list else None
+        if pages[0].status == HTTPStatus.OK and "html" not in pages[0].headers.get("Content-Type", ""):
+            return [page.body for page in pages]
+        self._has_no_referrers.set()  # asked once, not for each image
+        return None
 
     def list_tags(self) -> list[str]:
         """All tags; none for a repository that does not exist. Raises RegistryError for an invalid answer."""
@@ -272,7 +284,10 @@ class Repository:
 
     def manifest(self, reference: str) -> Manifest | None:
         """The manifest of a tag (or digest), hash-checked; None if there is no such manifest."""
-        return self._manifest(reference, self._http.send)
+        manifest = self._manifests.get(reference) or self._manifest(reference, self._http.send)
+        if manifest and is_digest(reference):
+            self._manifests[reference] = manifest
+        return manifest
 
     def image_manifest(self, reference: str, arch: str) -> Manifest | None:
         """The manifest of the image for an architecture that a tag (or digest) names: of an index, its entry.
@@ -290,6 +305,7 @@ class Repository:
 
         Raises RegistryError, also if the registry does not allow it.
         """
+        self._manifests.pop(digest, None)
         scope = f"{self._http.scope},delete"
         request = self._manifest_request("DELETE", "deleting", digest, (200, 202, 404), scope=scope)
         try:

@@ -42,15 +42,17 @@ def send_image(
     files: Mapping[Descriptor, Path | None],
     *,
     fetch: Callable[[Descriptor], Path] | None = None,
+    source: str = "",
     mount_from: Sequence[str] = (),
+    is_new: bool = False,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Sent:
     """Pushes an image by digest; sets no tag. The first failure ends the push.
 
     `files` has the file of each layer and of the configuration, None for a blob that is not in the store: the registry
-    must have it, or `fetch` downloads it and returns its path. `mount_from` are repositories of the same registry that
-    may have some of the blobs. `progress` is called with the number of bytes gained, negative for bytes lost; they add
-    up to the size of all blobs.
+    must have it, or `fetch` downloads it and returns its path. `source` is a repository of the same registry that has
+    all blobs, `mount_from` are some that may have some of them. With `is_new`, blobs are sent without asking for them.
+    `progress` is called with the number of bytes gained, negative for bytes lost; they add up to the size of all blobs.
     """
     lock = threading.Lock()
 
@@ -59,9 +61,12 @@ def send_image(
             progress(count)
 
     def push_blob(stoppable: Repository, blob: Descriptor) -> State:
-        """Pushes one blob in the cheapest way."""
-        is_present = stoppable.has_blob(blob.digest)
-        if is_present or any(stoppable.mount(blob.digest, source) for source in mount_from):
+        """Pushes one blob in the cheapest way: a mount needs no question before it, and succeeds for a present blob."""
+        is_present = blob.digest in repository.known
+        is_mounted = not is_present and bool(source) and stoppable.mount(blob.digest, source)
+        if not (is_present or is_mounted or is_new):
+            is_present = stoppable.has_blob(blob.digest)
+        if is_present or is_mounted or any(stoppable.mount(blob.digest, other) for other in mount_from):
             report(blob.size)
             return "present" if is_present else "mounted"
         path = files[blob] or (fetch(blob) if fetch else None)
@@ -96,6 +101,7 @@ def send_image(
     sizes: Counter[State] = Counter()
     for blob, state in zip(largest_first, transfer(repository, push_blob, largest_first), strict=True):
         sizes[state] += blob.size
+        repository.known.add(blob.digest)
     # The manifest last: a registry rejects a manifest whose blobs it lacks.
     repository.put_manifest(manifest.digest, manifest.content, manifest.media_type)
     return Sent(sent=sizes["sent"], mounted=sizes["mounted"], present=sizes["present"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import BinaryIO, cast
 
@@ -87,12 +87,9 @@ class RegistrySource(ImageSource):
 
     repository: Repository
     index: str = ""
-    _blobs: dict[str, bytes] = field(default_factory=dict, repr=False, compare=False)
 
     def read_blob(self, digest: str) -> bytes:
-        if digest not in self._blobs:
-            self._blobs[digest] = self.repository.read_blob(digest)
-        return self._blobs[digest]
+        return self.repository.read_blob(digest)
 
     def open_unchecked(self, digest: str, size: int) -> BinaryIO:
         return cast("BinaryIO", _RemoteBlob(self.repository, digest, size))

@@ -6,7 +6,7 @@ half a release. Images that differ only in their architecture share their tags, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +29,8 @@ from builder.plan.plan import PlannedImage
 from builder.registry import transfer
 from builder.registry.client import INDEXES, Repository
 from builder.registry.failures import RejectedError
+from builder.registry.parallel import look_up
+from builder.registry.parallel import transfer as transfer_each
 from builder.registry.transfer import Sent
 from builder.release import tagging
 from builder.release.scan import ImageScan
@@ -87,13 +89,15 @@ class Candidate:
 class TagGroup:
     """Images with the same tags: they differ only in their architecture.
 
-    `manifest` is the one that the tags will name; `before` has the digest of each moving tag when the push began.
+    `manifest` is the one that the tags will name; `before` has the digest of each moving tag when the push began, and
+    `taken` are all tags of the repository then.
     """
 
     images: Sequence[Candidate]
     repository: Repository
     manifest: Manifest
     before: Mapping[str, str | None]
+    taken: Collection[str]
 
     @property
     def is_index(self) -> bool:
@@ -151,13 +155,19 @@ def group_by_tags(images: Iterable[Candidate], host: Host) -> list[TagGroup]:
     by_references: dict[tuple[ImageRef, ...], list[Candidate]] = {}
     for image in images:
         by_references.setdefault(image.references, []).append(image)
-    groups = []
-    for names, sharing in by_references.items():
-        repository = Repository(names[0], host=host, write=True)
-        before = tagging.read_tags(repository, [name.tag for name in names])
+    references = {name.name: name for names in by_references for name in names}
+    repositories = {name: Repository(each, host=host, write=True) for name, each in references.items()}
+    # One list for each repository: most tags of a release are new, and need no request of their own.
+    taken = {name: set(repository.list_tags()) for name, repository in repositories.items()}
+
+    def read_group(item: tuple[tuple[ImageRef, ...], list[Candidate]]) -> TagGroup:
+        names, sharing = item
+        repository, listed = repositories[names[0].name], taken[names[0].name]
+        before = {name.tag: repository.digest_of(name.tag) if name.tag in listed else None for name in names}
         manifest = tagged_manifest(sharing)
-        groups.append(TagGroup(images=sharing, repository=repository, manifest=manifest, before=before))
-    return groups
+        return TagGroup(images=sharing, repository=repository, manifest=manifest, before=before, taken=listed)
+
+    return [group for _, group in look_up(read_group, by_references.items())]
 
 
 def tagged_manifest(images: Sequence[Candidate]) -> Manifest:
@@ -226,7 +236,11 @@ def free_stamp(groups: Sequence[TagGroup], stamps: Iterable[str]) -> str:
     if not new:
         return ""
     for stamp in stamps:
-        if all(group.repository.digest_of(group.stamped(stamp)) in (None, group.manifest.digest) for group in new):
+        if all(
+            group.stamped(stamp) not in group.taken
+            or group.repository.digest_of(group.stamped(stamp)) == group.manifest.digest
+            for group in new
+        ):
             return stamp
     raise RegistryError(
         "nothing was pushed: other images have the tags of this release", hint="Stage the images again."
@@ -239,15 +253,23 @@ def set_tags(groups: Sequence[TagGroup], stamp: str, changes: list[TagChange]) -
     Call it when all images are complete in the registry: so no tag names an image of half a release. Raises
     RegistryError if another push changes the same tags.
     """
-    # The stamped tags were free when the stamp was chosen: if one is taken now, another push has set it.
+    by_repository: dict[Repository, list[TagGroup]] = {}
     for group in groups:
-        stamped = {group.stamped(stamp): None} if not group.is_released else {}
-        tagging.tag(group.repository, group.manifest, changes, stamped)
-    for group in groups:
-        tagging.tag(group.repository, group.manifest, changes, group.before)
-    # Registries have no compare-and-swap: this detects that another push of the same tags won the race.
-    for repository in {group.repository.name: group.repository for group in groups}.values():
-        tagging.confirm(repository, [change for change in changes if change.name == repository.name])
+        by_repository.setdefault(group.repository, []).append(group)
+
+    def set_stamped(repository: Repository, group: TagGroup) -> None:
+        # It was free when the stamp was chosen: if it is taken now, another push has set it.
+        tagging.tag(repository, group.manifest, changes, {group.stamped(stamp): None})
+
+    def set_moving(repository: Repository, group: TagGroup) -> None:
+        tagging.tag(repository, group.manifest, changes, group.before)
+
+    for repository, sharing in by_repository.items():
+        transfer_each(repository, set_stamped, [group for group in sharing if not group.is_released])
+    for repository, sharing in by_repository.items():
+        transfer_each(repository, set_moving, sharing)
+    for repository in by_repository:
+        tagging.confirm(repository, changes)
 
 
 # ---- pushing
@@ -259,15 +281,22 @@ def push_image(
     image: Candidate,
     mount_from: Sequence[str],
     fetch: Callable[[Descriptor], Path] | None = None,
+    source: str = "",
 ) -> Sent:
     """Pushes an image by digest, with its progress in the view; sets no tag.
 
-    `mount_from` and `fetch` are as in `transfer.send_image`.
+    `mount_from`, `fetch` and `source` are as in `transfer.send_image`.
     """
     stored = (image.stored.config, *(layer.descriptor for layer in image.stored.layers))
     paths = {blob: run.store.path(blob.digest) for blob in stored}
     files = {blob: path if path.exists() else None for blob, path in paths.items()}
     progress = Meter(run.view, image.cell, "checked or sent", sum(blob.size for blob in files)).add
     return transfer.send_image(
-        repository, image.stored.manifest, files, fetch=fetch, mount_from=mount_from, progress=progress
+        repository,
+        image.stored.manifest,
+        files,
+        fetch=fetch,
+        source=source,
+        mount_from=mount_from,
+        progress=progress,
     )

@@ -109,6 +109,7 @@ class StagingArea:
             )
         self._text, self._default, self._host = text, registry, host
         self.option = ""  # that names it, to repeat it in hints
+        self._opened: dict[tuple[str, bool], Repository] = {}
         try:
             first = self.repository("x")
         except ValueError as error:
@@ -148,7 +149,10 @@ class StagingArea:
         return staged_repository(self._text, self._default, name)
 
     def open(self, name: str, *, write: bool = False) -> Repository:
-        return Repository(self.repository(name), host=self._host, write=write)
+        """A repository, the same each time: it has a connection and a login, and keeps what was read by digest."""
+        if (name, write) not in self._opened:
+            self._opened[name, write] = Repository(self.repository(name), host=self._host, write=write)
+        return self._opened[name, write]
 
     # ---- releases
 

@@ -19,6 +19,7 @@ from builder.layers import oci
 from builder.layers.oci import Manifest
 from builder.matrix.tags import OCI
 from builder.registry.client import INDEXES, Repository
+from builder.registry.parallel import look_up
 
 State = Literal["set", "moved", "unchanged"]
 AHEAD = timedelta(hours=1)  # how far a machine's clock may be ahead of the registry's
@@ -61,7 +62,7 @@ def first_stamp(repository: Repository, day: date) -> str:
 
 def read_tags(repository: Repository, names: Iterable[str]) -> dict[str, str | None]:
     """The digests that tags name now."""
-    return {name: repository.digest_of(name) for name in names}
+    return dict(look_up(repository.digest_of, names))
 
 
 def backward(named: Mapping[str, Mapping[str, str]], images: Mapping[str, Mapping[str, str]]) -> str:
@@ -107,7 +108,8 @@ def named_images(repository: Repository, reference: str) -> dict[str, dict[str, 
 def tag(repository: Repository, manifest: Manifest, changes: list[TagChange], before: Mapping[str, str | None]) -> None:
     """Sets tags to a pushed manifest; appends to `changes` after each.
 
-    `before` has the digest of each tag when the push began. Raises RegistryError for a tag that changed since.
+    `before` has the digest of each tag when the push began. Raises RegistryError for a tag that changed since. Call
+    `confirm` at the end.
     """
     if digest_of_bytes(manifest.content) != manifest.digest:
         raise VerifyError(f"{repository.name}: the digest of the manifest to tag is not {manifest.digest}")
@@ -121,14 +123,16 @@ def tag(repository: Repository, manifest: Manifest, changes: list[TagChange], be
             state = "moved" if now else "set"
         change = TagChange(name=repository.name, tag=name, digest=manifest.digest, before=now, state=state)
         changes.append(change)
-        if change.is_change:
-            confirm(repository, [change])
 
 
 def confirm(repository: Repository, changes: Iterable[TagChange]) -> None:
-    """Raises RegistryError unless each tag still names the digest that it was set to."""
-    current = [(change.tag, change.digest, repository.digest_of(change.tag)) for change in changes]
-    if lost := [(tag, was, now) for tag, was, now in current if now != was]:
+    """Raises RegistryError unless each tag still names the digest that it was set to.
+
+    Call it after the last tag: registries have no compare-and-swap, so another push may have won the race for any tag.
+    """
+    own = [change for change in changes if change.name == repository.name]
+    current = look_up(lambda change: repository.digest_of(change.tag), own)
+    if lost := [(change.tag, change.digest, now) for change, now in current if now != change.digest]:
         raise _conflict(repository, lost)
 
 

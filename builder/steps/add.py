@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import platform
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -347,34 +348,31 @@ def push_added_image(run: Run, repository: Repository, addition: Addition, added
 
 def sign(signer: Signer, repository: Repository, added: Added, manifest: Manifest) -> None:
     """Attaches SBOM and provenance to each image, which names its parent by digest, then signs images and index."""
-    # Without the values of variables and the index: a public transparency log may show it.
+    # Without the values of variables and addresses, whose host or path may be private: a public transparency log may
+    # show it. The name of a wheel and its SHA-256 stay.
     request = added.addition.request
     public = request.model_dump(exclude_defaults=True, exclude={"index"}) | {"env": sorted(request.env)}
+    public["requirements"] = [re.sub(r"https?://\S*/", "", str(each)) for each in request.requirements]
+    target, statements = added.target, dict[str, dict[str, bytes]]()  # by image
     for each in added.images:
         parent, name = each.parent, added.addition.parent.name
         replaced = {wheel.name for wheel in each.wheels}
         kept = [wheel for name, wheel in parent.packages.items() if name not in replaced]
         tested = reports.test_result(coverage_of(Proof(evidence=result, signer=OWN) for result in each.results))
-        signer.attest(
-            repository,
-            each.image.manifest.digest,
-            {
-                sbom_and_provenance.SBOM: sbom_and_provenance.sbom_of_additions(
-                    repository.name, each.image, kept, each.wheels, parent.debian
-                ),
-                sbom_and_provenance.PROVENANCE: sbom_and_provenance.provenance_of_additions(
-                    public, name, parent.image.manifest.digest, each.wheels
-                ),
-                **({reports.TEST_RESULT: tested} if tested else {}),
-            },
-        )
-    # Sign last: once an image has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.
-    target = added.target
-    for digest in dict.fromkeys([*(each.image.manifest.digest for each in added.images), manifest.digest]):
+        statements[each.image.manifest.digest] = {
+            sbom_and_provenance.SBOM: sbom_and_provenance.sbom_of_additions(
+                repository.name, each.image, kept, each.wheels, parent.debian
+            ),
+            sbom_and_provenance.PROVENANCE: sbom_and_provenance.provenance_of_additions(
+                public, name, parent.image.manifest.digest, each.wheels
+            ),
+            **({reports.TEST_RESULT: tested} if tested else {}),
+        }
+    for digest in dict.fromkeys([*statements, manifest.digest]):
         notes = {"cell": "", "image": target.repository.rpartition("/")[2], "tag": target.tag}
         if tags.is_stamp(target.tag.rpartition("-")[2]):  # see `_is_for` of builder.release.attestations
             notes["release"] = target.tag
-        signer.sign_manifest(repository, digest, notes)
+        signer.sign_manifest(repository, digest, notes, statements.get(digest, {}))
 
 
 def set_tag(run: Run, added: Added) -> Added:

@@ -97,6 +97,8 @@ def roll_back(run: Run, area: StagingArea, stamp: str, registry: str = "") -> Re
         area.mark_rolled_back(public, stamp)
         for repository, manifest, before in targets:
             tagging.tag(repository, manifest, report.tags, before)
+        for repository in {repository.name: repository for repository, _, _ in targets}.values():
+            tagging.confirm(repository, report.tags)
     return report
 
 
@@ -148,10 +150,10 @@ def publish_images(
     def push_image(image: Candidate) -> tuple[Candidate, Sent]:
         # Staging has all blobs. The registry mounts them from there, or else from the repository of another image.
         # One that can do neither gets them by way of this machine.
-        own, sources = image.references[0].repository, dict.fromkeys([*_mounts(area, image), *sorted(names)])
-        mounts = [name for name in sources if name != own]
+        mounts = sorted(names - {image.references[0].repository})
         fetch = partial(transfer.fetch_blob, _staged_in(area, image), store)
-        return image, publish.push_image(run, group_of[image.cell].repository, image, mounts, fetch)
+        repository = group_of[image.cell].repository
+        return image, publish.push_image(run, repository, image, mounts, fetch, _mountable(area, image))
 
     def finish_image(pushed: tuple[Candidate, Sent], stop: threading.Event) -> None:
         image, sent = pushed
@@ -160,9 +162,8 @@ def publish_images(
         view.begin(image.cell, "attaching test results and statements")
         _attach_documents(repository, area, image)
         if signer:
-            signer.attest(repository, image.digest, _statements(project, image), sbom_and_provenance.agree)
-            # Sign last: once an image has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.
-            signer.sign_manifest(repository, image.digest, _annotations(image.cell, group, stamp))
+            notes, statements = _annotations(image.cell, group, stamp), _statements(project, image)
+            signer.sign_manifest(repository, image.digest, notes, statements, sbom_and_provenance.agree)
         view.end(image.cell, "done", "test results and statements attached")
         report.outcomes.append(Outcome(image=image.planned, digest=image.digest, sent=sent, coverage=image.coverage))
 
@@ -233,10 +234,10 @@ def _staged_in(area: StagingArea, image: Candidate) -> Repository:
     return area.open(staging.name_of(image.references[0]))
 
 
-def _mounts(area: StagingArea, image: Candidate) -> list[str]:
-    """The name of the repository in staging, if the registry of the release can mount blobs from it."""
+def _mountable(area: StagingArea, image: Candidate) -> str:
+    """The name of the repository in staging, if the registry of the release can mount blobs from it; else empty."""
     staged = area.repository(staging.name_of(image.references[0]))
-    return [staged.repository] if staged.registry == image.references[0].registry else []
+    return staged.repository if staged.registry == image.references[0].registry else ""
 
 
 def _attach_documents(repository: Repository, area: StagingArea, image: Candidate) -> None:
@@ -244,7 +245,7 @@ def _attach_documents(repository: Repository, area: StagingArea, image: Candidat
     source = _staged_in(area, image)
     with artifacts.attaching(repository, image.stored.manifest.descriptor) as attachments:
         for report in image.coverage.reports:
-            attachments.copy(source, report.artifact)
+            attachments.copy(source, report.artifact, _mountable(area, image))
         attachments.add(sbom_and_provenance.SBOM_TYPE, {sbom_and_provenance.SBOM_TYPE: image.sbom})
         if image.scan:
             image.scan.add_to(attachments)

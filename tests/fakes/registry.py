@@ -39,6 +39,7 @@ class MemoryRegistry(Repository):
         self.confirm_s = 0  # nobody else writes
         self.name = "registry.example.test/a/b"
         self.has = {blob.digest for blob in has}
+        self.known = set[str]()
         self.others = {name: {blob.digest for blob in blobs} for name, blobs in (others or {}).items()}
         self.tags: dict[str, str] = {}
         self.contents: dict[str, bytes] = {}

@@ -172,7 +172,7 @@ class Habit(Enum):
 
 class Proxy(Loopback):
     """A proxy for a registry. `troubles` and `habits` can change while it runs; `got` counts the bytes of bodies by
-    method.
+    method, `asked` the requests by program.
     """
 
     def __init__(self, server: Server) -> None:
@@ -182,6 +182,7 @@ class Proxy(Loopback):
         self.habits: set[Habit] = set()
         self.requests: list[str] = []
         self.got: Counter[str] = Counter()
+        self.asked: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def heal(self) -> None:
@@ -190,6 +191,7 @@ class Proxy(Loopback):
         self.habits.clear()
         self.requests.clear()
         self.got.clear()
+        self.asked.clear()
         super().heal()
 
     def count(self, method: str, path: str = "") -> int:
@@ -214,6 +216,8 @@ class Proxy(Loopback):
             self.got[method] += size
 
     def answer(self, request: Request) -> None:
+        with self._lock:
+            self.asked[request.headers.get("User-Agent", "").partition("/")[0]] += 1
         trouble = self.trouble(request.command, request.path)
         fault = trouble.fault if trouble else None
         size = int(request.headers.get("Content-Length", "0"))

@@ -69,8 +69,8 @@ class EvidenceDesk:
         signatures = self.signatures
 
         class OurSigner(Signer):
-            def sign_manifest(self, registry: Repository, digest: str, annotations: Mapping[str, str] = {}) -> None:
-                assert registry.manifest(digest), "cosign signs what is in the registry"
+            def sign_manifest(self, repository: Repository, digest: str, *_: Any, **__: Any) -> None:
+                assert repository.manifest(digest), "cosign signs what is in the repository"
                 signatures[digest] = "ours"
 
         return OurSigner(key="key")
@@ -357,7 +357,7 @@ def test_the_gpu_status_has_the_reason(desk: EvidenceDesk) -> None:
 
 
 def damage_manifest(desk: EvidenceDesk) -> None:
-    artifact = artifacts.attached(desk.registry, MANIFEST, reports.TYPE)[0]
+    artifact = next(iter(artifacts.attached(desk.registry, MANIFEST, reports.TYPE)))
     desk.registry.contents[artifact] = b"{}"
 
 

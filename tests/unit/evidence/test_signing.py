@@ -6,7 +6,7 @@ import base64
 import json
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,17 +26,23 @@ from builder.registry.client import Repository
 from builder.registry.failures import IMMUTABLE_HINT, RUN_AGAIN, StoppedError
 from tests.fakes.engine import Programs
 from tests.fakes.registry import MemoryRegistry
-from tests.fakes.wire import Reply, Wire, connect
+from tests.fakes.wire import Reply, Sent, Wire, connect
 
 KEY = Trusted(key="keys/ci.pub")
+SIGNED = "https://sigstore.dev/cosign/sign/v1"
 IDENTITY = Trusted(identity="https://example.test/workflow@main", issuer="https://issuer.example.test")
 
 
 class Cosign:
-    """Stands in for the program; `accepts` is a word of the commands that succeed."""
+    """Stands in for the program; `accepts` is a word of the commands that succeed.
+
+    `listed` are the predicate types of what the registry lists as attached to the manifest.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
         self.accepts, self.help = "", ""
+        self.listed: Callable[[], list[str]] = list
+        self.wire = Wire.install(monkeypatch, self._list)
         self.programs = Programs(self._answer)
         self.root = root
         (root / "keys").mkdir()
@@ -53,6 +59,15 @@ class Cosign:
             if is_accepted
             else (1, "", "WARNING: insecure\nError: no matching signatures\nmore")
         )
+
+    def _list(self, sent: Sent) -> Reply:
+        """The list of statements or of signatures, as cosign 2 stores it."""
+        kinds = [kind for kind in self.listed() if (kind == SIGNED) == sent.url.endswith(".sig")]
+        if not kinds or not sent.url.endswith((".att", ".sig")):
+            return Reply(404)
+        blob = {"mediaType": "m", "digest": DIGEST, "size": 1}
+        layers = [blob | {"annotations": {} if kind == SIGNED else {"predicateType": kind}} for kind in kinds]
+        return Reply(body=json.dumps({"config": blob, "layers": layers}).encode())
 
     def signer(self, *trusted: Trusted) -> str:
         """The signer of a manifest."""
@@ -160,7 +175,7 @@ class Signatures:
 
     def __init__(self, cosign: Cosign, *present: dict[str, str], loses: int = 0) -> None:
         self.present, self.loses = list(present), loses
-        cosign.programs.answer = self._answer
+        cosign.programs.answer, cosign.listed = self._answer, lambda: [SIGNED] * len(self.present)
 
     def _answer(self, command: list[str]) -> tuple[int, str, str]:
         if command[1] == "verify":
@@ -194,7 +209,7 @@ def test_a_signature_that_was_lost_is_added_again(cosign: Cosign) -> None:
     Signer(key="key").sign_manifest(repository(), DIGEST, {"cell": "c"})
     assert signatures.present == [{"cell": "c"}]
     Signatures(cosign, loses=100)
-    with pytest.raises(SigningError, match=r"the signature of .* is still missing after 5 attempts"):
+    with pytest.raises(SigningError, match=r"a statement or signature of .* is still missing after 5 attempts"):
         Signer(key="key").sign_manifest(repository(), DIGEST, {"cell": "c"})
 
 
@@ -245,7 +260,11 @@ class Statements:
     def __init__(self, cosign: Cosign, attached: Sequence[tuple[str, str]] = (), loses: int = 0) -> None:
         self.attached, self.loses = list(attached), loses
         self.attempts = 0
-        cosign.programs.answer = self._answer
+        self.signed = 0
+        cosign.programs.answer, cosign.listed = self._answer, self._listed
+
+    def _listed(self) -> list[str]:
+        return [*(signing.PREDICATE_TYPES[kind] for kind, _ in self.attached), *[SIGNED] * self.signed]
 
     def _answer(self, command: list[str]) -> tuple[int, str, str]:
         options = dict(word.split("=", 1) for word in command if word.startswith("--") and "=" in word)
@@ -253,6 +272,10 @@ class Statements:
             self.attempts += 1
             if self.attempts > self.loses:
                 self.attached.append((options["--type"], Path(options["--predicate"]).read_text()))
+        if command[1:3] == ["sign", "--yes"]:
+            self.signed += 1
+        if command[1] == "verify":
+            return 0, '[{"optional": null}]', ""
         if command[1] != "verify-attestation":
             return 0, "", ""
         predicates = [json.loads(predicate) for kind, predicate in self.attached if kind == options["--type"]]
@@ -269,17 +292,27 @@ BOTH = {kind: predicate.encode() for kind, predicate in (SBOM, PROVENANCE)}
 @pytest.mark.parametrize("attached", [[], [SBOM], [SBOM, ("slsaprovenance1", '{"a": 3}')], [SBOM, PROVENANCE]])
 def test_statements_that_are_missing_are_attached(cosign: Cosign, attached: list[tuple[str, str]]) -> None:
     statements = Statements(cosign, attached)
-    Signer(key="key").attest(repository(), DIGEST, BOTH)
+    for _ in range(2):
+        Signer(key="key").sign_manifest(repository(), DIGEST, {}, BOTH)
     assert statements.attached == list(dict.fromkeys([*attached, SBOM, PROVENANCE]))
+    assert statements.signed == 1
+
+
+def test_only_what_is_listed_is_verified(cosign: Cosign) -> None:
+    """cosign sent 40 requests for an image to verify what could not be there, and then what it had just attached."""
+    Statements(cosign)
+    Signer(key="key").sign_manifest(repository(), DIGEST, {}, BOTH)
+    assert not [command for command in cosign.programs.calls if command[1].startswith("verify")]
+    assert [f"{sent.method} {sent.path[-4:]}" for sent in cosign.wire.seen] == ["GET .att", "GET .sig"] * 2
 
 
 def test_a_statement_that_was_lost_is_attached_again(cosign: Cosign) -> None:
     statements = Statements(cosign, loses=3)
-    Signer(key="key").attest(repository(), DIGEST, BOTH)
+    Signer(key="key").sign_manifest(repository(), DIGEST, {}, BOTH)
     assert set(statements.attached) == {SBOM, PROVENANCE}
     Statements(cosign, loses=100)
     with pytest.raises(SigningError):
-        Signer(key="key").attest(repository(), DIGEST, BOTH)
+        Signer(key="key").sign_manifest(repository(), DIGEST, {}, BOTH)
 
 
 def test_without_a_key_nothing_is_signed_twice(cosign: Cosign) -> None:
@@ -287,7 +320,7 @@ def test_without_a_key_nothing_is_signed_twice(cosign: Cosign) -> None:
     signer = Signer(key="keyless", trust=Trust(signers=[KEY, IDENTITY], root=cosign.root))
     statements = Statements(cosign)
     for _ in range(2):
-        signer.attest(repository(AWAY), DIGEST, BOTH)
+        signer.sign_manifest(repository(AWAY), DIGEST, {}, BOTH)
     assert statements.attached == [SBOM, PROVENANCE]
     signatures = Signatures(cosign)
     for tag in ("2.9.1", "2.9.1", "2.9.2"):
@@ -305,7 +338,7 @@ def test_cosign_never_sends_a_login_over_plain_http(
     monkeypatch.setattr(signing, "credentials", lambda _: object())
     with pytest.raises(SigningError, match="cosign would send the login over plain http"):
         Signer(key="key").sign_manifest(repository(address), DIGEST, {})
-    assert {command[1] for command in cosign.programs.calls} == {"public-key"}
+    assert {tuple(command[1:]) for command in cosign.programs.calls} == {("sign", "--help")}
     Signatures(cosign)
     Signer(key="key").sign_manifest(repository(address, insecure=(address,)), DIGEST, {})
     Signer(key="key").sign_manifest(repository(AWAY), DIGEST, {})
@@ -315,10 +348,9 @@ def test_cosign_never_sends_a_login_over_plain_http(
 
 def test_without_a_key_the_log_is_used(cosign: Cosign) -> None:
     statements = Statements(cosign)
-    Signer(key="keyless").sign_manifest(repository(AWAY), DIGEST, {})
-    Signer(key="keyless").attest(repository(AWAY), DIGEST, BOTH)
+    Signer(key="keyless").sign_manifest(repository(AWAY), DIGEST, {}, BOTH)
     assert statements.attached == [SBOM, PROVENANCE]
-    assert [command[1] for command in cosign.programs.calls] == ["sign", "attest", "attest"]
+    assert [command[1] for command in cosign.programs.calls] == ["attest", "attest", "sign"], "sign last"
     words = [word for command in cosign.programs.calls for word in command]
     assert not [word for word in words if word.startswith(("--key", "--tlog", "--allow-http", "--registry"))]
 
@@ -425,7 +457,7 @@ def test_cosign_reaches_a_registry_as_the_client_does(
 
     for name in ("b.cert", "b.key"):
         (tmp_path / AWAY / name).touch()
-    signer.attest(repository(AWAY), DIGEST, {"cyclonedx": b"{}"})
+    signer.sign_manifest(repository(AWAY), DIGEST, {}, {"cyclonedx": b"{}"})
     folder = tmp_path / AWAY
     assert {f"--registry-client-cert={folder}/b.cert", f"--registry-client-key={folder}/b.key"} < set(
         cosign.programs.calls[-1]

@@ -80,6 +80,14 @@ def test_the_cheapest_way_for_each(files: Files, blobs: list[Descriptor]) -> Non
     assert sum(progress) == 60
 
 
+def test_a_repository_that_has_all_blobs_is_asked_first_and_once(files: Files, blobs: list[Descriptor]) -> None:
+    """Each blob was looked for before it was mounted, and again for each image that has it."""
+    registry = MemoryRegistry(others={"staging": blobs})
+    for _ in range(2):
+        push(registry, files, source="staging")
+    assert registry.calls == [*["mount from staging"] * 3, *[f"put {DIGEST}"] * 2]
+
+
 def test_the_same_blob_twice_is_sent_once(files: Files, blobs: list[Descriptor]) -> None:
     """A layer may have the bytes of the configuration."""
     registry = MemoryRegistry()

@@ -268,11 +268,11 @@ def test_another_release_that_takes_the_stamp_wins(bench: PublishBench) -> None:
 def test_a_registry_that_does_not_respond_is_tried_once(bench: PublishBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong name was tried for ten seconds for every image."""
 
-    def ask(registry: MemoryRegistry, _: str) -> str | None:
+    def ask(registry: MemoryRegistry) -> list[str]:
         bench.calls.append("read")
         raise RegistryError("unknown host")
 
-    monkeypatch.setattr(MemoryRegistry, "digest_of", ask)
+    monkeypatch.setattr(MemoryRegistry, "list_tags", ask)
     with pytest.raises(RegistryError, match="unknown host"):
         bench.publish()
     assert bench.calls == ["read"]

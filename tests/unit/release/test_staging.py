@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,8 +129,8 @@ class NamedSigner(Signer):
 
     signed: list[tuple[str, str]]
 
-    def sign_manifest(self, registry: Repository, digest: str, annotations: Mapping[str, str] = {}) -> None:
-        assert registry.manifest(digest), "cosign signs what is in the registry"
+    def sign_manifest(self, repository: Repository, digest: str, *_: Any, **__: Any) -> None:
+        assert repository.manifest(digest), "cosign signs what is in the repository"
         self.signed.append((self.key, digest))
 
 

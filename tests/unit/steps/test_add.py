@@ -780,26 +780,32 @@ def test_the_program_that_imports(tmp_path: Path, programs: None) -> None:
 # ---- signed
 
 
-def test_statements_name_packages_and_parent_and_the_signature_is_last(bench: Bench) -> None:
-    signed: list[tuple[str, str, Any]] = []
+def test_statements_name_packages_and_parent(bench: Bench) -> None:
+    signed: list[tuple[str, Mapping[str, str], Any]] = []
 
     class FakeSigner(Signer):
-        def attest(self, repository: Any, digest: str, statements: Mapping[str, bytes], is_same: Any = None) -> None:
-            signed.append(("attest", digest, {kind: json.loads(text) for kind, text in statements.items()}))
-
-        def sign_manifest(self, repository: Any, digest: str, annotations: Mapping[str, str] = {}) -> None:
+        def sign_manifest(
+            self,
+            repository: Any,
+            digest: str,
+            annotations: Mapping[str, str] = {},
+            statements: Mapping[str, bytes] = {},
+            is_same: Any = None,
+        ) -> None:
             assert "1" not in bench.target.tags
-            signed.append(("sign", digest, annotations))
+            signed.append((digest, annotations, {kind: json.loads(text) for kind, text in statements.items()}))
 
-    bench.uv.pages = {"einops": {"0.8": ""}}
-    asked = request("einops", env={"TEAM": "secret", "A": "b"}, index="https://own.example.test/simple")
+    bench.uv.pages, wheel = {"einops": {"0.8": ""}}, project("einops", version="0.8")
+    bench.offer(wheel)
+    hashed = f"{wheel.name}#sha256={hashlib.sha256(wheel.content).hexdigest()}"
+    asked = request(f"https://git.test/TOKEN/{hashed}", env={"TEAM": "secret", "A": "b"})
     [added] = bench.add(addition(request=asked), signer=FakeSigner(key="k"))
-    [(_, attested, statements), (_, digest, annotations)] = signed
+    [(digest, annotations, statements)] = signed
     statement, sbom = statements["slsaprovenance1"], statements["cyclonedx"]
     assert annotations == {"cell": "", "image": "vision", "tag": "1"}, "nobody can offer it under another name"
-    assert attested == digest == added.digest
+    assert digest == added.digest
     stated = statement["buildDefinition"]["externalParameters"]["request"]
-    assert stated == {"requirements": ["einops"], "env": ["A", "TEAM"]}, "a public log may show it"
+    assert stated == {"requirements": [f"einops @ {hashed}"], "env": ["A", "TEAM"]}, "a public log may show it"
     assert "TEAM=secret" in bench.config()["config"]["Env"]
     dependencies = statement["buildDefinition"]["resolvedDependencies"]
     parent = bench.parent.registry.tags["1"].removeprefix("sha256:")

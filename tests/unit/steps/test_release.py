@@ -468,16 +468,13 @@ def test_an_interrupt_stops_what_is_attached(pair: Pair) -> None:
     passed_board(pair)
 
     class InterruptedSigner(Signer):
-        def attest(self, repository: Repository, digest: str, *_: object) -> None:
+        def sign_manifest(self, repository: Repository, digest: str, *_: Any, **__: Any) -> None:
             if digest == pair.other.digest:
                 main = threading.main_thread().ident
                 assert main is not None
                 signal.pthread_kill(main, signal.SIGINT)
                 assert cast("MemoryRegistry", repository).stop.wait(10)
                 raise StoppedError("stopped")
-
-        def sign_manifest(self, *_: object) -> None:
-            pass
 
     with pytest.raises(KeyboardInterrupt):
         pair.release(signer=InterruptedSigner(key="key"))
@@ -527,10 +524,9 @@ def test_an_index_of_several_architectures_is_signed_before_its_tags_as_the_cell
     signed: list[tuple[str, Mapping[str, str], bool]] = []
 
     class RecordingSigner(Signer):
-        def attest(self, *_: object) -> None:
-            pass
-
-        def sign_manifest(self, repository: Repository, digest: str, annotations: Mapping[str, str] = {}) -> None:
+        def sign_manifest(
+            self, repository: Repository, digest: str, annotations: Mapping[str, str] = {}, *_: Any, **__: Any
+        ) -> None:
             signed.append((digest, annotations, bool(desk.tags)))
 
     suite = Suite.of(desk.project.root)

@@ -35,8 +35,8 @@ from tests.unit.build.assembling import JUPYTER, NOTEBOOK, AssemblyBench
 class NamedSigner(Signer):
     """Its signature is its name, in a tag as that of cosign 2."""
 
-    def sign_manifest(self, registry: Repository, digest: str, annotations: Mapping[str, str] = {}) -> None:
-        registry.put_manifest(_signature_tag(digest), self.key.encode(), MANIFEST_TYPE)
+    def sign_manifest(self, repository: Repository, digest: str, *_: Any, **__: Any) -> None:
+        repository.put_manifest(_signature_tag(digest), self.key.encode(), MANIFEST_TYPE)
 
 
 def _signature_tag(digest: str) -> str:

@@ -62,12 +62,15 @@ class Desk:
         signatures = self.signatures
 
         class MemorySigner(Signer):
-            def attest(
-                self, repository: Any, digest: str, statements: Mapping[str, bytes], is_same: Any = None
+            def sign_manifest(
+                self,
+                repository: Any,
+                digest: str,
+                annotations: Mapping[str, str] = {},
+                statements: Mapping[str, bytes] = {},
+                is_same: Any = None,
             ) -> None:
                 signatures.statements |= {(digest, kind): [text] for kind, text in statements.items()}
-
-            def sign_manifest(self, repository: Any, digest: str, annotations: Mapping[str, str] = {}) -> None:
                 signatures.manifests.setdefault(digest, []).append(dict(annotations))
 
         given = addition("einops", env={"TEAM": "vision"})
