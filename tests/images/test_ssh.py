@@ -198,7 +198,7 @@ def test_each_container_has_its_own_host_key_and_keeps_it_but_an_image_of_it_doe
     other.restart(timeout=10)
     until(lambda: listens(other), seconds=START_S, what="sshd")
     assert fingerprint(other) == before
-    image = other.commit()
+    image = other.commit(pause=False)
     third = start(image=image.id, environment={"SSH_PUBLIC_KEY": client[1]})
     until(lambda: listens(third), seconds=START_S, what="sshd")
     assert fingerprint(third) != before
