@@ -141,8 +141,11 @@ class Tester:
         return coverage_of([*known.reports, *own.reports], own.refused)
 
     def _files(self, image: PlannedImage) -> list[Path]:
-        """The test files of the image's components. Raises ImageTestError if a file is missing."""
-        files = [self._project.root / f"tests/images/test_{name}.py" for name in image.components]
+        """The test files of the image's components. Raises ImageTestError if a file is missing.
+
+        The last component first: tests of a service or a framework take longest, and one process runs a file.
+        """
+        files = [self._project.root / f"tests/images/test_{name}.py" for name in reversed(image.components)]
         if missing := [path.name for path in files if not path.is_file()]:
             raise ImageTestError(f"{image.id}: no tests for a component: tests/images/{', '.join(missing)}")
         return files
@@ -227,7 +230,8 @@ class Tester:
         processes = min(self._processes, 1 + len(tests) // TESTS_EACH)
         if kind == "image" and processes > 1:
             # Tests of one file share containers, which the last of them may end: they stay in their order.
-            options += ["-p", "xdist.plugin", "-n", str(processes), "--dist", "loadfile"]
+            # By itself, xdist begins with the file that has the most tests, which are short ones.
+            options += ["-p", "xdist.plugin", "-n", str(processes), "--dist", "loadfile", "--no-loadscope-reorder"]
         if self._junit:
             options += [f"--junit-xml={self._junit.resolve()}/{image.id}.{LOGS[kind]}.xml", "-o"]
             options += [f"junit_suite_name={image.id}"]
