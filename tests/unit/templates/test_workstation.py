@@ -221,6 +221,7 @@ def test_cuda_visible_devices_is_respected(devices: str | None, expected: tuple[
             {},
             "driver 525.60.12 is too old for the CUDA of this image, which needs 525.60.13",
         ),
+        (Driver("525.60.12", "12.0", (A,)), {}, "with a data-center GPU, add NVIDIA's package cuda-compat"),
     ],
 )
 def test_a_missing_gpu_is_one_warning_or_a_refusal(driver: Driver, environ: dict[str, str], message: str) -> None:

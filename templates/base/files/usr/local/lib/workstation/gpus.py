@@ -172,7 +172,8 @@ def describe(driver: Driver, environ: Mapping[str, str]) -> tuple[list[str], lis
     elif minimum and _numbers(driver.version) < _numbers(minimum):
         warning = (
             f"driver {driver.version} is too old for the CUDA of this image, which needs {minimum} or newer: "
-            "update the driver on the host, or use an image with an older CUDA"
+            "update the driver on the host, use an image with an older CUDA, or, with a data-center GPU, add NVIDIA's "
+            "package cuda-compat to the image"
         )
     if warning and environ.get("GPU_REQUIRED") == "1":
         raise Refusal(f"GPU_REQUIRED=1, but {warning}", UNAVAILABLE)
