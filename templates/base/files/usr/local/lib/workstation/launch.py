@@ -20,7 +20,7 @@ WITHOUT_GPU = Path("/etc/without-gpu.d")
 GPU_MEMORY_HOOK = "/usr/local/lib/gpu-memory-limit"
 TERMINAL = "xterm-256color"
 LOCALE = "C.UTF-8"  # the only one of the image that has UTF-8
-# setlocale(3). Not all that begins with LC_: some terminals set LC_TERMINAL to their own name.
+# From setlocale(3). Other variables that begin with LC_ are no locales: some terminals set LC_TERMINAL to their name.
 LOCALES = (
     "LANG", "LC_ALL", "LC_ADDRESS", "LC_COLLATE", "LC_CTYPE", "LC_IDENTIFICATION", "LC_MEASUREMENT", "LC_MESSAGES",
     "LC_MONETARY", "LC_NAME", "LC_NUMERIC", "LC_PAPER", "LC_TELEPHONE", "LC_TIME",
@@ -87,11 +87,11 @@ def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
     warnings += [
         *gpu_warnings,
         person.workspace_warning() or person.group_warning(),
-        # A command without a GPU is most often short, and would need no more.
+        # Without a GPU there is no NCCL, and most commands, such as `pip list`, start no DataLoader workers.
         shm_warning() if runs_services or gpus.visible(driver.gpus, environ) else "",
         noexec_warning(environ["HOME"]),
     ]
-    if driver == gpus.Driver() and "NVIDIA_VISIBLE_DEVICES" in environ:  # no driver: there is no error to hide
+    if driver == gpus.Driver() and "NVIDIA_VISIBLE_DEVICES" in environ:  # with a driver, they would hide its errors
         environ.update({name: value for name, value in without_gpu() if name not in environ})
     if "GPU_MEMORY_LIMIT" in environ:
         path = environ.get("PYTHONPATH")
@@ -99,7 +99,8 @@ def _start(arguments: list[str], environ: MutableMapping[str, str]) -> int:
     if not variables.flag(environ, "START_QUIET"):
         _print(*(f"warning: {warning}" for warning in warnings if warning), *(lines if runs_services else ()))
     gpus.wait_until_free(driver, environ, _print)
-    if os.getuid() and os.getgid() == 0:  # users with different ids share volumes by the group, but not the user's name
+    # Users with different ids share volumes through group 0, so files must be writable for the group.
+    if os.getuid() and os.getgid() == 0:
         os.umask(0o002)
     for warning in hooks.run(environ):
         _print(f"warning: {warning}")
@@ -170,7 +171,7 @@ def has_locale(name: str) -> bool:
 
 
 def replace_locales(environ: MutableMapping[str, str], is_known: Callable[[str], bool] = has_locale) -> list[str]:
-    """Replaces locales that the image does not have; returns a warning. Each bash, perl and locale would print some."""
+    """Replaces locales that the image does not have; returns a warning. Otherwise bash and perl print warnings."""
     missing = [name for name in LOCALES if environ.get(name) and not is_known(environ[name])]
     if not missing:
         return []
@@ -180,9 +181,9 @@ def replace_locales(environ: MutableMapping[str, str], is_known: Callable[[str],
 
 
 def replace_terminal(environ: MutableMapping[str, str]) -> list[str]:
-    """Replaces a terminal that the image does not know, such as that of kitty; returns a warning. tmux would fail.
+    """Replaces a TERM that the image has no description for, such as xterm-kitty, with which tmux fails.
 
-    As the container's user, because the description may be a file of theirs.
+    Returns a warning. Runs as the container's user, because the description may be a file in the user's home.
     """
     name = environ.get("TERM")
     command = ["/usr/bin/infocmp", "--", name or ""]

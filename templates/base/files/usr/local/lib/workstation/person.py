@@ -18,17 +18,19 @@ HOME = Path("/home/user")
 WORKSPACE = Path("/workspace")
 PACKAGES = Path("/opt/venv/lib/python/site-packages")
 NAMES = Path("/var/lib/extrausers")  # passwd and group of libnss-extrausers, which ignores ids below 500
-_NO_GROUP = _UNMAPPED = 65534  # Debian's nogroup; in a user namespace, every user without an id there
+_NO_GROUP = 65534  # Debian's nogroup
+_UNMAPPED = 65534  # the owner of files whose real owner has no id in the user namespace
 
 
 def target(environ: Mapping[str, str], *, uid: int, runs_server: bool, owner: int) -> tuple[int, int] | None:
-    """The user and group to become, None to stay. `owner` is the owner of the workspace.
+    """The ids of the user and group to change to; None if the user stays. `owner` is the owner of the workspace.
 
-    `runs_server` is whether the launcher will run services or a Jupyter server, not a command of the user.
+    `runs_server`: the launcher will run services or a Jupyter server, not a command of the user.
     """
     is_set = "NB_UID" in environ or "NB_GID" in environ
     if uid != 0 or (not is_set and not runs_server) or int(environ.get("NB_UID", UID)) == 0:
-        return None  # `docker run --user root IMAGE apt-get ...`; rootless Docker, where root is the user of the host
+        # `docker run --user root IMAGE apt-get ...`, or rootless Docker, where root is the host's user.
+        return None
     return int(environ.get("NB_UID", owner or UID)), int(environ.get("NB_GID", 0))
 
 
@@ -44,16 +46,17 @@ def ids_warning(environ: Mapping[str, str], *, uid: int, gid: int) -> str:
 
 
 def become(user: int, group: int, *, chown_home: bool = False) -> None:
-    """Drops root. Sets the ids of the image's `user`, if /etc is writable, and the owner of the files in its home.
+    """Changes root to another user, gives the name `user` these ids, and gives the user the files in the home.
 
-    A mounted home belongs to the host: the owners of its files change only with `chown_home`.
+    The name changes only if /etc is writable. In a mounted home, which belongs to the host, owners change only with
+    `chown_home`.
     """
     try:
         _set_entry(Path("/etc/passwd"), NAME, {2: str(user), 3: str(group)})
         if group:
             _set_entry(Path("/etc/group"), NAME, {2: str(group)}, new=f"{NAME}:x:{group}:")
     except OSError:
-        pass  # read-only: the user has no name, everything else works
+        pass  # /etc is read-only: the user has no name, but everything else works
     device = HOME.lstat().st_dev if HOME.exists() else 0
     if device and (chown_home or device == Path("/").stat().st_dev):
         _change_owner(HOME, device, user, group)
@@ -100,7 +103,7 @@ def _name(uid: int, home: str) -> str:
             with (NAMES / "group").open("a") as file:
                 file.write(f"{NAME}{group}:x:{group}:\n")
     except OSError:
-        pass  # read-only, or the file belongs to an earlier user of the container, or, after a use of dpkg, to root
+        pass  # read-only, or the file belongs to an earlier user of the container, or to root after dpkg ran
     return name
 
 
@@ -172,9 +175,9 @@ def _set_entry(file: Path, name: str, fields: Mapping[int, str], new: str = "") 
 def _change_owner(top: Path, device: int, user: int, group: int) -> None:
     """Changes the owner of the image's own files in `top` on `device`, and of `top`; they belong to 1000:0.
 
-    Users of another container may share a mounted home and exchange a folder for a link at any moment. So each file is
-    opened by its name in an open folder, without following links, and what was opened is what is checked and changed.
-    There is no recursion, because users decide how deep a home is.
+    Users of another container may share a mounted home and exchange a folder for a link at any moment. So this opens
+    each file by its name in an open folder, without following links, and checks and changes only the opened file. It
+    does not recurse, because a user could make folders deeper than Python's limit of recursion.
     """
     levels = [(os.open(top.parent, os.O_PATH), [top.name])]
     while levels:

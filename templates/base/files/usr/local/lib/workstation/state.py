@@ -1,4 +1,4 @@
-"""The folder with the state of a running container: tokens, configuration of sshd, names of the services."""
+"""The state folder of a running container: tokens, the configuration of sshd, the names of the services."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def make() -> Path:
 
 
 def forget_copies(folder: Path) -> None:
-    """Empties a folder that `docker commit` copied into an image: each container has tokens and keys of its own.
+    """Empties a state folder that `docker commit` copied into an image: each container has tokens and keys of its own.
 
-    Only the kernel sets the time of a file's last change (ctime): a restart keeps it, and a copy has another one. The
-    host's name may be that of several containers: `--hostname`, `--network host`.
+    A copy is recognized by the ctime of the file `made`, which only the kernel sets: a restart keeps it, a copy has
+    another one. The host name cannot tell containers apart: with `--hostname` and `--network host`, several share it.
     """
     if not _is_copy(folder):
         return
@@ -56,9 +56,9 @@ def _is_copy(folder: Path) -> bool:
 
 
 def forget_copies_of_others() -> None:
-    """For root at the start: removes the folders of all users that `docker commit` copied into the image.
+    """Removes the state folders of all users that `docker commit` copied into the image; called at a start as root.
 
-    `rmtree` follows no links, whatever their owners do meanwhile.
+    Users could exchange files for links meanwhile, but `rmtree` follows no links.
     """
     for place in (*_places("*"), KEPT / "of-*"):
         for folder in place.parent.glob(place.name):
@@ -69,7 +69,10 @@ def forget_copies_of_others() -> None:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether the launcher that made this folder runs. A change of all files' modes makes it look like a copy."""
+    """Whether the launcher that made this folder still runs.
+
+    Then it is no copy, even if it looks like one: `chmod -R` changes the ctime of its files.
+    """
     try:
         record = (folder / LAUNCHER).read_text()
         return record == process(int(record.split()[0]))
@@ -78,9 +81,9 @@ def is_in_use(folder: Path) -> bool:
 
 
 def process(number: int) -> str:
-    """A process by its id, start and control group; a command that replaces the launcher keeps them.
+    """Identifies a process by its id, start time and control group, which a command that replaces the launcher keeps.
 
-    The control group differs in a copy that runs beside the first container, with `--pid=host`.
+    With `--pid=host`, a copy of the container sees the same processes, but is in another control group.
     """
     folder = Path(f"/proc/{number}")
     start = (folder / "stat").read_text().rpartition(")")[2].split()[19]  # proc(5)
@@ -88,13 +91,13 @@ def process(number: int) -> str:
 
 
 def kept() -> Path | None:
-    """Creates a folder for what other containers on the same volume have too, such as host keys; None if that fails."""
+    """Creates the folder for what containers on the same volume share, such as host keys; None if that fails."""
     folder = KEPT / f"of-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         if not _is_ours(folder, os.getuid()):
             return None
-        if folder.stat().st_dev == Path("/").stat().st_dev:  # no volume, which may be a copy from a backup
+        if folder.stat().st_dev == Path("/").stat().st_dev:  # on a volume, it may be restored from a backup
             forget_copies(folder)
     except OSError:
         return None
@@ -102,7 +105,10 @@ def kept() -> Path | None:
 
 
 def find(file: str) -> Path | None:
-    """The folder with this file whose launcher runs: of this user; for root, which may run the health check, of any."""
+    """The state folder of this user that has this file and whose launcher runs; for root, of any user.
+
+    Root may run the health check, which looks for the services of the container's user.
+    """
     uid = os.getuid()
     for place in _places(str(uid) if uid else "*"):
         for folder in sorted(place.parent.glob(place.name)):
@@ -113,7 +119,10 @@ def find(file: str) -> Path | None:
 
 
 def _is_live(folder: Path, owner: int, file: str) -> bool:
-    """Looks into the folder as its owner. Root may not: with --cap-drop ALL it lacks CAP_DAC_OVERRIDE."""
+    """Whether the folder has this file and its launcher runs.
+
+    Reads the folder as its owner: with --cap-drop ALL, root lacks CAP_DAC_OVERRIDE and cannot read it.
+    """
     uid = os.geteuid()
     try:
         os.seteuid(owner)

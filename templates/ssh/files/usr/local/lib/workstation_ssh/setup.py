@@ -27,7 +27,7 @@ TYPES = (
     "sk-ssh-ed25519@openssh.com",
     "sk-ecdsa-sha2-nistp256@openssh.com",
 )
-# Variables that a session must not have from the container: those that it sets itself, and those of the services.
+# Variables that a session does not get from the container: sshd or the shell sets them, or they are of other services.
 NOT_FOR_SESSIONS = {"HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "SHLVL", "_", "TERM", "MAIL", "JUPYTER_TOKEN"}
 CONFIG = """\
 Port {port}
@@ -39,7 +39,7 @@ AllowUsers {user}
 AuthenticationMethods publickey
 PubkeyAuthentication yes
 PasswordAuthentication no
-# Two names of the same option: before OpenSSH 8.7, the second overrides the first.
+# Two names of the same option. Before OpenSSH 8.7, the second one overrides the first.
 KbdInteractiveAuthentication no
 ChallengeResponseAuthentication no
 PermitEmptyPasswords no
@@ -48,7 +48,7 @@ HostbasedAuthentication no
 GSSAPIAuthentication no
 KerberosAuthentication no
 UsePAM no
-# The keys are in a folder that only this user can read, below a folder that others can write.
+# StrictModes would refuse the folder of the keys, because others can write to the folder above it.
 StrictModes no
 PermitUserEnvironment no
 PermitUserRC no
@@ -65,9 +65,9 @@ Subsystem sftp internal-sftp -d /workspace -u {umask:03o}
 
 
 def public_key(line: str) -> str:
-    """`type base64` of one public key; without its comment. Raises ValueError for anything else.
+    """One public key as `type base64`, without its comment. Raises ValueError for anything else.
 
-    Source: RFC 4253, 6.6: the blob begins with its own type.
+    The decoded key begins with the name of its type (RFC 4253, 6.6).
     """
     if "PRIVATE KEY" in line:
         raise ValueError("this is a private key: create a new pair, and use the key in its .pub file")
@@ -87,7 +87,7 @@ def public_key(line: str) -> str:
 
 
 def keys(environ: Mapping[str, str]) -> list[str]:
-    """All keys that may log in. Raises ValueError with the name of the variable, or the file and its line."""
+    """The public keys that may log in. The text of a ValueError begins with the variable, or the file and line."""
     accepted = []
     if text := environ.get("SSH_PUBLIC_KEY", ""):
         accepted.append(_public_key("SSH_PUBLIC_KEY", text.strip(" \r\n")))
@@ -118,7 +118,7 @@ def _text(file: str) -> str:
 
 
 def _public_key(where: str, line: str) -> str:
-    """As `public_key`; the error begins with `where`."""
+    """Calls `public_key`; puts `where` before the text of its error."""
     try:
         return public_key(line)
     except ValueError as error:
@@ -126,7 +126,7 @@ def _public_key(where: str, line: str) -> str:
 
 
 def set_env(environ: Mapping[str, str], *, escapes: bool) -> str:
-    """sshd's SetEnv line: a session has the environment of `docker exec`. Source: sshd_config(5).
+    """The SetEnv line of sshd_config(5), which gives a session the environment of `docker exec`.
 
     Omits values that such a line cannot contain, and the session's own variables. Without `escapes` (OpenSSH 8.7 and
     newer), it also omits values with a quotation mark.
@@ -150,12 +150,12 @@ def accepts_escapes(version: str) -> bool:
 
 
 def host_key(home: Path | None, folder: Path) -> Path:
-    """The container's host key in `home`, which is generated at its first start; without a home, in `folder`."""
+    """The container's host key in `home`, or without a home in `folder`. Generates the key if it does not exist."""
     key = (home or folder) / "ssh_host_key"
     if not home:
         print("warning: the host key changes at every start: make /var/lib/workstation writable", flush=True)
     public, draft = Path(f"{key}.pub"), Path(f"{key}.new")
-    if not key.exists():  # it is renamed last, so it is complete if it exists
+    if not key.exists():  # renamed last, so a key that exists is complete
         for old in (draft, Path(f"{draft}.pub")):
             old.unlink(missing_ok=True)
         command = ["/usr/bin/ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(draft)]
@@ -207,6 +207,6 @@ def main(home: Path | None) -> int:
             environment=set_env(session, escapes=accepts_escapes(version)),
         )
     )
-    if os.getuid() == 0:  # NB_UID=0: sshd of root needs this folder, which Debian's service makes
+    if os.getuid() == 0:  # with NB_UID=0: sshd as root needs this folder, which Debian's own service creates
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     return subprocess.run(["/usr/sbin/sshd", "-t", "-f", str(config)], check=False).returncode
