@@ -311,7 +311,11 @@ def matrix_line(line: str, entry: FrameworkVersion) -> str:
 
 
 def summarize_reason(reason: str) -> str:
-    """uv's reason in one sentence, without its conclusions; after the setting of matrix.yaml that causes it, if any."""
+    """uv's reason in one sentence, without its conclusions; after the setting of matrix.yaml that causes it, if any.
+
+    Of several faults in the wheels, the first: the others follow from the same version of CUDA.
+    """
+    reason = re.sub(r"^\d+ faults in .*\n(.*)[\s\S]*", r"\1", reason)
     setting, found, rest = " ".join(reason.replace("`", "").split()).rpartition("this resolves. ")
     cause = re.sub(r"^.*?Because ", "", rest)
     sentence = re.split(r"(?<=[a-z])\. (?=[A-Z])|, we can conclude| hint: ", cause)[0]

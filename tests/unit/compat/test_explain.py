@@ -386,6 +386,7 @@ def test_uv_resolves_the_matrix_with_the_cell() -> None:
         ),
         ("Because " + "x" * 900, "x" * 297 + "..."),
         ("", ""),
+        ("2 faults in the wheels of x\nx: needs CUDA 13\n  -> Correct it.\nx: a is for CUDA 13", "x: needs CUDA 13"),
     ],
 )
 def test_the_reason_of_uv_in_a_sentence(reason: str, sentence: str) -> None:
