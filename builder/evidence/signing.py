@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import json
 import operator
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -101,34 +100,33 @@ class Signer:
         notes = [f"--annotations={name}={value}" for name, value in annotations.items()]
         for _ in range(ATTEMPTS):
             # cosign sends 5 requests to verify, so it looks only for what is listed.
-            before, added = self._listed_kinds(repository, digest), set[str]()
+            listed, is_complete = self._listed_kinds(repository, digest), True
             for kind, predicate in statements.items():
                 uri = PREDICATE_TYPES.get(kind, kind)
-                if before[uri] and self._has_statement(repository, digest, kind, json.loads(predicate), is_same):
+                if uri in listed and self._has_statement(repository, digest, kind, json.loads(predicate), is_same):
                     continue
                 with TemporaryDirectory() as folder:
                     path = Path(folder) / "predicate.json"
                     path.write_bytes(predicate)
                     options = [*self._options, f"--type={kind}", f"--predicate={path}"]
                     _cosign_manifest(repository, digest, "attest", "--yes", *options)
-                added.add(uri)
+                is_complete = False
             # Last: once a manifest has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.
-            outputs = self._made_before(repository, digest, "verify") if before[_SIGN_PREDICATE] else []
+            outputs = self._made_before(repository, digest, "verify") if _SIGN_PREDICATE in listed else []
             if not any(_signatures(printed, annotations) for printed in outputs):
                 _cosign_manifest(repository, digest, "sign", "--yes", *self._options, *notes)
-                added.add(_SIGN_PREDICATE)
-            if not added or self.key == KEYLESS:  # `trust` need not have the identity of a job
-                return
-            if added <= (self._listed_kinds(repository, digest) - before).keys():
+                is_complete = False
+            # Otherwise verifies what it added: another job may have replaced the list by one with its own statement.
+            if is_complete or self.key == KEYLESS:  # `trust` need not have the identity of a job
                 return
         raise SigningError(
             f"{repository.name}: a statement or signature of {digest} is still missing after {ATTEMPTS} attempts",
             hint="Another job may be signing images in this repository: run this again after it ends.",
         )
 
-    def _listed_kinds(self, repository: Repository, digest: str) -> Counter[str]:
-        """The number of statements and signatures of a manifest by their predicate type; none of them is checked."""
-        kinds = Counter[str]()
+    def _listed_kinds(self, repository: Repository, digest: str) -> set[str]:
+        """The predicate types of the statements and signatures of a manifest, none of which is checked."""
+        kinds = set[str]()
         for suffix in (".att", ".sig"):  # of cosign 2: a layer for each
             if stored := repository.manifest(f"{digest.replace(':', '-')}{suffix}"):
                 name = f"list of {suffix} of {repository.name}@{digest}"
