@@ -141,7 +141,7 @@ class Assembler:
         if missing:
             self._uses = Counter(wheel.sha256 for layer in missing for wheel in layer.wheels)
             wheels = {wheel.sha256: wheel for layer in missing for wheel in layer.wheels}.values()
-            meter = Meter(run.view, "wheels", "fetched", sum(wheel.size for wheel in wheels))
+            meter = Meter(run.view, "wheels", "downloaded", sum(wheel.size for wheel in wheels))
             fetcher = self._fetcher = Fetcher(run.host.index, self._store.downloads, progress=meter.add)
             for wheel in sorted(wheels, key=lambda wheel: -wheel.size):
                 self._wheels[wheel.sha256] = self._fetching.submit(fetcher.fetch, wheel)

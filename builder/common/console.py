@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -18,7 +19,8 @@ from rich.text import Text
 
 from builder.common.text import duration, printable, size
 
-_STYLES = {"done": "green", "failed": "bold red", "waiting": "dim"}
+_STYLES = {"done": "green", "failed": "bold red"}
+_COUNTED = ("done", "failed", "waiting")  # states that the table counts
 
 
 @dataclass
@@ -45,7 +47,7 @@ class View:
 
     @contextmanager
     def live(self) -> Iterator[None]:
-        """Shows the table while the block runs, on a terminal."""
+        """On a terminal, shows a line for each image in progress, and a total, while the block runs."""
         table = Live(get_renderable=self._table, console=self.console, refresh_per_second=8, transient=True)
         with table if self.is_live else nullcontext():
             yield
@@ -105,22 +107,25 @@ class View:
         table.add_column(justify="right", no_wrap=True)
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         with self._lock:
+            states = Counter(row.state for row in self.rows.values())
             for image, row in self.rows.items():
-                if row.state in ("done", "failed"):
-                    continue  # `end` printed a line of its own
+                if row.state in _COUNTED:
+                    continue  # only what runs has a line: a terminal has no room for 60 images
                 elapsed = duration(time.monotonic() - row.began) if row.began else ""
                 state = Text(row.state, style=_STYLES.get(row.state, "cyan"))
                 table.add_row(Text(image, style="bold"), state, elapsed, Text(printable(row.note)))
+        if counts := ", ".join(f"{states[state]} {state}" for state in _COUNTED if states[state]):
+            table.add_row("total", "", "", counts)
         return table
 
 
 class Meter:
-    """A count of bytes, shown in a row of a view: often on a terminal, every few seconds elsewhere. Thread-safe.
+    """A count of bytes, shown in a row of a view: often on a terminal, at most every 15 s elsewhere. Thread-safe.
 
-    `total` is 0 if it is unknown. `verb` is a participle, such as "fetched".
+    `total` is 0 if it is unknown. `verb` is a participle, such as "downloaded".
     """
 
-    PLAIN_S, LIVE_S = 5.0, 0.2
+    PLAIN_S, LIVE_S = 15.0, 0.2  # every 5 s, a log of CI had 40 lines while one image was loaded
 
     def __init__(self, view: View, row: str, verb: str, total: int) -> None:
         self._view, self._row, self._verb, self._total = view, row, verb, total

@@ -129,7 +129,7 @@ def add(run: Run, additions: Sequence[Addition], options: AddOptions) -> list[Ad
     if not options.dry_run and (options.test or not all(each.target.registry for each in additions)):
         run.engine.check()  # before anything is downloaded
     run = replace(run, host=replace(run.host, index=added_wheels.with_indexes(run.host.index, additions)))
-    program, progress = Uv(run.host), Meter(run.view, "wheels", "fetched", 0).add
+    program, progress = Uv(run.host), Meter(run.view, "wheels", "downloaded", 0).add
     fetcher = Fetcher(run.host.index, run.store.downloads, progress=progress, catalogue=program.catalogue)
     made: list[Added] = []
     for addition in additions:

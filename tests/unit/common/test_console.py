@@ -41,11 +41,11 @@ def test_the_table_on_a_terminal() -> None:
         view.end("first-cell", "done", "12 tests passed")
         rest = MemoryConsole()
         rest.print(view._table())
-    first, second = table.text.splitlines()
+    first, total = table.text.splitlines()
     assert first.split()[:2] == ["first-cell", "building"]
     assert first.rstrip().endswith("RUN it")
-    assert second.split() == ["second-cell", "waiting"]
-    assert "first-cell" not in rest.text
+    assert total.split() == ["total", "1", "waiting"]
+    assert rest.text.split() == ["total", "1", "done,", "1", "waiting"]
     assert "12 tests passed" in console.text
 
 
@@ -54,11 +54,12 @@ def test_notes_are_neither_markup_nor_escape_sequences() -> None:
     console, terminal = MemoryConsole(), MemoryConsole(terminal=True)
     for output in (console, terminal):
         view = View(output)
+        view.begin("a", "building")
         view.note("a", "[image 2/9] RUN [/x] \x1b[2Jhere")
         table = MemoryConsole()
         table.print(view._table())
-        assert table.text.split() == ["a", "waiting", "[image", "2/9]", "RUN", "[/x]", "here"]
-    assert console.text == "a: [image 2/9] RUN [/x] here\n"
+        assert table.text.split() == ["a", "building", "0.0", "s", "[image", "2/9]", "RUN", "[/x]", "here"]
+    assert console.text == "a: building\na: [image 2/9] RUN [/x] here\n"
 
 
 class Clock:
@@ -79,20 +80,24 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     [
         (
             3_000_000,
-            [(1.0, 100_000), (3.9, 100_000), (0.2, 100_000), (1.0, 100_000), (3.9, 100_000)],
-            ["wheels: 3.0 MB to be fetched", "wheels: 300 kB of 3.0 MB fetched"],
+            [(1.0, 100_000), (13.9, 100_000), (0.2, 100_000), (1.0, 100_000), (13.9, 100_000)],
+            ["wheels: 3.0 MB to be downloaded", "wheels: 300 kB of 3.0 MB downloaded"],
         ),
-        (2000, [(0, 1999), (1, 1)], ["wheels: 2 kB to be fetched", "wheels: done in 1.0 s: 2 kB of 2 kB fetched"]),
-        (9000, [(0, 5000), (0, -3000), (5, 0)], ["wheels: 9 kB to be fetched", "wheels: 2 kB of 9 kB fetched"]),
-        (0, [(0, 7_000_000), (5, 1_000_000)], ["wheels: 8.0 MB fetched"]),
-        (0, [(6, 0), (6, 7_000_000), (6, 0), (6, 1)], ["wheels: 7.0 MB fetched"]),
+        (
+            2000,
+            [(0, 1999), (1, 1)],
+            ["wheels: 2 kB to be downloaded", "wheels: done in 1.0 s: 2 kB of 2 kB downloaded"],
+        ),
+        (9000, [(0, 5000), (0, -3000), (15, 0)], ["wheels: 9 kB to be downloaded", "wheels: 2 kB of 9 kB downloaded"]),
+        (0, [(0, 7_000_000), (15, 1_000_000)], ["wheels: 8.0 MB downloaded"]),
+        (0, [(16, 0), (16, 7_000_000), (16, 0), (16, 1)], ["wheels: 7.0 MB downloaded"]),
     ],
-    ids=["every five seconds", "the last byte", "bytes that are lost", "unknown total", "nothing new"],
+    ids=["every 15 seconds", "the last byte", "bytes that are lost", "unknown total", "nothing new"],
 )
 def test_a_meter_prints_plain_lines(
     console: MemoryConsole, clock: Clock, total: int, added: list[tuple[float, int]], lines: list[str]
 ) -> None:
-    meter = Meter(View(console), "wheels", "fetched", total)
+    meter = Meter(View(console), "wheels", "downloaded", total)
     for pause, count in added:
         clock.now += pause
         meter.add(count)
@@ -101,10 +106,10 @@ def test_a_meter_prints_plain_lines(
 
 def test_a_meter_on_a_terminal_is_updated_often(clock: Clock) -> None:
     view = View(MemoryConsole(terminal=True))
-    meter = Meter(view, "wheels", "fetched", 9000)
+    meter = Meter(view, "wheels", "downloaded", 9000)
     notes = []
     for pause in (0.125, 0.125, 0.125, 0.125):
         clock.now += pause
         meter.add(1000)
         notes.append(view.rows["wheels"].note)
-    assert notes == ["", "2 kB of 9 kB fetched", "2 kB of 9 kB fetched", "4 kB of 9 kB fetched"]
+    assert notes == ["", "2 kB of 9 kB downloaded", "2 kB of 9 kB downloaded", "4 kB of 9 kB downloaded"]
