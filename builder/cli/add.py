@@ -99,7 +99,10 @@ def add_command(
 
     is_request = bool(parent or files or env or target or index or keep)
     if (bool(refresh), bool(team), is_request).count(True) != 1 or (is_request and not (parent and target)):
-        raise UsageError("name a PARENT and the image to make (-t), or an image to --refresh, or a file of images (-f)")
+        raise UsageError(
+            "name a PARENT and the image to make (-t), or an image to --refresh, or a file of images (-f)",
+            hint="For example: builder add org/pt-cuda:2.14-jupyter transformers -t org/llm:1",
+        )
     with run.store.used(), run.view.live():
         if refresh:
             image = parse_image(refresh)

@@ -75,9 +75,11 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
     project = context.project
     locks = {cell.group: GROUP_LOCKS.find(project.root, cell.group) for cell in project.cells}
 
+    view = View(context.err)
+
     def resolve(matrix: Matrix, cell: Cell) -> str:
-        context.say(f"{cell.id}: resolving")
-        return Resolver(project, context.host, View(context.err), matrix).reason(cell)
+        view.say_once(f"{cell.id}: resolving")  # a second time with the constraints that the first one needs
+        return Resolver(project, context.host, view, matrix).reason(cell)
 
     cell = explain.cell_of_combination(project.matrix, targets[0])
     explanation = Explainer(
@@ -99,7 +101,7 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
         reason = f"; released anyway: {end.after_support}" if end.after_support else ""
         click.echo(f"{end.sentence(context.today)} ({end.source}){reason}")
     if (python := project.matrix.python.get(cell.python)) and python.not_built:
-        click.echo(f"not built yet: {python.not_built}")
+        click.echo(f"its images are not in the set `all`: {python.not_built}")
 
 
 def _on_gpu(context: Context, targets: Sequence[str], gpu_name: str, driver: str) -> None:

@@ -62,7 +62,7 @@ def end_of(matrix: Matrix, path: tuple[str, ...]) -> SupportEnd | None:
             release, debian = known.debian.get(name), matrix.debian.get(name)
             if release is None:
                 return None
-            source = release.source + (f"; of its security team {release.security}, then LTS" if release.lts else "")
+            source = release.source + (f"; security team until {release.security}, then LTS" if release.lts else "")
             reason, last = debian.after_support if debian else "", release.lts or release.security
             return SupportEnd(path=path, name=f"Debian {name}", last=last, source=source, after_support=reason)
         case "python", version:
@@ -140,7 +140,7 @@ def not_built(matrix: Matrix, cells: Iterable[Cell], *, are_built: bool = False)
         f"{_named(members)}: built and tested: delete `not_built` of python.{version} "
         f"({matrix.where('python', version, 'not_built')}), to add them to the set `all`"
         if are_built
-        else f"{_named(members)}: not built yet: {matrix.python[version].not_built}"
+        else f"{_named(members)}: not in the set `all`: {matrix.python[version].not_built}"
         for version, members in by_python.items()
     ]
 

@@ -13,6 +13,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from builder.common.errors import RegistryError, UsageError, VerifyError
 from builder.common.reference import ImageRef
+from builder.common.text import listed
 from builder.engine.run import Run
 from builder.index.wheels import LONGEST, LockedWheel
 from builder.layers import oci, stored_images
@@ -129,7 +130,8 @@ def find_images(run: Run, reference: ImageRef, arch: str) -> Sequence[ImageSourc
         return [StoredSource(manifest=run.store.read(stored[matches[0]].digest), store=run.store)]
     raise UsageError(
         f"the store {run.store.root} has no image {str(reference)!r}",
-        hint=f"Images in the store: {', '.join(stored) or 'none'}. For an image in a registry, use REGISTRY/NAME:TAG.",
+        hint=f"Images in the store: {listed(sorted(stored), 5) or 'none'}; `builder gc --dry-run` lists all. For an "
+        "image in a registry, use REGISTRY/NAME:TAG.",
     )
 
 

@@ -90,7 +90,7 @@ def _catalog_image(
     )
     if not tagged.is_expected or tagged.repository is None:
         not_built = project.matrix.python[cell.python].not_built
-        reason = f"not built yet: {not_built}" if not_built else "not released yet"
+        reason = not_built or "not released yet"
         return replace(image, reason="its tag names another image" if tagged.digest else reason)
     if project.matrix.evidence and tagged.signature != status.YES:
         return replace(image, reason="no signer that matrix.yaml names has signed it")
