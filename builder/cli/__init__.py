@@ -65,7 +65,7 @@ class Commands(UserDict[str, Any]):
 
 
 class LazyGroup(click.Group):
-    """A group whose --help lists the commands without importing them."""
+    """A group whose help lists the commands without importing them."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -87,7 +87,9 @@ Exit codes:
 """
 
 
-@click.group(cls=LazyGroup, commands=Commands(COMMANDS), epilog=EPILOG, context_settings=SETTINGS)
+@click.group(
+    cls=LazyGroup, commands=Commands(COMMANDS), epilog=EPILOG, context_settings=SETTINGS, invoke_without_command=True
+)
 @click.option(
     "--root",
     type=click.Path(file_okay=False, path_type=Path),
@@ -134,6 +136,15 @@ def cli(context: click.Context, root: Path | None, wait: bool, store: Path | Non
     To find out more: explain (does a combination work, and if not, why), doctor (can this machine build
     images). `builder COMMAND --help` describes each command.
     """
+    if not context.invoked_subcommand:
+        # The whole help has 80 lines, of which a terminal shows the last ones: the exit codes.
+        formatter = context.make_formatter()
+        cli.format_usage(context, formatter)
+        formatter.write(f"\n  {cli.get_short_help_str(80)}\n")
+        cli.format_commands(context, formatter)
+        formatter.write("\n`builder --help` has the order of the steps; `builder COMMAND --help` describes a command.")
+        click.echo(formatter.getvalue())
+        return
     from builder.cli.context import Context  # noqa: PLC0415  takes 0.05 s; --help does not need it
 
     context.obj = replace(context.obj or Context(), root=root, wait=wait, store_root=store, store_limit=store_limit)

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from builder import __version__
@@ -87,6 +86,19 @@ class Context:
     def say(self, text: str) -> None:
         self.err.print(Text(text), soft_wrap=True)
 
+    def print_table(self, header: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[str] = ()) -> None:
+        """Prints rows in columns, of which `right` are aligned right.
+
+        Without Rich, which takes 1 ms for each row, pads the last column, and on 80 columns left "REL…" of a column.
+        """
+        lines = [header, *rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for number, line in enumerate(lines):
+            columns = zip(header, line, widths, strict=True)
+            texts = [cell.rjust(width) if name in right else cell.ljust(width) for name, cell, width in columns]
+            text = "  ".join(texts).rstrip()
+            click.echo(click.style(text, bold=True) if number == 0 and self.out.color_system else text)
+
     def print_json(self, data: Any) -> None:
         """Prints the result of a command for scripts."""
         click.echo(json.dumps(data, indent=1))
@@ -148,13 +160,3 @@ def parse_image(text: str) -> ImageRef:
         return ImageRef.parse(text)
     except ValueError as error:
         raise UsageError(str(error)) from error
-
-
-def new_table(*columns: str, right: Collection[str] = (), fold: Collection[str] = ()) -> Table:
-    """A table without lines. Columns in `right` are aligned right; those in `fold` may be broken to fit."""
-    table = Table(box=None, pad_edge=False)
-    for name in columns:
-        justify: Literal["left", "right"] = "right" if name in right else "left"
-        overflow: Literal["fold", "ellipsis"] = "fold" if name in fold else "ellipsis"
-        table.add_column(name, justify=justify, no_wrap=name not in fold, overflow=overflow)
-    return table

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import click
-from rich.table import Table
 from rich.text import Text
 
 from builder.build import doctor
-from builder.cli.context import Context, new_table
+from builder.cli.context import Context
 from builder.common.console import View
 from builder.common.errors import EngineError, UsageError
 from builder.common.files import short_digest
@@ -26,14 +25,14 @@ def doctor_command(context: Context) -> None:
     Shows what is present (ok), what is absent but only some tasks need (note), and what is absent and every build needs
     (missing).
     """
-    table = Table(box=None, show_header=False, pad_edge=False)
     styles = {"ok": "green", "note": "yellow", "missing": "bold red"}
-    missing = []
-    for name, state, detail in doctor.examine(context.run(context.project)):
-        table.add_row(Text(state, style=styles[state]), name, Text(detail))
-        missing += [name] if state == "missing" else []
-    context.out.print(table)
-    if missing:
+    checks = list(doctor.examine(context.run(context.project)))
+    width = max(len(name) for name, _, _ in checks)
+    for name, state, detail in checks:
+        text = Text(f"{state:<7}", style=styles[state])
+        indented = detail.replace("\n", "\n" + " " * (width + 11))
+        context.out.print(text, Text(f"  {name:<{width}}  {indented}"), sep="", soft_wrap=True)
+    if missing := [name for name, state, _ in checks if state == "missing"]:
         raise EngineError(f"missing: {', '.join(missing)}")
 
 
@@ -50,8 +49,8 @@ def doctor_command(context: Context) -> None:
 def gc_command(context: Context, dry_run: bool, patterns: Sequence[str]) -> None:
     """Show the images in the store, and delete unused blobs.
 
-    Blobs are files of the store: layers, configurations and manifests. SIZE is the size of an image; OWN is the part
-    that no other image shares. If an image is incomplete, nothing is deleted.
+    Blobs are files of the store: layers, configurations and manifests. SIZE is the size of an image, UNIQUE the
+    part that no other image shares. If an image is incomplete, nothing is deleted.
     """
     store = context.store
     store.require()
@@ -73,14 +72,15 @@ def gc_command(context: Context, dry_run: bool, patterns: Sequence[str]) -> None
     would = "would be " if dry_run else ""
     for name in names:
         context.say(f"{would}removed: {name}")
-    table = new_table("IMAGE", "MANIFEST", "SIZE", "OWN", right=["SIZE", "OWN"])
-    for use in garbage.image_uses(store, without=names):
-        table.add_row(use.name, short_digest(use.manifest), size(use.bytes), size(use.own))
-    context.out.print(table)
+    uses = garbage.image_uses(store, without=names)
+    rows = [(use.name, short_digest(use.manifest), size(use.bytes), size(use.own)) for use in uses]
+    context.print_table(("IMAGE", "MANIFEST", "SIZE", "UNIQUE"), rows, right=("SIZE", "UNIQUE"))
     context.say(f"store: {store.root}, {size(store.size())}")
     if freed.packages:
         kept = counted(len(freed.packages), "Debian package")
-        context.say(f"kept to make its operating systems again: {kept}, {size(sum(freed.packages.values()))}")
+        context.say(
+            f"kept, to make the operating systems of these images again: {kept}, {size(sum(freed.packages.values()))}"
+        )
     parts = f"{counted(len(freed.blobs), 'unused blob')}, {counted(len(freed.leftovers), 'leftover')}"
     context.say(f"{would}freed: {size(freed.bytes)} ({parts})")
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from itertools import zip_longest
 
 import click
-from rich.table import Table
-from rich.text import Text
 
-from builder.cli.context import Context, new_table
+from builder.cli.context import Context
 from builder.cli.options import CELLS_HELP, Size, cells_argument, format_option, staging_option
 from builder.common.console import View
 from builder.common.errors import LockError, UsageError, for_cells
@@ -56,8 +53,8 @@ def plan_command(
 ) -> None:  # fmt: skip
     """Show what would be built: cells, tags, layers, sizes. Needs no engine, and no network without --unreleased.
 
-    SIZE is the download size of the wheels and Debian packages. ADDS is the part that is in no image higher in the
-    table; OWN is the part that is in no other image in the table.
+    SIZE is the download size of the wheels and Debian packages. NOT ABOVE is the part that no image higher in the table
+    has.
     """
     if is_release and form != "gitlab":
         raise UsageError("--publish needs --format gitlab")
@@ -96,45 +93,36 @@ def plan_command(
             click.echo(f"{name}={value}")
     else:
         if len(images) == 1 or (images and layers):
-            context.out.print(_layer_table(planned))
+            _print_layers(context, planned)
         elif images:
-            _print_images(planned, bold=bool(context.out.color_system))
+            _print_images(context, planned)
         if len(images) > 1:
-            total, unique = planned.sum_bytes, planned.unique_bytes
-            percent = f" ({100 * unique / total:.0f} %)" if total else ""
-            text = f"{counted(len(images), 'image')}: {size(total)} in total, {size(unique)} in unique layers{percent}"
-            context.out.print(text, soft_wrap=True)
+            total, once = planned.sum_bytes, planned.unique_bytes
+            percent = f" ({100 * once / total:.0f} %)" if total else ""
+            shared = f"with the layers that they share counted once, {size(once)}{percent}"
+            click.echo(f"{counted(len(images), 'image')}: {size(total)}; {shared}")
         context.say_support(project, [image.cell for image in images])
         context.say_not_built(project, [image.cell for image in images])
         if unlocked:
             context.say(f"not locked: {unlocked}   ({lock})")
 
 
-def _print_images(planned: Plan, *, bold: bool) -> None:
-    """One row per image, with its shortest tag. Not by Rich, which takes 1 ms for each row."""
-    rows = [("CELL", "LAYERS", "WHEELS", "SIZE", "ADDS", "OWN", "TAG")]
-    users = Counter(layer.inputs for image in planned.images for layer in image.layers)
+def _print_images(context: Context, planned: Plan) -> None:
+    """Prints one row per image, with its shortest tag."""
+    rows = []
     lengths = {layer.inputs: layer.bytes for image in planned.images for layer in image.layers}
     above: set[str] = set()
     for image in planned.images:
         inputs = {layer.inputs for layer in image.layers}
-        adds = sum(lengths[layer] for layer in inputs - above)
-        own = sum(lengths[layer] for layer in inputs if users[layer] == 1)
+        added = sum(lengths[layer] for layer in inputs - above)
         above |= inputs
-        total, added, alone = (size(count) if count else "-" for count in (image.bytes, adds, own))
-        counts = (str(len(image.layers)), str(len(image.wheels)))
-        rows.append((image.id, *counts, total, added, alone, image.references[-1]))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for number, (cell, *numbers, tag) in enumerate(rows):
-        columns = [text.rjust(width) for text, width in zip(numbers, widths[1:-1], strict=True)]
-        name = cell.ljust(widths[0])
-        line = "  ".join([click.style(name, bold=True) if bold and number else name, *columns, tag])
-        click.echo(click.style(line, bold=True) if bold and not number else line)
+        rows.append((image.id, size(image.bytes), size(added) if added else "-", image.references[-1]))
+    context.print_table(("CELL", "SIZE", "NOT ABOVE", "TAG"), rows, right=("SIZE", "NOT ABOVE"))
 
 
-def _layer_table(planned: Plan) -> Table:
-    """One row per layer, beside the tags of its image."""
-    table = new_table("CELL", "LAYER", "WHEELS", "SIZE", "TAGS", right=["WHEELS", "SIZE"], fold=["TAGS"])
+def _print_layers(context: Context, planned: Plan) -> None:
+    """Prints one row per layer, beside the tags of its image."""
+    table = []
     for image in planned.images:
         rows = [
             (
@@ -146,6 +134,5 @@ def _layer_table(planned: Plan) -> Table:
         ]
         rows.append(("total", str(len(image.wheels)), size(image.bytes)))
         for number, (row, tag) in enumerate(zip_longest(rows, image.references, fillvalue=None)):
-            table.add_row(Text(image.id, style="bold") if number == 0 else "", *(row or ("", "", "")), tag or "")
-        table.add_section()
-    return table
+            table.append((image.id if number == 0 else "", *(row or ("", "", "")), tag or ""))
+    context.print_table(("CELL", "LAYER", "WHEELS", "SIZE", "TAGS"), table, right=("WHEELS", "SIZE"))

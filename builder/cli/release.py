@@ -8,12 +8,11 @@ from dataclasses import asdict, fields
 from typing import Any
 
 import click
-from rich.text import Text
 
 from builder.build.layer_lookup import LayerLookup
 from builder.build.outcomes import Report
 from builder.cli import options
-from builder.cli.context import Context, new_table
+from builder.cli.context import Context
 from builder.cli.images import gpu_option, show_outcomes
 from builder.common import git
 from builder.common.errors import UsageError
@@ -282,16 +281,17 @@ def status_command(
     if form == "json":
         context.print_json(list(map(asdict, rows)))
         return
+    is_remote = not here and (reader.area or registry)
     hidden = ("support", "digest", "tags", "signer", "framework", "release", "newest", "days_behind")
     names = [field.name for field in fields(Status) if field.name not in hidden]
-    shown = [name for name in names if not (here and name in status.OF_REGISTRY)]
-    table = new_table(*("TIME" if name == "seconds" else name.upper() for name in shown))
+    shown = [name for name in names if is_remote or name not in status.OF_REGISTRY]
+    table = []
     for row in rows:
         tests_time = "-" if row.seconds is None else duration(row.seconds)
         age = "-" if row.packages is None else counted(row.packages, "day")
         values = vars(row) | {"seconds": tests_time, "packages": age}
-        table.add_row(*(Text(values[name]) for name in shown))
-    context.out.print(table)
+        table.append([values[name] for name in shown])
+    context.print_table(["TIME" if name == "seconds" else name.upper() for name in shown], table)
     for line in dict.fromkeys(row.age for row in rows if row.days_behind):
         context.say(line)
     context.say_support(project, selected)

@@ -70,6 +70,13 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Fail:
 # ---- help
 
 
+def test_without_a_command_the_commands_are_listed(run: Run) -> None:
+    result = run()
+    assert (result.code, result.err) == (0, "")
+    assert len(result.out.splitlines()) < 30
+    assert set(COMMANDS) <= {line.split()[0] for line in result.out.splitlines() if line.startswith("  ")}
+
+
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_help_lists_commands_and_exit_codes(run: Run, flag: str) -> None:
     result = run(flag)
@@ -244,7 +251,8 @@ def test_one_image_is_shown_by_layers(run: Run) -> None:
     assert "quartz bytecode" in result.out
     assert re.search(r"\bos +6 kB", result.out), "the size of its Debian packages"
     assert f"{TAG}:0.5.3-cu129-py311" in result.out
-    assert "unique" not in result.out  # one image shares no layers
+    assert not re.search(r" +$", result.out, re.M)
+    assert "counted once" not in result.out  # one image shares no layers
     assert result.err == f"not locked: {UNLOCKED}   (builder lock {UNLOCKED})\n"
 
 
@@ -253,13 +261,12 @@ def test_several_images_are_shown_in_a_line_each(run: Run, tiny: Project) -> Non
     plain, board = (image.bytes for image in plan.make_plan(tiny, tiny.select(ids)).images)
     added = size(board - plain)
     head, first, second, last = run("plan", *ids).out.splitlines()
-    assert head.split() == ["CELL", "LAYERS", "WHEELS", "SIZE", "ADDS", "OWN", "TAG"]
-    assert first.split() == [CELL, "5", "4", *size(plain).split(), *size(plain).split(), "-", f"{TAG}:0.5"]
-    assert second.split() == [
-        f"{CELL}-board", "7", "5", *size(board).split(), *added.split(), *added.split(), f"{TAG}:0.5-board"
-    ]  # fmt: skip
+    assert head.split() == ["CELL", "SIZE", "NOT", "ABOVE", "TAG"]
+    assert first.split() == [CELL, *size(plain).split(), *size(plain).split(), f"{TAG}:0.5"]
+    assert second.split() == [f"{CELL}-board", *size(board).split(), *added.split(), f"{TAG}:0.5-board"]
     percent = round(100 * board / (plain + board))
-    assert last == f"2 images: {size(plain + board)} in total, {size(board)} in unique layers ({percent} %)"
+    shared = f"with the layers that they share counted once, {size(board)} ({percent} %)"
+    assert last == f"2 images: {size(plain + board)}; {shared}"
     layers = run("plan", "--layers", *ids)
     assert "quartz bytecode" in layers.out
     assert layers.out.splitlines()[-1] == last
@@ -331,7 +338,7 @@ def test_ends_of_support_and_cells_that_were_not_built_are_named(
     assert run(*arguments, today=date(2028, 7, 1)).err == BOOKWORM
     edit('"3.11": {debian: bookworm}', '"3.11": {debian: bookworm, not_built: "nobody can fetch it"}')
     after = run(*arguments, today=date(2028, 4, 30))
-    assert after.err == "1 image of qz-0.5-cu129-py311: not built yet: nobody can fetch it\n"
+    assert after.err == "1 image of qz-0.5-cu129-py311: not in the set `all`: nobody can fetch it\n"
     assert after.out == before.out
 
 

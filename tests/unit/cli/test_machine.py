@@ -35,7 +35,7 @@ def test_gc_deletes_unused_blobs_and_images_by_name_or_pattern(run: Run, tiny: P
     assert "would be removed: example/image:1.untested\n" in preview.err
     assert re.search(r"would be freed: [0-9]+ B \(7 unused blobs, 0 leftovers\)", preview.err)
     head, kept = preview.out.splitlines()
-    assert head.split() == ["IMAGE", "MANIFEST", "SIZE", "OWN"]
+    assert head.split() == ["IMAGE", "MANIFEST", "SIZE", "UNIQUE"]
     manifest = store.images()["example/kept:1"].digest
     assert kept.split()[:2] == ["example/kept:1", short_digest(manifest)]
     result = run("gc", *forget)
