@@ -94,7 +94,7 @@ def choose_wheels(
             raise RefusedError(
                 f"{addition.target}: another {wheel.file} is requested than the parent has", hint=CONFLICT
             )
-    # Exact files are requested: those of the parent are no choice.
+    # Of a package that is requested from an index, the wheel of the parent is no candidate, unless it is held.
     others = {name: wheel for name, wheel in parent.packages.items() if name in held or name not in indexes}
     kept = parent.kept if len(others) == len(parent.packages) else replace(parent, packages=others).kept
     target = Target(
@@ -200,7 +200,7 @@ def _reason(error: str, package: str) -> str:
 
 
 def check_cuda(addition: Addition, parent: Parent, wheels: Mapping[str, LockedWheel]) -> None:
-    """Raises RefusedError for CUDA libraries that do not fit those of the parent, and for known conflicts."""
+    """Raises RefusedError for CUDA libraries that do not fit the CUDA of the parent, and for known conflicts."""
     label = re.match(r"[0-9]+", parent.image.labels.get(CUDA_LABEL, ""))
     expected = int(label[0]) if label else 0  # the CPU
     new = [each for each in wheels.values() if is_cuda_wheel(each.file)]

@@ -48,10 +48,10 @@ _PROGRAM, _RESULT = "tmp/compile.py", "/tmp/bytecode.zip"  # noqa: S108  in a co
 
 
 class Assembler:
-    """Makes the images of one run. `start` starts their layers, `build` waits for those of one image.
+    """Makes the images of one run. `start` begins to make all layers, `build` waits for the layers of one image.
 
-    `jobs` is the number of operating systems that are made at a time. `lookup` and `archives` are those that looked for
-    stale locks: they skip servers that did not respond then.
+    `jobs` operating systems are made at a time. `lookup` and `archives` are the objects that already looked for stale
+    locks: they skip the servers that did not respond.
     """
 
     def __init__(

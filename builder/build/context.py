@@ -16,9 +16,9 @@ Origin = Literal["built", "loaded", "present"]
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedImage:
-    """An image in the engine. `digest` is that of its manifest.
+    """An image in the engine. `digest` is the digest of the image's manifest.
 
-    An image built from a Dockerfile has no manifest before it is pushed: `digest` is then its id in the engine.
+    An image built from a Dockerfile has no manifest before a push: `digest` is then the image's id in the engine.
     """
 
     id: str

@@ -235,10 +235,10 @@ class Mmdebstrap:
     ) -> Path:
         """Makes a file system in an empty `folder`; returns the path of its tar.
 
-        `name` is the row in the view and the name of the log, `arguments` are those of mmdebstrap.sh, the first of them
-        the Debian release, and `files` (path -> content) are those that it reads. `debs` are the packages to install
-        and their files by SHA-256. Without them, installs current packages of the archives, on this machine. `arch` is
-        the architecture of the file system. Raises BuildError with the last lines of the output, DiskError,
+        `name` names the row in the view and the log. `arguments` are passed to mmdebstrap.sh, the Debian release first;
+        the script reads `files` (path -> content). `debs` are the packages to install, and their files by SHA-256;
+        without `debs`, mmdebstrap installs the archives' current packages, on this machine. `arch` is the architecture
+        of the file system. Raises BuildError with the last lines of the output, DiskError,
         EngineError, UsageError for an archive with a password.
         """
         project, engine, release = self._run.project, self._run.engine, arguments[0]

@@ -22,9 +22,10 @@ from builder.release.tagging import TagChange
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result for one image. `coverage` is that of its test results, including those of earlier runs.
+    """The result for one image. `coverage` says which tests passed, in this run and in earlier ones.
 
-    `digest` is that of its manifest in a registry, `sent` what this machine sent there, None if it sent nothing.
+    `digest` is the digest of the image's manifest in a registry. `sent` counts the bytes that this machine sent to the
+    registry, None if it sent nothing.
     """
 
     image: PlannedImage
@@ -81,8 +82,8 @@ class Outcome:
 class Report:
     """The result of a command, up to the error that ended it, if there was one.
 
-    `stamp` is that of the release that it staged or published, `tags` are the tags that it set or found. `written` are
-    the files of the checkout that it changed.
+    `stamp` names the release that the command staged or published. `tags` are the tags that the command set or found,
+    `written` the files of the checkout that it changed.
     """
 
     outcomes: list[Outcome] = field(default_factory=list)
@@ -125,10 +126,10 @@ def for_each_image(
     step: Callable[[PlannedImage], Outcome],
     ready: Iterable[PlannedImage] | None = None,
 ) -> dict[str, Outcome]:
-    """Calls `step` for `jobs` images at a time; returns outcomes by image id, an error in that of its image.
+    """Calls `step` for `jobs` images at a time. Returns the outcomes by image id; an outcome has the image's error.
 
-    `ready` yields the images in the order in which they can begin, and may wait for each; by default, all can. An
-    internal error or an interrupt stops the tests that run, and is raised.
+    `ready` yields the images in the order in which they can begin, and may block until the next one can; by default,
+    all images can begin. An internal error or an interrupt stops the running tests, and is raised.
     """
     if len(images) > 1:
         here = f"{counted(machine.processors(), 'processor')}, {size(machine.memory())} of memory"
@@ -168,9 +169,9 @@ def for_each_image(
 
 
 def failure(outcomes: Sequence[Outcome], what: str = "images failed") -> BuilderError | None:
-    """One error for all failures, or None. A failure that images share is named once, with those images.
+    """One error for all failures, or None. A failure that several images share is listed once, with their ids.
 
-    The hint for a wheel that the index no longer has names one cell of each group: the others share its lock.
+    The hint for a wheel that the index no longer has names one cell per group: the cells of a group share a lock.
     """
     images: dict[str, list[PlannedImage]] = {}
     first: dict[str, BuilderError] = {}

@@ -62,8 +62,8 @@ def run_tests(
 ) -> Results:  # fmt: skip
     """Runs test files of the checkout `root` for the image that `subject` describes, and returns their results.
 
-    `scratch` is an empty folder, `options` are more of pytest, `variables` those of the engine. `on_line` is as for
-    `Programs.run`.
+    `scratch` is an empty folder, `options` go to pytest, `variables` tell docker-py where the engine is. `on_line`
+    is as for `Programs.run`.
     """
     described, report, figures = (scratch / name for name in ("image.json", "report.jsonl", "figures.jsonl"))
     described.write_text(json.dumps(subject), encoding="utf-8")

@@ -25,7 +25,7 @@ class BuilderError(Exception):
     title = "error"
 
     def __init_subclass__(cls, exit_code: int = 0, title: str = "") -> None:
-        """A kind of error of its own has both; other subclasses have those of their base."""
+        """A new kind of error has a title and an exit code; any other subclass inherits both from its base."""
         if exit_code:
             cls.exit_code, cls.title = exit_code, title
 

@@ -147,11 +147,10 @@ class AptRunner(ABC):
 
 @contextmanager
 def open_archive(release: str, host: Host, runner: AptRunner, arch: Arch = AMD64) -> Iterator[Archive]:
-    """The archives of a Debian release, with the lists of packages in a temporary folder. Raises LockError.
+    """Opens the archives of a Debian release; apt keeps its lists of packages in a temporary folder. Raises LockError.
 
-    apt chooses packages for any architecture on any machine.
-
-    Where this machine has no apt, or lacks Debian's keys or archives, runs apt in a container of Debian.
+    Any machine can look up the packages of any architecture. A machine that has no apt, or lacks Debian's keys or
+    archives, runs apt in a container of Debian.
     """
     kinds, reason = {source.kind for source in host.apt.sources}, ""
     missing = [kind for kind in ("main", "security") if kind not in kinds]

@@ -112,7 +112,7 @@ class Archives:
             yield Place.of(DEFAULT_SNAPSHOT, dated)
 
     def _sources(self) -> tuple[AptSource, ...]:
-        """The archives of this machine's apt; those that it lacks as apt in a container of Debian has them, if any."""
+        """The archives that this machine's apt uses. A missing archive comes from apt in a Debian container."""
         sources = self._host.apt.sources
         kinds = {source.kind for source in sources}
         if {"main", "security"} <= kinds:

@@ -48,10 +48,10 @@ def _check_source(value: str) -> str:
 
 @model(frozen=True, kw_only=True, config=STRICT)
 class DebianPackage:
-    """A Debian package; `size` in bytes and `sha256` are those of its .deb file.
+    """A Debian package; `size` (in bytes) and `sha256` describe the .deb file.
 
-    `source` is its field `Source`: empty if its source package has the same name and version. No layer depends on it.
-    `packages.sh` needs `sha256` to be last.
+    `source` is the field `Source`: empty if the source package has the same name and version. No layer depends on
+    `source`. `packages.sh` needs `sha256` to be last.
     """
 
     name: AptPackage
@@ -80,9 +80,9 @@ class DebianPackage:
 
 @model(frozen=True, kw_only=True, config=STRICT)
 class OsLock:
-    """The lock of an operating system: all its packages, those of the release itself included, sorted by name.
+    """The lock of an operating system: all packages, including the packages of the release itself, sorted by name.
 
-    `time` is the time at which it was made (UTC), as snapshot archives write it: 20261122T210000Z.
+    `time` is when the lock was made (UTC), in the form of snapshot archives: 20261122T210000Z.
     """
 
     debian: str

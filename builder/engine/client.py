@@ -221,7 +221,7 @@ class Engine:
 
         Calls `on_line` with each line of its output, as `printable` text. If the status is 0, writes the file `result`
         of the container to `out`. Kills the container after `timeout_s` seconds. Raises EngineError if `stopped` was
-        set before it starts. `settings` are those of docker-py's `containers.create`.
+        set before it starts. `settings` are passed to docker-py's `containers.create`.
         """
         # Other log drivers may not give the output back. Without a limit, a command could fill the engine's disk.
         log_config = LogConfig(type=LogConfig.types.JSON, config={"max-size": "256m", "max-file": "2"})
@@ -326,7 +326,7 @@ class Engine:
     def running(self, image: str, *, checkout: str, **options: Any) -> Iterator[RunningContainer]:
         """A new container to run programs in; it is removed at the end, and ends by itself if this process is killed.
 
-        `options` are those of `start`.
+        `options` are passed to `start`.
         """
         sleep = ["sleep", str(LONGEST_S)]
         container = self.start(image, checkout=checkout, command=sleep, init=True, auto_remove=True, **options)

@@ -37,7 +37,7 @@ Progress = Callable[[int], None]
 class Loader:
     """Loads images of a store into an engine. Thread-safe.
 
-    `checkout` is a label of temporary images: `Engine.sweep` removes those of a killed run.
+    `checkout` is a label of temporary images, by which `Engine.sweep` removes the images of a killed run.
     """
 
     def __init__(self, engine: Engine, store: Store, checkout: str, view: View) -> None:
@@ -124,7 +124,7 @@ class Loader:
     def _check_blobs(self, image: Image) -> None:
         """Raises DamagedError if the store lacks a blob of the image or removed a damaged one.
 
-        Raises BuildError for a layer whose contents are not those that are recorded, after removing its blob.
+        Raises BuildError for a layer whose contents differ from the record, after removing the layer's blob.
         """
         self._store.remove_damaged([image.config.digest, *(layer.digest for layer in image.layers)])
         for blob in stored_images.missing(self._store, image.manifest.digest):
@@ -179,7 +179,7 @@ def _header(name: str, size: int) -> bytes:
 
 @dataclass
 class PullProgress:
-    """Counts the bytes of layers in the messages of a pull. `status` is that of the messages that count.
+    """Counts the bytes of layers in the messages of a pull. Only messages with this `status` count.
 
     `is_retrying`: a download failed at least once.
     """

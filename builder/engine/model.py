@@ -28,7 +28,7 @@ EMULATION_HINT = (
 class EngineInfo:
     """An engine. `store` is overlay2 (image id = config digest) or containerd (image id = manifest digest).
 
-    `root` is the folder of the store. Podman has a store called overlay, with ids as those of overlay2.
+    `root` is the folder of the store. Podman's store is called overlay; its image ids are the same as in overlay2.
 
     `id` is unique to an engine of Docker, empty for Podman.
 

@@ -1,8 +1,8 @@
-"""Evidence in a registry: attached to the image that it is about, usually signed, it is a report.
+"""Reports: evidence that is attached to an image in a registry, and usually signed.
 
-A report counts if its evidence does, and if a signer that `evidence` in matrix.yaml lists has signed it. An unsigned
-one counts if this machine ran the tests itself. A release attaches the evidence that counted to the image as one signed
-statement, for those who have no checkout.
+A report counts if its evidence counts, and if a signer that `evidence` in matrix.yaml lists has signed the report. An
+unsigned report counts if this machine ran the tests. A release attaches the evidence that counted to the image as one
+signed statement, for readers without a checkout.
 """
 
 from __future__ import annotations

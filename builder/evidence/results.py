@@ -1,12 +1,12 @@
 """Test results of images: evidence of one run, reports that count, and the coverage by all of them together.
 
-Evidence is about one image, by the digest of its manifest, and about one run of its tests on one machine: of the image
-tests, or of the GPU tests. The machine that ran them keeps it in `.builder/evidence`. `builder.evidence.reports`
-attaches it to the image in a registry. No machine copies the results of another one.
+Evidence names one image, by the digest of its manifest, and one run on one machine: of the image tests, or of the GPU
+tests. The machine that ran the tests keeps the evidence in `.builder/evidence`. `builder.evidence.reports` attaches
+evidence to the image in a registry. No machine copies the results of another one.
 
-Evidence counts if it is about exactly this image, this plan and the test files of this checkout. A pass must have
-results of all tests that the image must pass. Together, the newest results of the image tests, and those of the GPU
-tests on each kind of GPU, must be passes.
+Evidence counts if it is for exactly this image, this plan and the test files of this checkout. A pass must have results
+of all tests that the image must pass. The newest image tests must be a pass, and so must the newest GPU tests on every
+kind of GPU.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def write_evidence(state: Path, evidence: Evidence) -> None:
 
 
 def read_evidence(state: Path, image: str) -> list[Evidence]:
-    """This machine's evidence of an image. Leaves out what cannot be read: those tests are run again."""
+    """This machine's evidence of an image. Leaves out files that cannot be read, so their tests are run again."""
     found: list[Evidence] = []
     for path in sorted((state / "evidence").glob(f"{image.replace(':', '-')}.*.json"), reverse=True):
         with suppress(OSError, UnicodeDecodeError, ValidationError):

@@ -53,7 +53,7 @@ def sbom_of_additions(
     added: Iterable[LockedWheel],
     debian: Iterable[InstalledPackage],
 ) -> bytes:
-    """The same for an image that wheels were added to; those of its parent are `kept`, which has the Debian packages.
+    """The SBOM of an image with additions; `kept` are the wheels of its parent, which also has the Debian packages.
 
     The SHA-256 of Debian packages is not known: dpkg does not record it.
     """

@@ -1,8 +1,8 @@
 """The test files of a checkout, and their tests.
 
-Read without running them, from syntax trees: the modules of `tests` that a file imports are part of the suite too.
-These files use nothing of `builder`, which gives them plain data about the image: of its modules, only the one that
-runs them is part of the suite, without its own imports. Other changes of the builder do not require all tests again.
+The files are parsed, not run: the modules of `tests` that a test file imports are part of the suite too. Test files
+import nothing from `builder`; they get plain data about the image. Of `builder`, only the module that runs the tests is
+part of the suite, without its imports. So other changes of `builder` do not require all tests to run again.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def gpu_test(framework: str) -> str:
 
 @cache
 def _imports(content: bytes) -> frozenset[str]:
-    """The names that a module imports, and those that it imports from each."""
+    """The modules that a module imports, and `module.name` for a name from a module, which may be a module, too."""
     names: set[str] = set()
     for node in ast.walk(_parse(content)):
         if isinstance(node, ast.Import):

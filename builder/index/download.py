@@ -68,10 +68,10 @@ class _RetryError(Exception):
 
 
 class FileFetcher(ABC, Generic[_File]):
-    """Downloads locked files to `folder`, named by their SHA-256; several processes may share the folders.
+    """Downloads locked files to `folder`, named by their SHA-256. Several processes may share `folder` and `parts`.
 
-    Subclasses find the addresses. `parts` is the folder of incomplete files, `session` downloads all files unless a
-    subclass has several, `progress` gets numbers of bytes. Ends soon after `stopped` is set.
+    A subclass finds the address of a file, and may have several sessions instead of `session`. `parts` holds incomplete
+    files. `progress` is called with numbers of bytes. A download ends soon after `stopped` is set.
     """
 
     again = DOCTOR  # hints: if a file is absent, or is another one
@@ -188,7 +188,7 @@ class FileFetcher(ABC, Generic[_File]):
             raise FetchError(f"{locked.file}: the download was stopped", hint=_KEPT)
 
     def _attempt(self, locked: _File, part: Download, url: str) -> None:
-        """Resumes an earlier attempt, or starts. Discards a part whose bytes are not those of the file."""
+        """Resumes an earlier attempt, or starts. Discards a part if the complete file does not match its SHA-256."""
         if locked.size and part.size > locked.size:
             part.clear()
         try:
@@ -235,7 +235,7 @@ class FileFetcher(ABC, Generic[_File]):
 
 
 class Fetcher(FileFetcher[LockedWheel]):
-    """Downloads wheels that an index lists, or copies those of a folder, into one folder.
+    """Downloads wheels that an index lists, or copies wheels from a folder, into one folder.
 
     Warns of a yanked wheel. `catalogue` may have read the pages of the default index.
     """

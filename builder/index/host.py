@@ -134,7 +134,7 @@ class Host:
         return replace(self, archives=replace(self.apt, sources=sources))
 
     def sources_list(self, release: str) -> str:
-        """apt's one-line sources for a Debian release from this machine's archives; empty: keep those of the image."""
+        """apt's one-line sources for a Debian release from this machine's archives; empty: the image keeps its own."""
         suites = {"main": release, "updates": f"{release}-updates", "security": f"{release}-security"}
         lines = []
         for source in self.apt.sources:
@@ -191,7 +191,7 @@ def read_host() -> Host:
 
 
 def host_for_project(project: Project) -> Host:
-    """This machine's settings, with those of a matrix for indexes, registries and archives. Raises UsageError."""
+    """This machine's settings, with the matrix's settings for indexes, registries and archives. Raises UsageError."""
     matrix = project.matrix
     registries = RegistrySettings(insecure=tuple(matrix.insecure))
     expired = frozenset(release for release, debian in matrix.debian.items() if debian.ignore_valid_until)

@@ -30,7 +30,7 @@ METADATA = "text/plain; charset=utf-8"
 
 
 class LocalIndex:
-    """The answers of the server. `failures` are those of the indexes; `absent` are packages that they do not have.
+    """The answers of the server. `failures` are the failures of the indexes, `absent` the packages that no index has.
 
     The wheels in `kept` are listed with the wheels of the index. For a package in `held`, or if the index does not have
     the same file, only the wheel in `kept` is listed. Thread-safe.

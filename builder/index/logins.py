@@ -16,7 +16,7 @@ DOCS = "docs/matrix.md, Package indexes"
 
 
 def variables(name: str) -> tuple[str, str]:
-    """The environment variables of an index's user and password. The same as those of uv."""
+    """The environment variables with the user and the password of an index. uv reads the same variables."""
     prefix = f"UV_INDEX_{name.upper().replace('-', '_')}"
     return f"{prefix}_USERNAME", f"{prefix}_PASSWORD"
 

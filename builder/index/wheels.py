@@ -32,7 +32,7 @@ STRICT = ConfigDict(extra="forbid", strict=True)
 class LockedWheel:
     """A wheel in a lock; `size` in bytes; `index` is the name of its index in matrix.yaml, empty for the default.
 
-    `license` and `supplier` are those of its METADATA, empty if it names none or if an older builder locked it.
+    `license` and `supplier` come from METADATA; empty if METADATA names none, or if an older builder made the lock.
     """
 
     name: _Word

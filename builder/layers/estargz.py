@@ -33,7 +33,7 @@ TOC = "stargz.index.json"
 PREFETCH_LANDMARK = ".prefetch.landmark"
 NO_PREFETCH_LANDMARK = ".no.prefetch.landmark"
 LANDMARK_CONTENT = b"\x0f"
-RESERVED = (TOC, PREFETCH_LANDMARK, NO_PREFETCH_LANDMARK)  # files that a layer has beside those of its image
+RESERVED = (TOC, PREFETCH_LANDMARK, NO_PREFETCH_LANDMARK)  # files of a layer that are not files of the image
 TOC_ANNOTATION = "containerd.io/snapshot/stargz/toc.digest"
 SIZE_ANNOTATION = "io.containers.estargz.uncompressed-size"  # with it, Podman can reuse files that it has
 FOOTER = 51  # bytes
@@ -122,9 +122,10 @@ def _rfc3339(seconds: int) -> str:
 def describe_content(
     entry: dict[str, Any], sha256: str, chunks: Sequence[tuple[int, int, str]]
 ) -> Iterator[dict[str, Any]]:
-    """The entries of the TOC for a file: `entry` with its first chunk, if it has content, and one for each other chunk.
+    """The TOC entries of a file: `entry`, with the first chunk if the file has content, and one entry per other chunk.
 
-    `sha256` is that of the content. `chunks` are position in the blob, size and SHA-256 of each, empty for the same.
+    `sha256` is the SHA-256 of the content. `chunks` are the position in the blob, the size and the SHA-256 of every
+    chunk; an empty SHA-256 means `sha256`.
     """
     if not chunks:
         yield entry

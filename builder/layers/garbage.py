@@ -24,10 +24,11 @@ MOST_DAMAGED = 5  # damaged images that an error names
 
 @dataclass(frozen=True, kw_only=True)
 class Garbage:
-    """Files that no image of the store uses, as path -> bytes; `leftovers` are downloads, temporary files, records.
+    """The files that no image of the store uses, with their sizes in bytes.
 
-    `packages` are no garbage: the Debian packages of which the operating systems of images were made, blob -> bytes.
-    With them, this machine can make the operating systems again after the archives have replaced packages.
+    `blobs` are unused blobs; `leftovers` are downloads, temporary files and records of layers. `packages` are kept: the
+    Debian packages from which the operating systems of the images were made. Debian's archives delete a package when it
+    has a newer version, and this machine can still make the same operating system from the kept ones.
     """
 
     blobs: Mapping[Path, int]
@@ -41,7 +42,7 @@ class Garbage:
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """An image of the store: `bytes` of all its blobs, `own` of those that no other image has."""
+    """An image of the store. `bytes` is the size of all blobs, `own` the size of blobs that no other image has."""
 
     name: str
     manifest: str
@@ -86,7 +87,7 @@ def incomplete_images(stored: Store, *, without: Collection[str] = ()) -> dict[s
 
 
 def find_garbage(stored: Store, *, without: Collection[str] = ()) -> Garbage:
-    """The garbage, including that of the images `without` as if they were removed. Writes nothing.
+    """Finds the garbage, as if the images in `without` were removed already. Writes nothing.
 
     Layers kept for the next build are garbage. Raises DamagedError if another named image is incomplete.
     """
@@ -115,7 +116,7 @@ def find_garbage(stored: Store, *, without: Collection[str] = ()) -> Garbage:
 
 
 def remove_garbage(stored: Store, *, without: Collection[str] = (), wait: bool = False) -> Garbage:
-    """Removes the names `without` and frees the garbage; returns it.
+    """Removes the images named in `without`, deletes the garbage, and returns a record of what was deleted.
 
     Raises BusyError if another process uses the store, or DamagedError, before anything is changed.
     """
@@ -130,7 +131,7 @@ def remove_garbage(stored: Store, *, without: Collection[str] = (), wait: bool =
 
 
 def missing_bytes(stored: Store, images: Iterable[PlannedImage]) -> int:
-    """The bytes of the wheels and Debian packages of the layers that the store lacks, of which it may have some."""
+    """The bytes to download for missing layers: all their wheels and Debian packages, even if the store has some."""
     layers = {layer.inputs: layer.bytes for image in images for layer in image.layers if layer.bytes}
     return sum(count for inputs, count in layers.items() if not stored_layers.stored_layer(stored, inputs))
 

@@ -28,7 +28,7 @@ FORMAT: Literal[4] = 4
 
 @model(frozen=True, kw_only=True, config=STRICT)
 class _File:
-    """`layers` are those of wheels and of bytecode, `systems` operating systems; each by its inputs."""
+    """`layers` are layers of wheels and of bytecode, `systems` operating systems; both are keyed by their inputs."""
 
     layers: dict[str, Layer]
     systems: dict[str, Layer]

@@ -131,7 +131,7 @@ class LayerWheels:
 def config(
     settings: Settings, layers: Sequence[Layer], history: Sequence[str], *, created: str, labels: Mapping[str, str]
 ) -> bytes:
-    """The configuration as JSON; `created` is RFC 3339, `labels` follow those of the settings."""
+    """The configuration as JSON. `created` is in RFC 3339; `labels` come after the labels of the settings."""
     inner: dict[str, Any] = {
         "User": settings.user,
         "Env": [f"{name}={value}" for name, value in settings.env.items()],

@@ -118,7 +118,7 @@ class Store(Blobs):
         self.remove_names([instead_of], {image: manifest})
 
     def remove_names(self, names: Collection[str], added: Mapping[str, Descriptor] = {}) -> None:
-        """Removes names of images, so that `gc` frees what only these images use, and sets those in `added`."""
+        """Removes names of images, so that `gc` frees what only these images use, and sets the names in `added`."""
         with self.disk_errors(), self.locked(fcntl.LOCK_EX, "index.lock"):
             before = self.images()
             after = {name: manifest for name, manifest in before.items() if name not in names} | dict(added)

@@ -1,4 +1,4 @@
-"""The layers that the store records by their inputs; makes those of wheels and of plain files."""
+"""The layers that the store records by their inputs. Makes layers of wheels and layers of plain files."""
 
 from __future__ import annotations
 
@@ -170,9 +170,9 @@ def read_component_files(project: Project, image: PlannedImage) -> dict[str, Ent
 def component_file_entries(files: Mapping[str, Entry], folders: tuple[str, ...]) -> Iterator[Entry]:
     """The entries of plain files, sorted by path, each folder before its contents.
 
-    All are prefetched: they are few, and a start reads half of them. `folders` are those of the operating system that
-    are not 0755 root:root. A layer must not write them, except those of the environment, whose mode it has. Raises
-    BuildError for a file in one of the others.
+    Every file is prefetched: there are few, and a start reads half of them. `folders` are the folders of the operating
+    system that are not 0755 root:root. Raises BuildError for a file in such a folder, because the layer would make the
+    folder 0755 root:root. Only folders of the environment keep their own mode.
     """
     seen: set[str] = set()
     for path in sorted(files):

@@ -159,7 +159,7 @@ def _cuda_faults(
 
 
 def cuda_majors(wheels: Iterable[LockedWheel], expected: int) -> dict[int, str]:
-    """CUDA major -> the first of the CUDA wheels that is for it; `expected` is that of the image."""
+    """The name of the first CUDA wheel, by CUDA major version; `expected` is the major version of the image."""
     majors: dict[int, str] = {}
     for wheel in wheels:
         if wheel.name.startswith("nvidia-cutlass-dsl-"):  # for both majors at once, in nvidia_cutlass_dsl/cu12 and cu13

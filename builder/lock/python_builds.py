@@ -1,7 +1,7 @@
 """uv's builds of Python: lists them, locks one by its hash, and downloads it.
 
-The pinned uv contains a list of its builds with their hashes, one build for each release. The address is that of uv's
-mirror setting (`UV_PYTHON_INSTALL_MIRROR`, `python-install-mirror`), or uv's default.
+The pinned uv contains the list of builds with their hashes, one build for each release. Builds are downloaded from uv's
+mirror setting (`UV_PYTHON_INSTALL_MIRROR`, `python-install-mirror`), or from uv's default address.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def _is_wheel_of(requirement: Requirement) -> bool:
 
 
 def check_hashes(requested: Iterable[Requested], wheels: Mapping[str, LockedWheel]) -> None:
-    """As pip: if one requirement has hashes, every wheel must have one of those of its name. Raises LockError."""
+    """As pip: if a requirement has a hash, every wheel must have one that its package lists. Raises LockError."""
     allowed: dict[str, set[str]] = {}
     for each in requested:
         allowed.setdefault(each.name, set()).update(each.hashes)

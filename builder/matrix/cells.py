@@ -16,7 +16,7 @@ from builder.common.errors import MatrixError, UsageError, did_you_mean
 from builder.matrix.schema import AMD64, ARM64, CPU, Arch, Matrix, cuda_major
 
 NOT_BUILT = "not-built"
-# Besides those of each Debian release and each framework.
+# Every Debian release and every framework names a set, too.
 BUILT_IN_SETS = ("all", "unsupported", NOT_BUILT, ARM64)
 CUDA = "cuda"  # the component with NVIDIA's libraries
 ID = re.compile(r"([a-z]+)-([0-9.]+)-(cu[0-9]+|cpu)-(py[0-9]+)(?:-([a-z][a-z0-9]*))??(?:-(arm64))?", re.ASCII)
@@ -177,10 +177,11 @@ def _unused(where: str, pattern: str, ids: Iterable[str]) -> str:
 
 
 def components(matrix: Matrix, cell: Cell) -> tuple[str, ...]:
-    """The components of a cell, each after all that it needs: the framework, those of its line, those of the variant.
+    """The components of a cell: the framework, its line's components, the variant's components.
 
-    On the cpu there is no `cuda` component, and nothing of the line that needs it. Components with `only_on` are left
-    out elsewhere.
+    A component comes after all components that it needs. A CPU cell has no `cuda` component, and no component of the
+    line that needs `cuda`. A component with `only_on` is left out of cells with another CUDA major
+    version.
     """
     return _with_needs(matrix, cell, matrix.variants[cell.variant])
 
@@ -204,7 +205,7 @@ def exclusion(matrix: Matrix, cell_id: str) -> str:
 
 
 def foundation(matrix: Matrix, cell: Cell) -> tuple[str, ...]:
-    """The components of every cell of the group: those of the framework and of its line."""
+    """The components that all cells of a group have: the framework's and its line's components."""
     return _with_needs(matrix, cell, ())
 
 
@@ -240,7 +241,7 @@ def indexes_of_packages(matrix: Matrix, cell: Cell) -> dict[str, str]:
 def match(pattern: str, ids: Iterable[str]) -> list[str]:
     """The ids that a shell pattern with braces matches; raises UsageError for one with too many alternatives.
 
-    Braces are those of cibuildwheel's selectors: `a{b,c}` is `ab` and `ac`.
+    Braces work as in cibuildwheel's selectors: `a{b,c}` is `ab` and `ac`.
     """
     patterns = [pattern]
     while any(braces := [_BRACE.search(text) for text in patterns]):
@@ -291,11 +292,12 @@ def select(matrix: Matrix, cells: Sequence[Cell], patterns: Sequence[str]) -> tu
 
 
 def _is_in(matrix: Matrix, cell: Cell, name: str) -> bool:
-    """True if a cell is in a built-in set: `unsupported`, `all` others, or those of a Debian release or framework.
+    """True if a cell is in the built-in set `name`, which may be the name of a Debian release or a framework.
 
-    `arm64` has all cells for arm64, and the other sets none: a machine builds images for its own architecture. Cells
-    that were not built yet, according to matrix.yaml, are in the set `not-built` alone. `unsupported` are those with an
-    entry that has `after_support`, on any day: the cells that a run builds do not depend on the clock.
+    The set `arm64` has all cells for arm64, and no other set has any: a machine builds images for its own architecture.
+    A cell with `not_built` in matrix.yaml is in the set `not-built` alone. A cell with `after_support` in matrix.yaml
+    is in `unsupported`, any other cell in `all`. The sets do not depend on today's date: otherwise, the same command
+    would build other images on another day.
     """
     if ARM64 in (name, cell.arch):
         return name == cell.arch
@@ -332,7 +334,7 @@ def cell_of_id(matrix: Matrix, cell_id: str, where: str) -> Cell:
 
 
 def pattern_of_group(group: str) -> str:
-    """A pattern that matches all cells of a group; that of one for amd64 also matches those of its arm64 twin."""
+    """A pattern that matches all cells of a group. For a group on amd64, it also matches the same group on arm64."""
     return f"{group.removesuffix(ARM64)}*{ARM64}" if group.endswith(f"-{ARM64}") else f"{group}*"
 
 

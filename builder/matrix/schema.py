@@ -158,7 +158,7 @@ Word = Annotated[
     matches(r"(?!(.*[/:=])?\.\.([/:]|$)).*", "one word of plain characters, without .. as a folder"),
 ]
 Argument = Annotated[str, matches(r"[^\x00-\x1f\x7f]{1,300}", "one line of 1 to 300 characters")]
-EnvName = Annotated[  # LD_PRELOAD and LD_AUDIT would load a library into every program, also into those of root
+EnvName = Annotated[  # LD_PRELOAD and LD_AUDIT would load a library into every program, even of root
     str, matches(r"(?!LD_(PRELOAD|AUDIT)$)[A-Z][A-Z0-9_]{0,63}", "a variable such as OMP_NUM_THREADS")
 ]
 EnvValue = Annotated[str, AfterValidator(_variable)]  # may be empty: CUDA_VISIBLE_DEVICES="" hides all GPUs
@@ -403,7 +403,7 @@ class Matrix(StrictModel):
 
     @property
     def staging_place(self) -> str:
-        """The place for staged images: `staging`, or else names beside those of the images; empty without a registry.
+        """The place for staged images: `staging`, or else repositories beside the images; empty without a registry.
 
         The default adds no level to the names: Docker Hub allows two.
         """

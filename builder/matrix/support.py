@@ -1,7 +1,7 @@
 """Ends of support: the last day on which the parts of a cell get security updates. Pure: callers give today's date.
 
-A Python of Debian's packages gets Debian's updates, so the end of its Debian release counts; one of uv's builds gets
-those of Python itself. docs/decisions/0027.
+A Python from Debian's packages gets Debian's updates, so the end of its Debian release counts. A build of uv gets the
+updates of Python itself. docs/decisions/0027.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The layers of an image, in order. Pure.
 
-They depend on the image's own components and wheels alone, so adding a cell to the matrix changes no other image. A
-large wheel is a layer of its own; the small wheels of the foundation are one layer, and so are those of the variant.
+The layers depend on the image's own components and wheels alone, so a new cell in the matrix changes no other image. A
+large wheel is a layer of its own. The small wheels of the foundation are one layer, and the small wheels of the variant
+are another.
 
-CUDA is lowest, then the framework, the operating system, the variant. Docker identifies a layer by the chain below it,
-so a security refresh of the operating system keeps the gigabytes below it, and images with the same lowest layers share
-them on disk.
+CUDA is lowest, then the framework, the operating system, the variant. Docker identifies a layer by the chain of layers
+below. So a security refresh of the operating system keeps the gigabytes below, and images with the same lowest layers
+share these layers on disk.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ def wheel_layers(
 ) -> list[PlannedLayer]:
     """Layers of CUDA wheels, the same for every Python, then of Python wheels.
 
-    `cuda_name` and `name` are those of the layers of small wheels.
+    `cuda_name` and `name` name the layers of small wheels.
     """
     # In a fixed order, whatever that of the lock: images on the same CUDA share the layers below the first difference.
     of_cuda = [wheel for wheel in wheels if wheel.is_cuda]

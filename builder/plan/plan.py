@@ -63,8 +63,8 @@ COMMON_INPUTS = (*OS_INPUTS, UV_PYTHON_SCRIPT, *WHEEL_SCRIPTS, UV_LOCK)
 class WheelList:
     """A file of images/ with the wheels of a component and their hashes, for one step of Dockerfiles.
 
-    The same for all cells of a group: it has all that the component needs from one index, whatever other components
-    install. `folder` is that of an index that is a folder of the checkout.
+    All cells of a group have the same file. It lists every wheel that the component needs from one index, even if
+    another component installs the wheel too. `folder` is the folder of the checkout that is the index, if it is one.
     """
 
     path: str
@@ -79,7 +79,7 @@ class PlannedImage:
     """An image to build.
 
     `uv` is the release of uv's Python, empty for Debian's, and `locked_python` its lock; `references` are the full tag
-    and the aliases; `requirements` are those of the lock, by component; `layers` start with the lowest;
+    and the aliases; `requirements` are the requirements in the lock, by component; `layers` start with the lowest;
     `file_components` are the components with files of their own; `os_request` is the request for the operating system,
     `os_inputs` the digest of the inputs of the os stage; `compiler_inputs` is the digest of the program and the Python
     that compile bytecode: operating systems with the same one give the same bytecode; `constraints` is the text of
@@ -229,11 +229,11 @@ def make_plan(project: Project, selected: Sequence[Cell]) -> Plan:
 
 
 def thorough_components(images: Iterable[PlannedImage]) -> dict[str, frozenset[str]]:
-    """The components whose thorough tests each image must pass itself, by its id, if these images go together.
+    """By image id, the components whose thorough tests the image must pass, among images of one command.
 
-    A thorough test exercises what its component and those below it put into an image. So of the images of a group that
-    contain all of that unchanged, only the smallest one must pass it. Images that go together are built or released by
-    one command: an image without its smaller sibling must pass all its tests. docs/decisions/0019.
+    A thorough test exercises the files of its component and of the components below. If an
+    image has everything of a smaller image of its group, unchanged, the smaller image alone must pass the thorough
+    tests of their common components. A command for the larger image alone runs all its tests. docs/decisions/0019.
     """
     by_group: dict[str, list[tuple[PlannedImage, frozenset[object]]]] = {}
     for image in images:

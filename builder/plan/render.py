@@ -95,7 +95,7 @@ def write_rendered(root: Path, files: Mapping[str, str], *, is_part: bool = Fals
 def check_rendered(root: Path, files: Mapping[str, str], part: Sequence[str] | None = None) -> None:
     """Raises StaleError with every difference between images/ and `files`.
 
-    If `files` are those of some cells only, or of none, `part` are their ids: other files do not matter then.
+    If `files` belong to some cells only, or to none, `part` has the ids of these cells: other files do not matter.
     """
     faults = [
         f"{name}: {'differs' if (root / name).exists() else 'missing'}"

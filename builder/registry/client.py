@@ -394,7 +394,7 @@ class Repository:
 
 
 def labels_of(repository: Repository, reference: str) -> dict[str, str]:
-    """Labels of the image that a tag or digest names; of an index, those of its image for this machine.
+    """Labels of the image that a tag or digest names. For an index, the labels of the image for this machine.
 
     Raises VerifyError without such an image, or if it is invalid.
     """

@@ -74,7 +74,7 @@ class Connection:
     """Sends requests to one repository of a registry. Threads may share it."""
 
     def __init__(self, url: str, scope: str, transport: Transport, policy: RetryPolicy) -> None:
-        """`url` and `scope` are those of the repository."""
+        """`url` is the address of the repository, `scope` the access to it that tokens are requested for."""
         self.registry = transport.registry  # the name that people use and log in to
         self.url = url
         self._origin = origin_of(url)

@@ -49,10 +49,11 @@ def send_image(
 ) -> Sent:
     """Pushes an image by digest; sets no tag. The first failure ends the push.
 
-    `files` has the file of each layer and of the configuration, None for a blob that is not in the store: the registry
-    must have it, or `fetch` downloads it and returns its path. `source` is a repository of the same registry that has
-    all blobs, `mount_from` are some that may have some of them. With `is_new`, blobs are sent without asking for them.
-    `progress` is called with the number of bytes gained, negative for bytes lost; they add up to the size of all blobs.
+    `files` has the path of every layer and of the configuration, or None for a blob that the store lacks: the registry
+    must have the blob, or `fetch` downloads it and returns its path. `source` is a repository of the same registry with
+    all blobs; the repositories in `mount_from` may have some blobs. With `is_new`, blobs are sent without asking first
+    whether the registry has them. `progress` is called with numbers of bytes, negative if bytes must be sent again; the
+    numbers add up to the size of all blobs.
     """
     lock = threading.Lock()
 

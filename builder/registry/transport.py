@@ -126,7 +126,7 @@ class Transport:
 
 
 class _Adapter(HTTPAdapter):
-    """Adds the authorities that requests names to those of a context."""
+    """Adds the certificate authorities that requests uses to a context."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._context = context

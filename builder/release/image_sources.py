@@ -117,9 +117,9 @@ class _RemoteBlob(io.RawIOBase):
 
 
 def find_images(run: Run, reference: ImageRef, arch: str) -> Sequence[ImageSource]:
-    """The images that a reference names: those in its registry (`sources_in_registry`), or the one in the store.
+    """The images that a reference names: in its registry (`sources_in_registry`), or one image of the store.
 
-    In the store, it is a name, a cell or a tag. Raises UsageError if the store has no such image.
+    In the store, the reference is a name, a cell id or a tag. Raises UsageError if the store has no such image.
     """
     if reference.registry:
         repository = Repository(reference, host=run.host, write=False)

@@ -47,8 +47,9 @@ class RepositoryContents:
 class RegistryContents:
     """The contents of staging.
 
-    `releases` are all staged ones, the newest first; `lists` those of images that were staged without a release, by
-    tag. `published` are the digests that public tags without a stamp name, `plans` the tags of this checkout's plan.
+    `releases` are all staged releases, the newest first. `lists` are the lists of images that were staged without a
+    release, by tag. `published` are the digests behind public tags without a stamp, `plans` the tags of this checkout's
+    plan.
     """
 
     documents: RepositoryContents
@@ -191,7 +192,7 @@ def _document(area: StagingArea, tag: str) -> StagedRelease:
 
 
 def _published(repository: Repository) -> set[str]:
-    """The digests that tags without a stamp name, and those of the images of an index among them."""
+    """The digests behind the public tags without a stamp. If a tag names an index, also the digests of its images."""
     names = repository.list_tags()
     moving = [tag for tag in names if not (_is_ours(tag) or tags.is_stamp(tag.rpartition("-")[2]))]
     named = set(_digests(repository, moving).values())
@@ -205,7 +206,7 @@ def _published(repository: Repository) -> set[str]:
 
 
 def _read_repository(repository: Repository, listed: Collection[str], view: View) -> RepositoryContents:
-    """A repository of staging; `listed` are its images in releases."""
+    """Reads a repository of staging; `listed` are the digests of its images that releases list."""
     view.begin(repository.name, "reading")
     present = _digests(repository, repository.list_tags())
     named = {*listed, *(digest for tag, digest in present.items() if not _ATTACHED_TAG.fullmatch(tag))}

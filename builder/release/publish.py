@@ -1,7 +1,7 @@
 """Parts of `builder stage` and `builder release`: images with their tags and stamps, and pushing them by digest.
 
-First each image gets the tag of this release, which never moves; then the other tags move. So no tag names an image of
-half a release. Images that differ only in their architecture share their tags, which name an index of them.
+First, every image gets the stamped tag of the release, which never moves; then the other tags move. So no tag names an
+image of half a release. Images that differ only in architecture share their tags, which name an index of the images.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ WITHOUT_ARCH = "on machines of that architecture, `docker pull` then fails, or p
 class Candidate:
     """An image to stage or to publish, its coverage by tests, and the references to publish it under.
 
-    The full tag is first among `references`; `cells` are the ids of all cells of the matrix that have them, by
-    architecture. `is_staged` if another machine staged it. A release also has its `sbom`, and if matrix.yaml has a
-    scanner, the `scan` of that.
+    The full tag is first among `references`; `cells` are the ids of all cells of the matrix with these references, by
+    architecture. `is_staged` is True if another machine staged the image. For a release, `sbom` is the image's SBOM,
+    and `scan` the output of the scanner in matrix.yaml, if there is one.
     """
 
     planned: PlannedImage

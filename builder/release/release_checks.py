@@ -117,7 +117,7 @@ class ReleaseChecks:
             raise self._staged.stale(entry.cell)
         stored = staging.image_of(self._area, entry)
         repository = self._area.open(entry.repository)
-        # Its labels, configuration and known layers must be those of the plan, or its tags would not be true. Layers
+        # Labels, configuration and known layers must match the plan, or the tags of the image would not be true. Layers
         # that are not known are covered by the report that is required below.
         config = repository.read_blob(stored.config.digest)
         expected_image = expected.of_plan(project, self._known, planned)
@@ -150,7 +150,7 @@ class ReleaseChecks:
             )
 
     def _missing_arch(self, images: Collection[Candidate]) -> list[ImageTestError]:
-        """The errors of images that would be released without those for the other architectures of their tags."""
+        """An error for every image whose tags also name another architecture, if no image for it would be released."""
         present = {image.cell for image in images}
         stage, refused = f"builder stage{self._area.option}", []
         for image in images:

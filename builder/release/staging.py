@@ -43,12 +43,12 @@ _Text = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+-]{0,100}$")]
 
 
 class StagedImage(BaseModel, extra="forbid", frozen=True):
-    """A staged image: `repository` is its name in staging, `digest` that of its manifest.
+    """A staged image: `repository` is the image's name in staging, `digest` the digest of its manifest.
 
-    The record of a release also has its tags (`references`) and the digest that they name (`tagged`: that of an index,
-    if they are for several architectures), the state of its GPU tests, the signer of its reports, and the result of the
-    scan for vulnerabilities. `signer` is `own results, unsigned` if the machine that released it ran the tests, empty
-    without a trusted signature.
+    The record of a release also has the image's tags (`references`) and the digest that the tags name (`tagged`: the
+    digest of an index, if the tags are for several architectures), the state of the GPU tests, the signer of the
+    reports, and the result of the scan for vulnerabilities. `signer` is `own results, unsigned` if the machine that
+    released the image ran the tests, empty without a trusted signature.
     """
 
     cell: _Text

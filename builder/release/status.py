@@ -85,9 +85,9 @@ class Status:
 class TaggedImage:
     """The image that a full tag names: fields `released` and `signature` of a status.
 
-    `digest` is that of its manifest, `repository` has it, and `tags` name it, the full one first; all are unset without
-    an image. `is_expected` is True if it is the image of the plan. `signer` is the trusted signer, empty if no
-    signature was accepted.
+    `digest` is the digest of the image's manifest, `repository` the repository that has the image, `tags` all tags that
+    name it, the full tag first; all are unset without an image. `is_expected` is True for the image of the plan.
+    `signer` is the trusted signer, empty if no signature was accepted.
     """
 
     released: str = NONE
@@ -131,7 +131,7 @@ class StatusReader:
         if self.area is not None:
             try:
                 stamps, released_stamps = self.area.stamps(), self.area.released_stamps()
-            except RejectedError:  # whoever may read the public images may not read those of staging
+            except RejectedError:  # who may read the public images may lack the right to read staging
                 stamps, released_stamps, self._not_staged = [], [], "not readable"
             self._release = self.area.read(stamps[0]) if stamps else None
             for stamp in reversed(released_stamps):
@@ -287,11 +287,12 @@ class StatusReader:
 
 
 def unreleased(images: Sequence[PlannedImage], area: StagingArea, host: Host) -> list[PlannedImage]:
-    """The images that are not released, with those for other architectures of the same tags.
+    """The images that are not released, and the images of other architectures with the same tags.
 
     A release needs all architectures of a tag. An image is released if its full tag names an image of its plan. It also
-    counts as released if its newest stamped tag names one and that release was rolled back. If that release is not
-    marked as rolled back, it was interrupted after its stamped tags. Raises RegistryError, VerifyError.
+    counts as released if its newest stamped tag names an image of its plan, and the release with this stamp was rolled
+    back. If the release is not marked as rolled back, it was interrupted after setting its stamped tags. Raises
+    RegistryError, VerifyError.
     """
     names = {publish.references(image)[0].name for image in images}
     listed = {name: Repository(ImageRef.parse(name), host=host, write=False).list_tags() for name in names}

@@ -87,7 +87,7 @@ def backward(named: Mapping[str, Mapping[str, str]], images: Mapping[str, Mappin
 
 
 def named_images(repository: Repository, reference: str) -> dict[str, dict[str, str]]:
-    """The labels of each image that a tag or digest names, by architecture: of an index, those of all its entries.
+    """The labels of the image that a tag or digest names, by architecture. For an index, the labels of all its images.
 
     Raises VerifyError or RejectedError if an image cannot be read.
     """

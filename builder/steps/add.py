@@ -90,7 +90,7 @@ class AddOptions:
 class AddedImage:
     """An image with additions for one architecture: its new wheels and layers, and the results of its tests.
 
-    Of a dry run, `image` is that of the parent.
+    After a dry run, `image` is the parent.
     """
 
     parent: Parent
@@ -133,7 +133,7 @@ def add(run: Run, additions: Sequence[Addition], options: AddOptions) -> list[Ad
     fetcher = Fetcher(run.host.index, run.store.downloads, progress=progress, catalogue=program.catalogue)
     made: list[Added] = []
     for addition in additions:
-        # Whoever can push the tag of an earlier image wrote its request: its signer counts as that of the parent does.
+        # Anyone who can push the tag of an earlier image could have written its request: check its signer, too.
         for earlier in addition.earlier.values():
             check_signature(addition.target, earlier, options.trust)
         images = []
@@ -208,9 +208,9 @@ def check_signature(reference: ImageRef, image: Parent, trust: Trust) -> str:
 
 
 def _changes(addition: Addition, parent: Parent, wheels: Sequence[LockedWheel]) -> list[str]:
-    """A line for each package of the parent that moves, then how many are new.
+    """Describes what an addition changes: a line per package of the parent that moves, then the numbers of packages.
 
-    If the addition is repeated, a line for each package that differs from the image made before.
+    For a repeated addition, there is a line per package that differs from the image that the earlier addition made.
     """
     before, old = addition.earlier.get(parent.arch, parent).packages, parent.packages
     after = {**old, **{wheel.name: wheel for wheel in wheels}}
@@ -243,7 +243,7 @@ def make_image(
 def try_images(run: Run, added: Added) -> Added:
     """Loads the images that this machine can run, and tests them. Returns all images, with the results.
 
-    Those without a registry stay in the engine. Raises EngineError if there are only other ones.
+    An image whose target has no registry stays in the engine. Raises EngineError if this machine can run no image.
     """
     info = run.engine.info()
     others = [each.parent.arch for each in added.images if each.parent.arch != info.arch]

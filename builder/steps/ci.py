@@ -84,9 +84,9 @@ def split_by_disk(images: Sequence[PlannedImage], disk: int) -> list[list[Planne
 def updates(matrix: Matrix, cells: Sequence[Cell]) -> dict[str, list[str]]:
     """The built-in sets of cells whose locks are updated separately: by Debian release, and by framework.
 
-    So a set that fails does not keep the others from being updated. The sets are in the order of matrix.yaml, without
-    those of no cell. Cells that were not built yet, and those for arm64, are in none of these sets: their own sets are
-    in both lists.
+    So a set that fails does not keep another set from being updated. The sets are in the order of matrix.yaml, without
+    empty sets. Cells that were not built yet and cells for arm64 are in none of these sets; the sets `not-built` and
+    `arm64` are in both lists.
     """
     built = [cell for cell in cells if cell.arch == AMD64 and not matrix.python[cell.python].not_built]
     releases = {matrix.python[cell.python].debian for cell in built}

@@ -167,7 +167,7 @@ def lock_systems(run: Run, chosen: Sequence[Cell], *, refresh: bool) -> tuple[li
 def _known_packages(present: Mapping[str, Lock | None], chosen: Sequence[Cell], packages: Collection[str]) -> set[str]:
     """The canonical names of packages. Raises UsageError for one that is in no lock of the chosen groups.
 
-    A group without a lock would get the versions of other groups: then those of all locks are known.
+    A group without a lock would get the versions of other groups: then the packages of all locks are known.
     """
     names: set[str] = {canonicalize_name(package) for package in packages}
     if not names:
@@ -194,9 +194,9 @@ def _lock_wheels(
     """Resolves the groups of `chosen` whose locks, in `present`, are out of date or have one of `packages`.
 
     With `upgrade`, resolves all of them. Returns the changed paths, the groups that were resolved, and the errors by
-    group. Each group is resolved by itself, and prefers versions that groups of the same Python or CUDA have; to
-    upgrade, only those of its framework: two frameworks that are upgraded separately would otherwise keep each other's
-    versions forever.
+    group. A group is resolved by itself, and prefers the versions of groups with the same Python or CUDA. An
+    upgrade prefers only the versions of groups of the same framework: two frameworks that are upgraded separately would
+    otherwise keep each other's versions forever.
     """
     project, resolver = run.project, Resolver(run.project, run.host, run.view)
     # A group is resolved as a whole, also if only some of its cells are chosen: they share the lock.

@@ -41,8 +41,8 @@ def release(
 ) -> Report:
     """Publishes the images of a staged release, and sets their tags; the error that ended it is in the report.
 
-    `planned` are the images of this checkout by cell, planned for the cells of the release alone: which of them must
-    pass which tests depends on the others. Raises one error for all images that may not be released.
+    `planned` are the images of this checkout by cell, planned for the cells of the release alone: which tests an image
+    must pass depends on the other images of the command. Raises one error for all images that may not be released.
     """
     # Check all images before anything changes: an image that may not be released holds back all of them.
     images = ReleaseChecks(run, area, staged, planned, options).check_images()

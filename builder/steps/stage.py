@@ -98,9 +98,9 @@ def stage(
 def find_candidate(
     run: Run, area: StagingArea, suite: Suite, planned: PlannedImage, lookup: LayerLookup | None
 ) -> Candidate:
-    """The image to stage: of the store; else one that another machine staged for the same plan; else of known layers.
+    """The image to stage: from the store, else staged by another machine for the same plan, else made of known layers.
 
-    Only that of the store must have passed its tests here. Raises ImageTestError, DamagedError, BuildError,
+    An image from the store must have passed its tests on this machine. Raises ImageTestError, DamagedError, BuildError,
     RegistryError.
     """
     project = run.project

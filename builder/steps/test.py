@@ -1,8 +1,8 @@
-"""Runs the tests of images that are built, and those that the reports of staged images lack.
+"""Runs the tests of built images, and the tests that the reports of staged images lack.
 
-Another machine than the one that staged an image downloads it by its digest. So a machine with a GPU runs only the GPU
-tests, if the image tests have a report that counts (see `builder.evidence.results`). It attaches its own results to the
-same image, including failures.
+A machine that did not stage an image downloads the image by its digest. So a machine with a GPU runs only the GPU
+tests, if the image tests have a report that counts (see `builder.evidence.results`). The machine attaches its results
+to the same image, including failures.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def complete_tests(
             layers = [
                 (layer, stored_layers.read_stored_toc(store, made))
                 for layer, made in zip(image.layers, stored.layers, strict=True)
-                if layer.kind not in ("os", "bytecode")  # the paths of bytecode follow from those of its modules
+                if layer.kind not in ("os", "bytecode")  # the paths of bytecode follow from the paths of the modules
             ]
             system = known_layers.get(image.os_inputs)
             for warning in stored_layers.check_paths(image.id, layers, system.taken if system else ()):
@@ -155,7 +155,7 @@ def complete_tests(
 
 
 def plan_of_release(run: Run, release: StagedRelease, chosen: set[str], *, own_arch: bool) -> Plan:
-    """The planned images of a staged release whose cells are `chosen`; with `own_arch`, only those of this machine.
+    """The planned images of a staged release whose cells are `chosen`; with `own_arch`, only for this architecture.
 
     Raises UsageError for a cell that the release does not have, StaleError for an image of another plan.
     """

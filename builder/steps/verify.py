@@ -35,7 +35,7 @@ from builder.release.image_sources import ALL, ImageSource, RegistrySource, find
 class VerifyOptions:
     """`arch` is for an image of several architectures in a registry. `rebuild` makes the image again.
 
-    `signers` are the trusted signers; without any, those of matrix.yaml are.
+    `signers` are the trusted signers; if empty, matrix.yaml names them.
     """
 
     arch: str
@@ -138,9 +138,10 @@ def rebuild_image(run: Run, planned: PlannedImage) -> str:
 
 
 def _compare_parent(run: Run, source: ImageSource, trust: Trust) -> tuple[int, Finding]:
-    """Compares the lowest layers with those of the parent in the labels. Returns their number too. Raises VerifyError.
+    """Compares the lowest layers with the layers of the parent that the labels name. Raises VerifyError.
 
-    The parent of an image of a store is in no registry: its layers count as those of the image.
+    Also returns the number of the parent's layers: 0 if the parent is in no registry, since its layers then count as
+    the image's own.
     """
     labels = source.image.labels
     try:
@@ -168,7 +169,7 @@ def _compare_parent(run: Run, source: ImageSource, trust: Trust) -> tuple[int, F
 
 
 def _compare_plan(run: Run, source: ImageSource, planned: PlannedImage, *, is_signed: bool) -> Finding:
-    """Compares the manifest and the configuration with those of the plan, and the layers with the known ones."""
+    """Compares the manifest and the configuration with the plan, and the layers with `locks/layers.json`."""
     digests, image = expected.of_plan(run.project, KnownLayers(run.project.root), planned), source.image
     try:
         expected.check_image(digests, image, source.read_blob(image.config.digest), is_trusted=is_signed)
