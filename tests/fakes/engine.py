@@ -42,23 +42,6 @@ INFO = EngineInfo(
     is_local=False,
 )
 
-# dpkg's status file.
-DPKG = """\
-Package: libc6
-Status: install ok installed
-Description: the C library
- Version: not a field
-Version: 2.36-9
-
-Package: gcc
-Status: install ok installed
-Version: 12
-
-Package: old
-Status: deinstall ok config-files
-Version: 1
-"""
-
 
 class MemoryConsole(Console):
     """A console whose output is `text`."""

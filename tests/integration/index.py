@@ -16,11 +16,9 @@ from tests.integration.wheels import Distribution
 class Fault(Enum):
     """Faults of a project's page or files."""
 
-    PAGE_404 = auto()
     PAGE_500 = auto()
     PAGE_STALLS = auto()
     FILE_404 = auto()
-    FILE_500 = auto()
     FILE_STALLS = auto()
     FILE_STALLS_HALFWAY = auto()
     FILE_TRUNCATED = auto()
@@ -118,9 +116,9 @@ class Index(Loopback):
             self._reply(request, 302, b"", ("Location", location))
         elif fault in (Fault.PAGE_STALLS, Fault.FILE_STALLS):
             self.stall(request)
-        elif fault in (Fault.PAGE_500, Fault.FILE_500):
+        elif fault is Fault.PAGE_500:
             self._reply(request, 500, b"the index is ill")
-        elif kind == "simple" and fault is not Fault.PAGE_404 and (page := self.page(project)) is not None:
+        elif kind == "simple" and (page := self.page(project)) is not None:
             self._reply(request, 200, page.encode(), kind="text/html")
         elif kind == "files" and fault is not Fault.FILE_404 and (content := self.content(project, file)) is not None:
             self._send_file(request, content, fault)

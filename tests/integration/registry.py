@@ -141,7 +141,6 @@ def make_key(folder: Path, name: str) -> None:
 class Fault(Enum):
     """A fault of a request."""
 
-    STATUS_500 = auto()
     STATUS_507 = auto()
     STALLS = auto()
     CUT = auto()  # in the middle of the body, of which the registry gets the part that came
@@ -224,9 +223,9 @@ class Proxy(Loopback):
         is_odd = Habit.ODD_ANSWERS in self.habits and request.headers["User-Agent"] == "builder"
         if fault is Fault.STALLS:
             self.stall(request)
-        elif fault in _STATUS:
+        elif fault is Fault.STATUS_507:
             self.took(request.command, len(request.rfile.read(size)))
-            request.reply(_STATUS[fault], b"{}")
+            request.reply(507, b"{}")
         elif fault is Fault.CUT_BEFORE_A_PROXY:
             self.took(request.command, len(request.rfile.read(size // 2)))
             request.close_connection = True
@@ -268,9 +267,6 @@ class Proxy(Loopback):
         dropped = ("transfer-encoding", "connection") + (() if request.command == "HEAD" else ("content-length",))
         headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in dropped]
         request.reply(200 if answer.status == 201 and is_odd else answer.status, body, headers)
-
-
-_STATUS = {Fault.STATUS_500: 500, Fault.STATUS_507: 507}
 
 
 class Tokens(Loopback):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -21,10 +20,9 @@ import pytest
 
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
-from builder.evidence.signing import Signer
 from builder.index.host import Host
 from builder.layers import oci
-from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
+from builder.layers.blobs import LAYER_TYPE, MANIFEST_TYPE, Descriptor
 from builder.lock.python_builds import uv_program
 from builder.registry import transfer
 from builder.registry.client import Repository
@@ -93,30 +91,6 @@ class Team:
 
     def verify(self, *arguments: str, code: int = 0) -> str:
         return self.add(*arguments, code=code, command="verify")
-
-    def forge(self, name: str, labels: dict[str, str], keys: Path) -> None:
-        """Pushes the image `name` with other labels as `forged`, signed by `ours`."""
-        source, repository = self.repository(f"team/{name}"), self.repository("team/forged")
-        manifest = source.manifest("1")
-        assert manifest
-        data, config = json.loads(manifest.content), self.config(name)
-        config["config"]["Labels"] |= labels
-        content = json.dumps(config, separators=(",", ":")).encode()
-        blob = Descriptor.of(content, CONFIG_TYPE)
-        data["config"] |= {"digest": blob.digest, "size": blob.size}
-        files: dict[Descriptor, Path | None] = {}
-        for digest, size in oci.read_blobs(manifest.content).items():
-            layer = source.read_blob(digest)
-            files[Descriptor(media_type=LAYER_TYPE, digest=digest, size=size)] = path = self.folder / digest[7:]
-            path.write_bytes(layer)
-        files[blob] = path = self.folder / blob.digest[7:]
-        path.write_bytes(content)
-        forged = oci.Manifest.of(json.dumps(data).encode())
-        transfer.send_image(repository, forged, files)
-        repository.put_manifest("1", forged.content, MANIFEST_TYPE)
-        os.environ["COSIGN_PASSWORD"] = ""
-        signer = Signer(key=f"{keys}/ours.key")
-        signer.sign_manifest(repository, forged.digest, {"cell": "", "image": "forged", "tag": "1"})
 
     @property
     def parent(self) -> str:
@@ -202,19 +176,6 @@ def test_a_package_of_the_parent_moves_and_stays_moved(team: Team, keys: Path) -
     assert "The parent has tinylib 1.9" in output
 
 
-def test_the_next_release_of_the_parent(team: Team) -> None:
-    team.add(team.parent, "plugin", "--env", "TEAM=vision", "-t", team.target("refreshed"))
-    assert "is up to date" in team.add("--refresh", team.target("refreshed"))
-    digest = team.push_parent(ember="1.10")
-    assert "ember 1.9 -> 1.10" in team.add("--refresh", team.target("refreshed"), "--dry-run")
-    team.index.publish(wheel("einops", "0.9", {"einops/__init__.py": b""}))
-    team.add("--refresh", team.target("refreshed"))
-    config = team.config("refreshed")
-    assert config["config"]["Labels"]["io.github.gpu-images.parent"] == digest
-    assert "TEAM=vision" in config["config"]["Env"]
-    assert "einops-0.8-" in config["history"][-1]["created_by"], "what was chosen before stays"
-
-
 def test_the_project_of_a_team(team: Team) -> None:
     """The line of docs/team-images.md, for a project whose uv.lock has another version of the framework."""
     team.index.publish(wheel("ember", "1.8", {"ember.py": b""}))
@@ -233,18 +194,6 @@ def test_the_project_of_a_team(team: Team) -> None:
     assert "2 new, 0 moved, 2 kept, ember 1.9 unchanged" in output
     record = json.loads(team.config("project")["config"]["Labels"]["io.github.gpu-images.added"])
     assert all("--hash=sha256:" in text for text in record["request"]["requirements"])
-
-
-@pytest.mark.parametrize("fault", [Fault.CUT, Fault.ANSWER_LOST, Fault.STATUS_500])
-def test_a_registry_with_faults(team: Team, fault: Fault) -> None:
-    name = f"fault-{fault.name.lower().replace('_', '-')}"
-    team.proxy.troubles += [
-        Trouble(fault=fault, method="PUT", path="/blobs/uploads/"),
-        Trouble(fault=Fault.ANSWER_LOST, method="PUT", path="/manifests/"),
-        Trouble(fault=Fault.STATUS_500, method="GET", path="/blobs/sha256"),
-    ]
-    team.add(team.parent, "einops", "-t", team.target(name))
-    assert team.config(name)["config"]["Labels"]["io.github.gpu-images.parent.cell"] == "em-1-cpu-py311"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -293,27 +242,3 @@ def test_a_signed_image_is_a_trusted_parent_under_its_tag(team: Team, keys: Path
     output = team.add(moved, "plugin", "-t", refused, "--key", f"{keys}/ours.pub", code=15)
     assert "signed for 1, not for 2" in output
     assert team.repository("team/refused").digest_of("1") is None
-
-
-def test_a_signed_image_begins_with_its_parent(team: Team, keys: Path) -> None:
-    parent, target, key = team.parent, team.target("verified"), ("--key", f"{keys}/ours.pub")
-    team.add(parent, "einops", "--env", "TEAM=vision", "-t", target, "--sign", f"{keys}/ours.key")
-    output = team.verify(target, *key)
-    digest = team.repository("org/em").digest_of("1")
-    assert digest
-    for line in (
-        r"signed +\w{12}  signature  \(by \S+\)",
-        rf"same +{digest[7:19]}  parent  \(\S+/org/em: no trusted signer signed it, only this image\)",
-        r"signed +\w{12}  test results  \(not tested: ",
-        rf"signed +\w{{12}}  provenance  \(parent {digest[7:19]}\)",
-    ):
-        assert re.search(line, output), (line, output)
-    assert "neither a signer nor a plan to check it with" in team.verify(target, code=15)
-
-    # Another parent: it is signed, as a signer may be wrong about what it signs.
-    other = team.push_parent(ember="1.10")
-    team.forge("verified", {"io.github.gpu-images.parent": other}, keys)
-    output = team.verify(team.target("forged"), *key, code=15)
-    assert re.search(rf"different +{other[7:19]}  parent  \(\S+/org/em does not have its lowest layers\)", output), (
-        output
-    )

@@ -3,34 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
-import pytest
-
 from tests.integration import wheels
-from tests.integration.checkout import EXTRA, METHODS, PLAIN, Checkout, docker
-from tests.integration.conftest import NewCheckout
-from tests.integration.index import Fault, Index
-
-
-@pytest.fixture(scope="module")
-def project(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    """A checkout without built images."""
-    checkout = new_checkout(tmp_path_factory.mktemp("unbuilt"), fresh=True)
-    checkout.lock_and_render()
-    return checkout
-
-
-def test_a_fault_of_the_index_names_the_wheel(project: Checkout, index: Index) -> None:
-    index.faults["tinyframe"] = Fault.FILE_HAS_OTHER_BYTES
-    output = project.builder("images", PLAIN, code=13)
-    assert f"{PLAIN}: failed" in output
-    assert "  -> " in output, "there is no hint"
-    assert f"tinyframe-{project.release}-py3-none-any.whl" in output
-    assert "SHA-256 mismatch" in output
-    assert (project.tags(), project.image_ids(), project.working_images()) == ({}, set(), [])
-    assert project.stored() == {}
+from tests.integration.checkout import EXTRA, PLAIN, Checkout, docker
+from tests.integration.index import Index
 
 
 def test_a_password_is_used_for_downloads_and_stored_nowhere(fresh: Checkout, index: Index) -> None:
@@ -43,25 +20,6 @@ def test_a_password_is_used_for_downloads_and_stored_nowhere(fresh: Checkout, in
     files = [path for top in (store, fresh.root / ".builder") for path in top.rglob("*") if path.is_file()]
     assert store / "index.json" in files
     assert [path for path in files if b"a-secret" in path.read_bytes()] == []
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_missing_certificate_bundle_is_named(project: Checkout, tmp_path: Path, method: str) -> None:
-    missing = str(tmp_path / "no-bundle.pem")
-    assert missing in project.builder("images", "--method", method, code=2, SSL_CERT_FILE=missing)
-
-
-def test_one_image_that_fails_does_not_stop_the_other(fresh: Checkout, index: Index) -> None:
-    fresh.lock_and_render()
-    index.faults["tinyextra"] = Fault.FILE_404
-    output = fresh.builder("images", code=13)
-    assert f"{EXTRA}: failed" in output
-    assert "tinyextra" in output
-    assert set(fresh.tags()) == set(fresh.references())
-
-    index.heal()
-    assert "1 image built, tested and tagged. 1 image up to date" in fresh.builder("images")
-    assert set(fresh.tags()) == {*fresh.references(), *fresh.references("-extra")}
 
 
 def test_two_wheels_with_different_files_for_one_path(fresh: Checkout, index: Index) -> None:
@@ -114,14 +72,3 @@ def test_locked_packages_that_the_archives_do_not_have(checkout: Checkout) -> No
     assert "git commit -m 'Update Debian packages' locks" in output
     requested = '"requested"'  # what follows the time of the lock
     assert path.read_text(encoding="utf-8").partition(requested)[2] == current.partition(requested)[2]
-
-
-def test_another_file_of_a_locked_package_is_refused(checkout: Checkout) -> None:
-    """Nobody replaces a package without another version; a manipulated archive might."""
-    path, _ = edit_lock(checkout, {"sha256": "0" * 64})
-    stale = path.read_text(encoding="utf-8")
-    for options in ((), ("--locked",)):
-        output = checkout.builder("build", PLAIN, *options, code=13)
-        assert re.search(r"tini_\S+_amd64.deb: SHA-256 mismatch: ", output)
-        assert "Debian never changes a package without a new version" in output
-        assert path.read_text(encoding="utf-8") == stale

@@ -115,15 +115,6 @@ def test_it_runs(both: Mapping[str, tuple[str, str]], suffix: str) -> None:
 # ---- failures
 
 
-def test_an_index_with_a_password_is_refused(checkout: Checkout, index: Index) -> None:
-    checkout.lock_and_render()
-    url = index.url.replace("://", "://someone:a-secret@")
-    output = checkout.builder("images", *METHOD, code=2, UV_DEFAULT_INDEX=url)
-    assert "user name or password" in output
-    assert "a-secret" not in output
-    assert checkout.image_ids() == set()
-
-
 def test_one_image_that_fails_shows_what_uv_says_and_does_not_stop_the_other(fresh: Checkout, index: Index) -> None:
     fresh.lock_and_render()
     index.faults["tinyextra"] = Fault.FILE_HAS_OTHER_BYTES

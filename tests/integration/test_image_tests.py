@@ -40,21 +40,6 @@ def ready(checkout: Checkout) -> Checkout:
     return checkout
 
 
-def test_a_failing_test_stops_only_its_image(ready: Checkout) -> None:
-    ready.write_tests(FAILS)
-    output = ready.builder("images", code=8)
-    assert f"{EXTRA}: 1 of 5 tests failed" in output
-    assert "test_extra.py::test_fails" in output
-    assert f".builder/logs/{EXTRA}.test.log" in output
-    assert set(ready.tags()) == set(ready.references())
-    assert "assert 1 == 2" in (ready.root / f".builder/logs/{EXTRA}.test.log").read_text(encoding="utf-8")
-
-    (untagged,) = ready.image_ids() - set(ready.tags().values())
-    ready.write_tests(TESTS)
-    ready.builder("images")
-    assert {ready.tags()[reference] for reference in ready.references("-extra")} == {untagged}
-
-
 def test_an_earlier_tag_stays_until_the_new_image_has_passed(ready: Checkout) -> None:
     ready.builder("images")
     before = ready.tags()

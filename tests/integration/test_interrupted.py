@@ -144,15 +144,3 @@ def test_during_the_writing_of_a_layer(alone: Checkout, index: Index) -> None:
     alone.builder("lock", "--upgrade")
     alone.builder("render")
     finishes(alone)
-
-
-def test_temporary_files_of_a_killed_process_are_removed(checkout: Checkout) -> None:
-    """Those of `builder.common.files`, killed between writing and renaming."""
-    checkout.lock_and_render()
-    for place in ("locks/.{}.json", "images/{}/.plain.Dockerfile", ".builder/evidence/.{}.json"):
-        path = checkout.root / f"{place.format(PLAIN)}.x7k3_a1b.tmp"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("{", encoding="utf-8")
-    checkout.builder("lock")
-    checkout.builder("render")
-    assert leftovers(checkout) == []

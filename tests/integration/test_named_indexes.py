@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import threading
 import time
@@ -95,32 +94,6 @@ def test_a_build_with_a_private_index_shows_its_password_nowhere(company: Compan
     # The history names the wheels, with their local versions and without their index.
     assert "verified: 1 known" in checkout.builder("verify", CPU_EXTRA)
     assert company.asked_in_public() == []
-
-
-def test_the_login_is_demanded_and_the_message_says_how_to_give_it(company: Company) -> None:
-    checkout = company.checkout
-    for code, password, hint in (
-        (18, "", "Give a login: set UV_INDEX_COMPANY_USERNAME and UV_INDEX_COMPANY_PASSWORD"),
-        (4, f"wrong-{company.password}", "The login is wrong, or has no access to this package"),
-    ):
-        output = checkout.builder("lock", EXTRA, code=code, UV_INDEX_COMPANY_PASSWORD=password)
-        assert re.search("(tinyextra|tinyinner): the index company returned 401 Unauthorized", output)
-        assert hint in output
-        assert not company.has_password(output.encode())
-    assert company.asked_in_public() == []
-
-    # netrc, for a download that was locked with another login.
-    checkout.builder("lock", EXTRA)
-    checkout.builder("render", EXTRA)
-    del checkout.environ["UV_INDEX_COMPANY_PASSWORD"]
-    output = checkout.builder("build", EXTRA, code=13)
-    assert "the index company returned 401 Unauthorized" in output
-    netrc = checkout.root.parent / "netrc"
-    netrc.write_text(f"machine 127.0.0.1 login __token__ password {company.password}\n")
-    netrc.chmod(0o600)
-    checkout.builder("build", EXTRA, NETRC=str(netrc))
-    assert company.asked_in_public() == []
-    assert company.storage.authorized == []
 
 
 def test_an_index_that_lies_is_refused_without_a_request_to_another_one(company: Company) -> None:

@@ -15,7 +15,7 @@ from builder.index.host import Host
 from builder.registry.client import Repository
 from tests.integration import registry as registries
 from tests.integration import stores
-from tests.integration.checkout import EXTRA, OS_SCRIPT, PLAIN, Checkout, today
+from tests.integration.checkout import EXTRA, PLAIN, Checkout, today
 from tests.integration.registry import Fault, Proxy, Server, Trouble
 
 EVER = 10**6
@@ -147,33 +147,3 @@ def test_verify_compares_an_image_with_the_plan(released: Checkout, proxy: Proxy
     # Without locks/layers.json, no layer is known: only a signature or --rebuild can replace it.
     (released.root / "locks/layers.json").unlink()
     assert "is not in locks/layers.json" in released.builder("verify", reference, code=15)
-
-
-def test_new_debian_packages_move_only_the_operating_system(released: Checkout, proxy: Proxy) -> None:
-    publish(released, proxy)
-    before = released.stored()
-    # As after `builder lock --os`: another operating system, and nothing else.
-    with (released.root / OS_SCRIPT).open("a", encoding="utf-8") as script:
-        script.write(f"echo {released.release} > /etc/patched\n")
-    output = released.builder("images")
-    assert "2 images built, tested and tagged" in output
-    after = released.stored()
-    own: dict[str, int] = {}
-    for name, digest in after.items():
-        assert digest != before[name]
-        old, now = stores.layers(released.store, before[name]), stores.layers(released.store, digest)
-        assert [line for line, _ in old] == [line for line, _ in now]
-        changed = [(line, layer) for (line, layer), (_, other) in zip(now, old, strict=True) if layer != other]
-        assert [line for line, _ in changed] == ["os"]
-        config = stores.read(released.store, digest)["config"]["digest"]
-        blobs = stores.blobs_of(released.store, digest)
-        own |= {blob: blobs[blob] for blob in (changed[0][1], config)}
-        assert released.docker("run", "--rm", name, "cat", "/etc/patched") == released.release
-
-    proxy.heal()
-    publish(released, proxy)
-    assert {registry(released, proxy).digest_of(stamped(released, suffix, 1)) for suffix in ("", "-extra")} == set(
-        after.values()
-    )
-    assert len(own) == 3
-    assert sum(own.values()) < sent(proxy) < sum(own.values()) + DOCUMENTS

@@ -119,7 +119,7 @@ def check(command: str, clone: Path) -> None:
         assert '"id"' in listed
         run([".venv/bin/builder", "render", "--check"], clone)
     elif words[0] == "make" and words[1] in RECIPES:
-        # For real in test_build_failures.py, test_publish.py and releases/:
+        # For real in test_images.py, test_publish.py and releases/:
         # here it would be with this machine's own images.
         recipe = run(["make", "--dry-run", *words[1:]], clone).splitlines()
         commands = [line.split()[:2] for line in recipe if line.startswith(".venv/bin/builder ")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,27 +94,6 @@ def _files(store: Path) -> dict[Path, int]:
 def _size(count: int) -> list[str]:
     """As `builder` writes it."""
     return [f"{count / MB:.1f}", "MB"] if count >= 999_500 else [f"{count / 1000:.0f}", "kB"]
-
-
-def test_gc_refuses_or_waits_while_a_builder_runs(ready: Checkout, index: Index) -> None:
-    index.faults["tinyframe"] = Fault.FILE_STALLS
-    with ready.running("build", PLAIN) as run:
-        run.reaches(index.stalled.is_set)
-        before = stores.images(ready.store)
-        output = ready.builder("gc", code=9)
-        assert f"the store {ready.store} is in use by another builder" in output
-        assert "--wait" in output
-        assert "would be freed" in ready.builder("gc", "--dry-run")
-        assert stores.images(ready.store) == before
-        with ready.running("--wait", "gc") as waiting:
-            time.sleep(1)
-            assert waiting.output == ""
-            assert waiting.process.poll() is None
-            index.heal()
-            run.ends(0)
-            assert "freed:" in waiting.ends(0)
-    assert set(ready.stored()) == {ready.references()[0]}
-    assert stores.faults(ready.store) == []
 
 
 def test_two_checkouts_share_an_empty_store_at_once(checkout: Checkout, index: Index, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from builder.registry.client import Repository
 from builder.release.staging import TYPE
 from tests.integration import registry as registries
 from tests.integration.checkout import EXTRA, PLAIN, Checkout, today
-from tests.integration.registry import Fault, Proxy, Server, Trouble
+from tests.integration.registry import Server
 
 PRUNE = ("prune", "--keep", "1")
 
@@ -80,25 +80,6 @@ def test_an_old_release_is_removed_and_the_newest_still_works(ours: Checkout, se
     ours.builder("stage", PLAIN)
     assert f"release-{today()}.2" in tags(documents), "a stamp is not used again"
     assert "nothing to delete" in ours.builder(*PRUNE), "public tags name images of the release before"
-
-
-def test_each_run_continues_an_interrupted_one(ours: Checkout, server: Server) -> None:
-    staged, documents = repository(server, "staging/ty-cuda"), repository(server, "staging/releases")
-    [old], kept = images_of(documents, today(), EXTRA), images_of(documents, f"{today()}.1", EXTRA)
-    reports_of = artifacts.attached(staged, old)
-    listed = []
-    with Proxy(server).serving() as proxy:
-        place = ("--staging", f"{proxy.address}/staging", "--to", proxy.address)
-        for _ in range(3):
-            proxy.heal()
-            proxy.troubles.append(Trouble(fault=Fault.STATUS_507, method="DELETE", path="", after=1, times=10**6))
-            listed.append(len(lines(ours.builder(*PRUNE, *place, "--delete", code=14))))
-        proxy.heal()
-        listed.append(len(lines(ours.builder(*PRUNE, *place, "--delete"))))
-        assert "nothing to delete" in ours.builder(*PRUNE, *place)
-    assert listed == [4, 3, 2, 2], "the list of what is attached goes last"
-    assert [staged.digest_of(digest) for digest in (old, *reports_of, *kept)] == [None, None, *kept]
-    assert f"release-{today()}" not in tags(documents)
 
 
 def images_of(documents: Repository, stamp: str, cell: str) -> list[str]:

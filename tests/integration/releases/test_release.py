@@ -25,9 +25,8 @@ from builder.matrix.schema import Trusted
 from builder.registry import artifacts
 from builder.release import scan
 from tests.fakes import registry as registry_fakes
-from tests.integration import stores
 from tests.integration.checkout import EXTRA, PLAIN, Checkout, today
-from tests.integration.registry import Fault, Proxy, Trouble
+from tests.integration.registry import Proxy
 from tests.integration.releases.machines import (
     UNTESTED_GPU,
     elsewhere,
@@ -217,60 +216,6 @@ def test_the_status_of_a_release(ours: Checkout, proxy: Proxy, keys: Path, tmp_p
     assert (plain["released"].partition(",")[0], plain["signature"]) == ("another image", "untrusted")
 
 
-def test_results_of_another_machine_are_attached(ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Path) -> None:
-    """Without reports that count, the other machine runs all tests itself."""
-    stage(ours)
-    other = elsewhere(ours, tmp_path / "other")
-    output = other.builder("test", "--staged", "newest", PLAIN, "--sign", str(keys / "ours.key"))
-    assert "it is unsigned, and this machine did not run these tests" in output
-    assert "1 image loaded from the store and tested" in output
-    output = release(other, proxy, UNTESTED_GPU, code=15)
-    assert "signed the list of its images" in output
-    assert f"{EXTRA}: no valid test results" in output
-    assert f"{PLAIN}: done in " in output
-    again = other.builder("test", "--staged", today(), PLAIN)
-    assert "tested" not in again.splitlines()[-1]
-    staged = repository(ours, proxy, "staging/ty-cuda")
-    assert len(artifacts.attached(staged, ours.stored()[ours.references()[0]], reports.TYPE)) == 2
-
-
-def test_a_new_machine_downloads_known_layers(ours: Checkout, proxy: Proxy, tmp_path: Path) -> None:
-    """Operating systems and bytecode; wheels are taken from the index."""
-    stage(ours)
-    proxy.heal()
-    other = elsewhere(ours, tmp_path / "other")
-    ours.docker("image", "rm", "-f", *set(ours.tags().values()))
-    output = other.builder("build")
-    assert "from the registry" in output
-    assert not list((other.root / ".builder/logs").glob("os-*.log")), "no operating system is built"
-    assert other.stored() == ours.stored()
-    assert proxy.count("GET", "/blobs/") == 3, "the operating system, and the bytecode of both components"
-    for record in stores.os_records(ours.store):
-        assert record in stores.os_records(other.store)
-
-    third = elsewhere(ours, tmp_path / "third")
-    proxy.troubles.append(Trouble(fault=Fault.STATUS_500, method="HEAD", path="/blobs/", times=10**6))
-    output = third.builder("build")
-    assert output.count("the registry is not used for the rest of this run") == 1
-    assert third.stored() == ours.stored()
-
-
-def test_what_several_machines_staged_is_listed_as_one_release(
-    ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Path
-) -> None:
-    output = ours.builder("stage", PLAIN, "--images-only")
-    assert "1 image staged" in output
-    assert "not listed" in output
-    other = elsewhere(ours, tmp_path / "other")
-    assert f"{EXTRA}: not built" in other.builder("stage", code=8)
-    ours.builder("stage", EXTRA, "--images-only")
-    assert f"release {today()}: 2 images staged, 2 of them by another machine, 0 B sent" in other.builder("stage")
-    assert "signed the list of its images" in release(ours, proxy, UNTESTED_GPU, code=15)
-    other.builder("stage", "--sign", str(keys / "ours.key"))
-    release(ours, proxy, UNTESTED_GPU)
-    assert set(tags(ours, proxy).values()) == set(ours.stored().values())
-
-
 def test_tags_move_back_to_an_earlier_release_that_is_no_longer_staged(ours: Checkout, proxy: Proxy) -> None:
     """After `prune`, there was "no staged release"; and the next run published the newer release again."""
     ours.edit("matrix.yaml", 'registry: ""', f'registry: "{proxy.address}"')
@@ -292,23 +237,6 @@ def test_tags_move_back_to_an_earlier_release_that_is_no_longer_staged(ours: Che
     release(ours, proxy, f"{today()}.1", "--roll-back")
     assert tags(ours, proxy) == second
     assert "no staged release 20200101" in release(ours, proxy, "20200101", "--roll-back", code=2)
-
-
-def test_a_refresh_builds_tests_and_stages_what_changed(ours: Checkout, proxy: Proxy, keys: Path) -> None:
-    sign = ("--sign", str(keys / "ours.key"))
-    stage(ours, *sign)
-    assert "no image changed" in ours.builder("refresh", *sign)
-    lock = next(path for path in (ours.root / "locks").glob("os-*.json") if '"tini"' in path.read_text())
-    text = lock.read_text(encoding="utf-8")
-    lock.write_text(re.sub(r'("name": "tini"[^}]*"version": ")', r"\g<1>0.", text), encoding="utf-8")
-    assert lock.read_text(encoding="utf-8") != text
-    ours.builder("render")
-    before = ours.stored()
-    output = ours.builder("refresh", *sign)
-    assert json.loads(lock.read_text(encoding="utf-8"))["packages"] == json.loads(text)["packages"]
-    assert re.search(r"tini 0\.\S+ -> \S+ \(locks/os-", output), output
-    assert f"release {today()}" in output
-    assert ours.stored() == before
 
 
 def test_an_image_of_known_layers_is_staged_without_an_engine(
