@@ -25,9 +25,9 @@ from builder.release.additions import Addition
 from builder.release.parent import Parent
 
 CONFLICT = (
-    "What the constraints of the parent name stays as it is, and what the index lacks: give its own one with --index. "
-    "With --keep all packages stay. Choose versions that fit, or another parent. A Dockerfile with FROM can replace "
-    "anything."
+    "Choose versions that fit, or another parent: its framework and CUDA stay as they are, with --keep all its "
+    "packages. If the index lacks a package, name an index that has it with --index. A Dockerfile with FROM can "
+    "replace anything."
 )
 SHOWN = 8  # packages in a line
 YEAR = timedelta(days=365)

@@ -20,6 +20,7 @@ from builder.build.context import LoadedImage, project_of_tests
 from builder.build.programs import Programs
 from builder.common import errors, machine
 from builder.common.errors import EngineError, ImageTestError
+from builder.common.text import listed
 from builder.compat import gpu_support, gpus
 from builder.compat.gpus import Gpu
 from builder.engine.model import EngineInfo
@@ -162,16 +163,19 @@ class Tester:
         return machine
 
     def _failure(self, image: PlannedImage, loaded: LoadedImage, result: Evidence) -> ImageTestError:
-        log = self._log(image, result.kind)
+        # One fault may fail every test: without docker0, 157 errors differed in the id of the container alone.
+        by_reason: dict[str, list[str]] = {}
+        for name in result.failed:
+            by_reason.setdefault(result.reasons.get(name, "")[:60] or name, []).append(name)
         lines = []
-        for name in result.failed[:12]:
-            lines.append(f"  {name}")
-            if reason := result.reasons.get(name):
+        for names in list(by_reason.values())[:12]:
+            lines.append(f"  {listed(names, 3)}")
+            if reason := result.reasons.get(names[0]):
                 lines.append(f"    {reason}")
         return ImageTestError(
             f"{image.id}: {len(result.failed)} of {len(result.failed + result.passed)} tests failed\n"
             + "\n".join(lines),
-            hint=f"Full log: {log.relative_to(self._project.root)}   "
+            hint=f"Full log: {self._log(image, result.kind).relative_to(self._project.root)}   "
             f"To inspect the image: docker run --rm -it {loaded.id[7:19]} bash",
         )
 
@@ -238,7 +242,7 @@ class Tester:
 
         def on_line(line: str) -> str:
             line = self._hide(line)
-            if "::" in line and self._view.is_live:
+            if "::" in line and self._view.console.is_terminal:
                 self._view.note(image.id, line.rpartition("::")[2].strip())
             return line
 

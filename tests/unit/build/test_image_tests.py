@@ -238,6 +238,16 @@ def test_failed_and_skipped_tests_are_an_error(
     assert not of_kind(tiny, "image").is_pass
 
 
+def test_a_reason_that_several_tests_have_is_shown_once(
+    image: PlannedImage, child: type[Child], tester: MakeTester
+) -> None:
+    failed = [node("test_base"), node("test_cuda")]
+    child.results, child.status = dict.fromkeys(failed, "failed"), 1
+    with pytest.raises(ImageTestError, match=r"^.*: 2 of 5 tests failed\n  (.*), (.*)\n    assert 1 == 2$") as caught:
+        tester().test(image, LOADED)
+    assert all(test in str(caught.value) for test in failed)
+
+
 def test_a_component_without_tests(tiny: Project, image: PlannedImage, child: type[Child], tester: MakeTester) -> None:
     (tiny.root / "tests/images/test_board.py").unlink()
     with pytest.raises(ImageTestError, match=r"no tests for a component: tests/images/test_board.py"):
