@@ -65,10 +65,8 @@ class Context:
         try:
             project, _ = self.project, self.project.matrix
         except UsageError:
-            settings = host.read_host()
-        else:
-            settings = host.host_for_project(project)
-        return settings
+            return host.read_host()
+        return host.host_for_project(project)
 
     def run(self, project: Project | None, *, start_engine: bool = False) -> Run:
         """What steps work with. With `start_engine`, installs and starts an engine if none is running."""

@@ -71,5 +71,4 @@ def prune_command(context: Context, place: str, registry: str, keep: int, delete
     elif delete:
         context.say(f"{counted(deleted, 'manifest')} deleted")
     else:
-        context.say(f"not needed: {counted(len(items), 'manifest')}")
-        context.say("Run again with --delete to delete them.")
+        context.say(f"not needed: {counted(len(items), 'manifest')}\n  -> Run again with --delete to delete them.")

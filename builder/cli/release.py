@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -24,7 +24,7 @@ from builder.plan.plan import Plan
 from builder.release import publish, status
 from builder.release.release_checks import EXEMPTIONS, ReleaseOptions
 from builder.release.staging import StagingArea
-from builder.release.status import Status, StatusReader
+from builder.release.status import StatusReader
 from builder.steps.images import ImageOptions
 from builder.steps.refresh import refresh
 from builder.steps.release import release, roll_back
@@ -87,8 +87,10 @@ def stage_command(
 
 def _warn_unsigned(context: Context, project: Project, signer: Signer | None) -> None:
     if project.matrix.evidence and signer is None:
-        context.say("the test results are not signed: `builder release` on another machine will refuse them")
-        context.say("  -> To sign them, add --sign KEY.")
+        context.say(
+            "the test results are not signed: `builder release` on another machine will refuse them\n"
+            "  -> To sign them, add --sign KEY."
+        )
 
 
 def _say_staged(context: Context, report: Report, area: StagingArea, signer: Signer | None, began: float) -> None:
@@ -282,16 +284,15 @@ def status_command(
         context.print_json(list(map(asdict, rows)))
         return
     is_remote = not here and (reader.area or registry)
-    hidden = ("support", "digest", "tags", "signer", "framework", "release", "newest", "days_behind")
-    names = [field.name for field in fields(Status) if field.name not in hidden]
-    shown = [name for name in names if is_remote or name not in status.OF_REGISTRY]
+    remote = status.OF_REGISTRY if is_remote else ()
+    columns = ("cell", "locked", "built", "tested", "time", "gpu", *remote, "packages")
     table = []
     for row in rows:
         tests_time = "-" if row.seconds is None else duration(row.seconds)
         age = "-" if row.packages is None else counted(row.packages, "day")
-        values = vars(row) | {"seconds": tests_time, "packages": age}
-        table.append([values[name] for name in shown])
-    context.print_table(["TIME" if name == "seconds" else name.upper() for name in shown], table)
+        values = vars(row) | {"time": tests_time, "packages": age}
+        table.append([values[name] for name in columns])
+    context.print_table([name.upper() for name in columns], table)
     for line in dict.fromkeys(row.age for row in rows if row.days_behind):
         context.say(line)
     context.say_support(project, selected)

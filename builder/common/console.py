@@ -41,15 +41,11 @@ class View:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _printed: set[str] = field(default_factory=set)
 
-    @property
-    def is_live(self) -> bool:
-        return self.console.is_terminal
-
     @contextmanager
     def live(self) -> Iterator[None]:
         """On a terminal, shows a line for each image in progress, and a total, while the block runs."""
         table = Live(get_renderable=self._table, console=self.console, refresh_per_second=8, transient=True)
-        with table if self.is_live else nullcontext():
+        with table if self.console.is_terminal else nullcontext():
             yield
 
     def add_waiting(self, images: Iterable[str]) -> None:
@@ -71,7 +67,7 @@ class View:
                 row.began = 0.0  # the row starts over
             row.state, row.note = state, ""
             row.began = row.began or time.monotonic()
-        if not self.is_live:
+        if not self.console.is_terminal:
             self.say(f"{image}: {state}")
 
     def say_once(self, text: str) -> None:
@@ -97,7 +93,7 @@ class View:
         """Shows `note` beside the state of the image on a terminal, prints it elsewhere."""
         with self._lock:
             self.rows.setdefault(image, Row()).note = note
-        if not self.is_live:
+        if not self.console.is_terminal:
             self.say(f"{image}: {note}")
 
     def _table(self) -> RenderableType:
@@ -139,7 +135,7 @@ class Meter:
     def add(self, count: int) -> None:
         with self._lock:
             self._count += count
-            now, pause = time.monotonic(), self.LIVE_S if self._view.is_live else self.PLAIN_S
+            now, pause = time.monotonic(), self.LIVE_S if self._view.console.is_terminal else self.PLAIN_S
             is_complete = bool(self._total) and self._count >= self._total
             text = f"{size(self._count)}{f' of {size(self._total)}' if self._total else ''} {self._verb}"
             is_news = now - self._shown >= pause and self._count and text != self._text

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from builder.common.errors import FREE_STORE, DamagedError, DiskError
 from builder.common.files import TEMPORARY_SUFFIX
-from builder.common.text import size
+from builder.common.text import counted, size
 from builder.layers import store, stored_images, stored_layers
 from builder.layers.store import PACKAGES, Store
 from builder.plan.plan import PlannedImage
@@ -79,8 +79,7 @@ def incomplete_images(stored: Store, *, without: Collection[str] = ()) -> dict[s
             continue
         try:
             if missing := stored_images.missing(stored, manifest.digest):
-                count = "1 blob is" if len(missing) == 1 else f"{len(missing)} blobs are"
-                faults[name] = f"{count} missing or truncated: {missing[0]}"
+                faults[name] = f"{counted(len(missing), 'blob')} missing or truncated: {missing[0]}"
         except DamagedError as error:
             faults[name] = str(error)
     return faults
@@ -144,13 +143,17 @@ def make_room(stored: Store, images: Iterable[PlannedImage], *, wait: bool = Fal
         remove_garbage(stored, wait=wait)
         missing = missing_bytes(stored, planned)  # layers of an interrupted build may have been garbage
         if stored.size() + missing > stored.limit:
-            has = f"it has {size(stored.size())}, and its limit is {size(stored.limit)}"
-            raise DiskError(f"{size(missing)} must be written to the store {stored.root}: {has}", hint=FREE_STORE)
+            raise DiskError(
+                f"{size(missing)} must be written to the store {stored.root}: it has {size(stored.size())}, and its "
+                f"limit is {size(stored.limit)}",
+                hint=FREE_STORE,
+            )
     require_free(stored, missing)
 
 
 def require_free(stored: Store, count: int) -> None:
     """Raises DiskError if the disk of the store has fewer bytes free."""
     if count > (free := shutil.disk_usage(stored.root).free):
-        has = f"its disk has {size(free)} free"
-        raise DiskError(f"{size(count)} must be written to the store {stored.root}: {has}", hint=FREE_STORE)
+        raise DiskError(
+            f"{size(count)} must be written to the store {stored.root}: its disk has {size(free)} free", hint=FREE_STORE
+        )

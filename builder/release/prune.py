@@ -249,7 +249,7 @@ def delete(items: Sequence[Item], view: View) -> int:
     try:
         for item in items:
             deleted += item.repository.delete_manifest(item.digest)
-            if view.is_live:
+            if view.console.is_terminal:
                 view.note("prune", f"{deleted} of {len(items)}")
     except BaseException:
         view.end("prune", "failed", f"{deleted} of {counted(len(items), 'manifest')} deleted")

@@ -73,8 +73,10 @@ def complete_tests(
     """
     project, engine, view, store = run.project, run.engine, run.view, run.store
     if attach and project.matrix.evidence and signer is None:
-        view.say("the test results will not be signed: `builder release` on another machine will refuse them")
-        view.say("  -> Run this again with --sign KEY.")
+        view.say(
+            "the test results will not be signed: `builder release` on another machine will refuse them\n"
+            "  -> Run this again with --sign KEY."
+        )
     check_docker_client()
     engine.sweep(str(project.root))  # containers of killed runs
     tester.check(planned.images)

@@ -12,7 +12,7 @@ from tests.fakes.engine import MemoryConsole
 
 def test_plain_lines(console: MemoryConsole) -> None:
     view = View(console)
-    assert not view.is_live
+    assert not view.console.is_terminal
     with view.live():
         view.add_waiting(["a", "b"])
         view.begin("a", "building")

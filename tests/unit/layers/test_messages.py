@@ -101,7 +101,7 @@ CASES: dict[str, tuple[Callable[[Store], object], str, str]] = {
     "incomplete": (
         incomplete,
         "nothing was freed, because images of the store are damaged\n"
-        f"  x0: 1 blob is missing or truncated: {digest_of_bytes(b'layer')}\n",
+        f"  x0: 1 blob missing or truncated: {digest_of_bytes(b'layer')}\n",
         "builder gc --forget NAME",
     ),
     "more incomplete": (incomplete, "\n  ... and 2 more", "Build them again"),
