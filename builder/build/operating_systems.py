@@ -134,11 +134,9 @@ class SystemLayers:
         Raises BuildError as `Mmdebstrap.run`, and if the operating system is not the known one.
         """
         view, name = self.run.view, row(image)
-        if self.lookup.in_registry(image.os_inputs):
-            view.begin(name, "downloading")
-            if downloaded := self.lookup.download(name, image.os_inputs):
-                view.end(name, "done", f"layer {short_digest(downloaded.digest)}, from the registry")
-                return downloaded
+        if self.lookup.in_registry(image.os_inputs) and (downloaded := self.lookup.download(name, image.os_inputs)):
+            view.end(name, "done", f"layer {short_digest(downloaded.digest)}, from the registry")
+            return downloaded
 
         system = self._make(image, files)
         view.end(name, "done", f"layer {short_digest(system.digest)}")
@@ -151,7 +149,6 @@ class SystemLayers:
         blobs = [f"sha256:{package.sha256}" for package in packages]
         arguments = [image.debian, str(layer_order.MTIME), image.interpreter, *([image.uv] if image.uv else [])]
 
-        run.view.begin(name, "downloading packages")
         fetcher = DebianFetcher(
             self.archives,
             image.os_lock,

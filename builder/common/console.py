@@ -97,7 +97,7 @@ class View:
             self.say(f"{image}: {note}")
 
     def _table(self) -> RenderableType:
-        table = Table.grid(padding=(0, 2))
+        table = Table.grid(padding=(0, 2), expand=True)  # a narrow terminal shortens the notes alone
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True)
         table.add_column(justify="right", no_wrap=True)
@@ -137,12 +137,12 @@ class Meter:
             self._count += count
             now, pause = time.monotonic(), self.LIVE_S if self._view.console.is_terminal else self.PLAIN_S
             is_complete = bool(self._total) and self._count >= self._total
-            text = f"{size(self._count)}{f' of {size(self._total)}' if self._total else ''} {self._verb}"
+            text = f"{size(self._count)} of {size(self._total)}" if self._total else f"{size(self._count)} {self._verb}"
             is_news = now - self._shown >= pause and self._count and text != self._text
             if self._ended or not (is_complete or is_news):
                 return
             self._ended, self._shown, self._text = is_complete, now, text
         if is_complete:
-            self._view.end(self._row, "done", text)
+            self._view.end(self._row, "done", f"{size(self._total)} {self._verb}")
         else:
             self._view.note(self._row, text)

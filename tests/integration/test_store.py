@@ -105,7 +105,7 @@ def test_two_checkouts_share_an_empty_store_at_once(checkout: Checkout, index: I
     index.faults["tinyframe"] = Fault.FILE_STALLS
     with checkout.running("build") as first, checkout.running("--root", str(other), "build") as second:
         first.reaches(index.stalled.is_set)
-        second.says("to be downloaded")
+        second.says("wheels: ")
         index.heal()
         first.ends(0)
         second.ends(0)
@@ -147,7 +147,7 @@ def test_a_disk_that_fills_up_is_said_to_be_full(checkout: Checkout) -> None:
 
         _as_root("mount", "-o", f"remount,size={ROOMY}", str(store))
         output = checkout.builder("build", PLAIN)
-        assert "to be downloaded" not in output, "what was made before the disk was full is lost"
+        assert "wheels: " not in output, "what was made before the disk was full is lost"
         assert set(checkout.stored()) == {checkout.references()[0]}
         assert stores.faults(store) == []
 
