@@ -204,7 +204,7 @@ class Assembler:
                 known.add(planned, built)
         known.write()
 
-        # The paths of bytecode follow from those of its modules.
+        # The paths of bytecode follow from the paths of the modules.
         contents = [
             (planned, stored_layers.read_stored_toc(store, built))
             for planned, built in zip(image.layers, stack, strict=True)

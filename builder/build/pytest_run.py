@@ -75,7 +75,7 @@ def run_tests(
         **os.environ,
         **variables,
         "PYTEST_ADDOPTS": "",  # a user's options must not leave tests out
-        # No plugins either: importing those of this environment takes 0.8 s.
+        # No plugins either: importing all plugins of this environment takes 0.8 s.
         "PYTEST_PLUGINS": "",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTEST_XDIST_WORKER": "",  # set if tests of this program run it

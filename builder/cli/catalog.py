@@ -31,7 +31,7 @@ def catalog_command(
 ) -> None:
     """List the released images: contents, tests, support.
 
-    Run it in a checkout of the commit that was released: contents are those of its locks. Only images that the registry
+    Run it in a checkout of the commit that was released: its locks name the contents. Only images that the registry
     has exactly as locked get a command that pulls them, and a profile; with `evidence` in matrix.yaml, a signer that it
     lists must have signed them. `builder status --format json` has the data for scripts.
     """

@@ -61,7 +61,7 @@ class Context:
 
     @cached_property
     def host(self) -> Host:
-        """The settings of this machine, and in a checkout those of matrix.yaml for registries. Raises UsageError."""
+        """The settings of this machine; in a checkout, matrix.yaml's settings of registries too. Raises UsageError."""
         try:
             project, _ = self.project, self.project.matrix
         except UsageError:

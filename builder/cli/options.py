@@ -13,9 +13,10 @@ from builder.common.text import parse_size
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 CELLS = (
-    "CELLS are cell ids (pt-2.9-cu128-py311), shell patterns ('pt-*', '{pt-2.9,tf-2.21}-*'), or sets: those of "
-    "matrix.yaml, the Debian releases and frameworks in it, `unsupported` (those with `after_support`), `not-built` "
-    "(those with `not_built`), `all` (the others), and `arm64` (all cells for arm64, which no other built-in set has)."
+    "CELLS are cell ids (pt-2.9-cu128-py311), shell patterns ('pt-*', '{pt-2.9,tf-2.21}-*'), or sets: the "
+    "sets in matrix.yaml, its Debian releases and frameworks, `unsupported` (cells with `after_support`), `not-built` "
+    "(cells with `not_built`), `all` (all other cells), and `arm64` (all cells for arm64, which no other built-in set "
+    "has)."
 )
 CELLS_HELP = "CELLS are ids, patterns or sets of images: see `builder --help`. Default: the set `default`."
 ALL_CELLS_HELP = CELLS_HELP.replace("the set `default`", "all cells")

@@ -46,7 +46,7 @@ def verify_command(
     IMAGE is a cell id or a tag of an image in the store, or an image in a registry: ghcr.io/org/pt-cuda:2.9.
 
     \b
-    For an image in a registry, the trusted signers are those of --key and --identity, or else those of `evidence` in
+    For an image in a registry, --key and --identity name the trusted signers, or else `evidence` in
     matrix.yaml. Checks:
       signature     is for this image, its cell and the tag of IMAGE; also that of the image index, if IMAGE names one
       test results  are signed, for this image, and passed

@@ -26,7 +26,7 @@ from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, Protocol
 from builder.common.errors import causes
 
 PIECE = 1 << 18  # bytes read at once; as many are lost at most when a connection breaks
-UNCOMPRESSED = {"Accept-Encoding": "identity"}  # sizes, ranges and hashes are those of the file itself
+UNCOMPRESSED = {"Accept-Encoding": "identity"}  # sizes, ranges and hashes are for the file itself
 TRANSIENT = {408, 425, 429, *range(500, 600)} - {501, 505, 507}  # the same request may get another status later
 _UNREACHABLE = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _UNKNOWN_HOST = (socket.EAI_NONAME, socket.EAI_NODATA)

@@ -1,7 +1,7 @@
 """The `os` layer: a tar of a file system, the same bytes for the same files.
 
-Times are those of the packages, at most the newest of them: files written during the build would differ from one build
-to the next. Source: OCI image specification, "Image Layer Filesystem Changeset".
+Files have the times in their packages, at most the time of the newest package: the times of files written during the
+build would differ from one build to the next. Source: OCI image specification, "Image Layer Filesystem Changeset".
 """
 
 from __future__ import annotations

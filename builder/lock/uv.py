@@ -189,7 +189,7 @@ class Uv:
         tables: dict[str, Any] = {canonicalize_name(package["name"]): package for package in packages}
         wheels: ListedWheels = {name: _best_wheel(target, name, table) for name, table in tables.items()}
         indexes = target.indexes
-        if indexes or target.kept:  # the addresses are those of the local index
+        if indexes or target.kept:  # the addresses are on the local index
             catalogue = self.catalogue.with_indexes(indexes)
             for name, (wheel, _) in wheels.items():
                 kept = target.kept.get(name)

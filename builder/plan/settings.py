@@ -127,7 +127,7 @@ def of_image(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) ->
         # No `hostRequirements`: devcontainer.json could not take them back, to choose one GPU with --gpus=device=1.
         "devcontainer.metadata": '[{"remoteUser":"user"}]',
     }
-    # If several components have a command or a health check, the last one counts: those of the variant are last.
+    # If several components have a command or a health check, the last one counts: the variant comes last.
     commands = [component.command for component in components.values() if component.command]
     checks = [component.healthcheck for component in components.values() if component.healthcheck]
     return Settings(
