@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from builder.evidence.results import Evidence
 from builder.evidence.suite import IMAGE_TESTS, Suite
-from builder.layers.oci import Image
 from builder.plan.plan import PlannedImage
 
 
@@ -20,15 +20,16 @@ def write_tests(root: Path, components: Iterable[str], folder: str = IMAGE_TESTS
     return tuple(f"{path.relative_to(root).as_posix()}::test_it" for path in paths)
 
 
-def passing_evidence(root: Path, image: PlannedImage, stored: Image) -> Evidence:
-    """A pass of all image tests in the checkout at `root`."""
+def passing_evidence(root: Path, image: PlannedImage, digest: str, /, **changes: Any) -> Evidence:
+    """A pass of all image tests in the checkout at `root`, with changes."""
     suite = Suite.of(root)
-    return Evidence(
-        image=stored.manifest.digest,
-        cell=image.id,
-        plan=image.plan,
-        suite=dict(suite.files),
-        kind="image",
-        passed=tuple(sorted(suite.of_image(image.components, IMAGE_TESTS))),
-        failed=(),
-    )
+    values = {
+        "image": digest,
+        "cell": image.id,
+        "plan": image.plan,
+        "suite": dict(suite.files),
+        "kind": "image",
+        "passed": tuple(sorted(suite.of_image(image.components, IMAGE_TESTS))),
+        "failed": (),
+    }
+    return Evidence(**{**values, **changes})

@@ -1,10 +1,9 @@
-"""Wheels are fetched completely or not at all, whatever the index does, and received bytes are not fetched again."""
+"""Received bytes are not fetched again. Faults of an index: tests/unit/index/test_download.py."""
 
 from __future__ import annotations
 
 import hashlib
 import random
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,13 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from builder.common.errors import FetchError
 from builder.common.http import PIECE
 from builder.common.tasks import RetryPolicy
 from builder.index.download import Fetcher
 from builder.index.settings import IndexSettings
 from builder.index.wheels import Wheel
-from tests.integration.checkout import until
 from tests.integration.index import Fault, Index
 from tests.integration.wheels import Distribution
 
@@ -72,19 +69,6 @@ class Folder:
     def fetch(self, policy: RetryPolicy = QUICK, wheel: Wheel = WHEEL) -> Path:
         return self.fetcher(policy).fetch(wheel)
 
-    def fails(self, policy: RetryPolicy = QUICK) -> str:
-        """The message of a failed fetch; it must not name the index, and there must be no wheel."""
-        before = sum(self.progress)
-        with pytest.raises(FetchError) as raised:
-            self.fetch(policy)
-        message = f"{raised.value}\n{raised.value.hint}"
-        assert FILE in message
-        for word in (self._index.address, "127.0.0.1", "localhost"):
-            assert word not in message
-        assert sum(self.progress) == before, "bytes that do not count any more are still counted"
-        assert not self.whl.exists()
-        return message
-
     def is_good(self) -> bool:
         """The folder has only the wheel, and every byte was reported once."""
         assert sum(self.progress) == len(CONTENT)
@@ -105,9 +89,6 @@ def pages(index: Index) -> int:
     return len([request for request in index.answered if request.path.startswith("/simple/")])
 
 
-# ---- resumed
-
-
 def test_bytes_received_before_a_stall_are_kept(folder: Folder, index: Index) -> None:
     index.faults["tiny-wheel"], index.times["tiny-wheel"] = Fault.FILE_STALLS_HALFWAY, 1
     folder.fetch(IMPATIENT)
@@ -115,19 +96,6 @@ def test_bytes_received_before_a_stall_are_kept(folder: Folder, index: Index) ->
     first, start = (start for start, _ in files(index))
     assert first == 0
     assert len(CONTENT) // 2 - PIECE < start <= len(CONTENT) // 2
-
-
-# ---- faults
-
-
-@pytest.mark.parametrize("fault", [Fault.PAGE_STALLS, Fault.FILE_STALLS])
-def test_an_index_that_stalls_for_a_while_is_asked_again(folder: Folder, index: Index, fault: Fault) -> None:
-    index.faults["tiny-wheel"], index.times["tiny-wheel"] = fault, 2
-    folder.fetch(IMPATIENT)
-    assert folder.is_good()
-
-
-# ---- several at once
 
 
 def test_two_fetchers_on_one_folder_fetch_once(folder: Folder, index: Index) -> None:
@@ -148,20 +116,6 @@ def test_two_fetchers_on_one_folder_fetch_once(folder: Folder, index: Index) -> 
     assert sum(sent for _, sent in files(index)) < len(CONTENT) + PIECE
 
 
-def test_a_second_fetcher_continues_where_the_first_failed(folder: Folder, index: Index) -> None:
-    index.faults["tiny-wheel"], index.times["tiny-wheel"] = Fault.FILE_STALLS_HALFWAY, 1
-    other = Folder(folder.path, index)
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(folder.fetch, RetryPolicy(connect_s=5, read_s=1, retries=0, first_delay_s=0.002))
-        assert index.stalled.wait(30)
-        second = pool.submit(other.fetch)
-        with pytest.raises(FetchError):
-            first.result(60)
-        second.result(60)
-    assert other.is_good()
-    assert [start > len(CONTENT) // 3 for start, _ in files(index)] == [False, True]
-
-
 def test_a_page_is_requested_once_for_all_files_of_a_project(tmp_path: Path, index: Index) -> None:
     wheels = []
     for number in range(8):
@@ -177,32 +131,3 @@ def test_a_page_is_requested_once_for_all_files_of_a_project(tmp_path: Path, ind
     assert pages(index) == 1
     assert len(files(index)) == 8
     index.withdraw("tiny-wheel", "2.")
-
-
-def test_a_wheel_that_is_dropped_and_fetched_repeatedly(folder: Folder, index: Index) -> None:
-    """By several processes with the same store: each fetch returns the right bytes."""
-    small = b"small" * 100
-    index.publish(Distribution(project="tiny-wheel", file=FILE, content=small))
-    sha256 = hashlib.sha256(small).hexdigest()
-    wheel = Wheel(component="x", name="tiny-wheel", version="1.0", file=FILE, size=len(small), sha256=sha256)
-    stop = threading.Event()
-
-    def work() -> int:
-        fetcher, fetched = folder.fetcher(), 0
-        while not stop.is_set():
-            path = fetcher.fetch(wheel)
-            try:
-                assert path.read_bytes() == small
-            except FileNotFoundError:
-                continue  # dropped by another one
-            fetcher.drop(wheel)
-            fetched += 1
-        return fetched
-
-    with ThreadPoolExecutor(3) as pool:
-        running = [pool.submit(work) for _ in range(3)]
-        try:
-            until(lambda: len(files(index)) > 60 or any(future.done() for future in running), "wheels are fetched")
-        finally:
-            stop.set()
-        assert sum(future.result(30) for future in running) > 10

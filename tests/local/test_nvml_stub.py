@@ -146,16 +146,6 @@ def test_a_gpu_of_unknown_memory(machine: StubbedMachine) -> None:
     assert (gpus[0]["memory"], gpus[0]["free"], why, leased) == (0, 0, "", [0])
 
 
-def test_explain_names_images_that_need_a_newer_driver(machine: StubbedMachine) -> None:
-    output = machine.python(
-        nvml.state("470.82.01", H100, cuda=11040),
-        "-c", "import sys; from builder.cli import main; sys.exit(main())",
-        "--root", str(ROOT), "explain", "--gpu", "this", "pt-2.9-cu128-py311",
-    )  # fmt: skip
-    assert output.status == 16, output.err
-    assert "driver 470.82.01 is too old" in output.out + output.err
-
-
 # tests/gpu/run.py
 
 

@@ -19,7 +19,7 @@ from builder.plan import plan
 from builder.registry import artifacts
 from builder.registry.client import Repository
 from tests.fakes.registry import MemoryRegistry
-from tests.fakes.suites import write_tests
+from tests.fakes.suites import passing_evidence, write_tests
 
 CELL = "qz-0.5-cu129-py311"
 MANIFEST, OTHER = ("sha256:" + letter * 64 for letter in "bc")
@@ -38,19 +38,10 @@ class EvidenceDesk:
         self.passed_on_gpu = write_tests(project.root, ["quartz"], GPU_TESTS)
 
     def proof(self, **changes: Any) -> Evidence:
-        values = {
-            "image": MANIFEST,
-            "cell": CELL,
-            "plan": self.planned.plan,
-            "suite": Suite.of(self.project.root).files,
-            "kind": "image",
-            "passed": self.passed,
-            "failed": (),
-            "finished": "2026-11-22T10:00:00Z",
-        }
+        values: dict[str, Any] = {"passed": self.passed, "finished": "2026-11-22T10:00:00Z"}
         if changes.get("kind") == "gpu":
             values |= {"passed": self.passed_on_gpu, "machine": {"gpu": "H100"}}
-        return Evidence(**{**values, **changes})
+        return passing_evidence(self.project.root, self.planned, MANIFEST, **{**values, **changes})
 
     def write(self, proof: Evidence) -> None:
         results.write_evidence(self.project.state, proof)

@@ -167,19 +167,6 @@ some_needs = st.dictionaries(
 )
 
 
-@given(matrices(), randoms)
-def test_one_lock_is_current_for_all_cells_of_a_group(matrix: Matrix, random: Random) -> None:
-    """They have the same requirements of each component and the same other inputs of a resolution, in any order."""
-    for members in groups(cells.expand(matrix)).values():
-        whole = lockfile.group_requirements(matrix, members)
-        assert lockfile.group_requirements(matrix, random.sample(members, len(members))) == whole
-        lock = lock_of(matrix, random.sample(members, len(members)), {})
-        for cell in members:
-            requirements = lockfile.requirements(matrix, cell)
-            assert requirements == {name: whole[name] for name in cells.components(matrix, cell) if name in whole}
-            assert lockfile.stale_reason(matrix, lock, [cell]) == ""
-
-
 @given(matrices(), some_needs)
 def test_a_cell_has_the_wheels_of_its_components_and_no_more(
     matrix: Matrix, needs: dict[str, list[LockedWheel]]
@@ -236,17 +223,6 @@ def test_cells_of_a_group_share_their_layers_up_to_the_operating_system(
         }
         if cell.variant == "plain":
             assert [layer.name for layer in stacked[place + 1 :]] == ["files"]
-
-
-@given(matrices(), some_needs, randoms)
-def test_another_variant_changes_no_other_cell(
-    matrix: Matrix, needs: dict[str, list[LockedWheel]], random: Random
-) -> None:
-    """Neither its wheels nor its layers, although the lock of the group then has another component."""
-    fewer = matrix.model_copy(update={"variants": {"plain": [], "board": ["board"]}})
-    before, after = stacks(fewer, needs, random), stacks(matrix, needs, random)
-    assert len(after) > len(before)
-    assert before.items() <= after.items()
 
 
 # ---- tags and layers of all cells

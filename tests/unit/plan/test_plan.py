@@ -77,12 +77,6 @@ def test_two_plans_of_the_same_inputs_are_equal(tiny: Project) -> None:
     assert str(tiny.root) not in json.dumps(data)
 
 
-def test_an_image_does_not_depend_on_the_other_cells_selected(tiny: Project) -> None:
-    alone = planned(tiny)
-    among = next(image for image in plan.make_plan(tiny, tiny.cells).images if image.id == CELL)
-    assert alone == among
-
-
 def test_a_security_refresh_changes_the_operating_system_alone(tiny: Project) -> None:
     """Other versions of Debian's packages: the wheels below and above stay the same layers."""
     before = planned(tiny)

@@ -175,14 +175,6 @@ def test_no_digest_of_the_plan_the_lock_or_a_layer_is_in_it(tiny: Project) -> No
         assert not [label for label in (PLAN_LABEL, "io.github.gpu-images.lock") if label in text], name
 
 
-def test_another_variant_adds_its_dockerfile_and_changes_no_file(tiny: Project, edit: Edit) -> None:
-    before = rendered(tiny, *locks.LOCKED)
-    project = edit("  board: [board]\n", "  board: [board]\n  solo: [jupyter]\n")
-    after = rendered(project, *locks.LOCKED, f"{GROUP}-solo")
-    assert set(after) - set(before) == {f"images/{GROUP}/solo.Dockerfile"}
-    assert before.items() <= after.items()
-
-
 # ---- the text of a Dockerfile
 
 

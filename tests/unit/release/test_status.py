@@ -14,8 +14,6 @@ import pytest
 from builder.common.errors import VerifyError
 from builder.common.reference import ImageRef
 from builder.evidence import reports, results
-from builder.evidence.results import Evidence
-from builder.evidence.suite import Suite
 from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.blobs import MANIFEST_TYPE, Descriptor
@@ -31,7 +29,7 @@ from builder.release import staging, status
 from builder.release.staging import StagingArea
 from builder.release.status import NONE, Status, StatusReader
 from tests.fakes.registry import MemoryArea, MemoryRegistry
-from tests.fakes.suites import write_tests
+from tests.fakes.suites import passing_evidence, write_tests
 from tests.unit.evidence.test_signing import Cosign
 
 EMBER, BOARD = "em-1.10-cu1210-py311", "qz-0.5-cu129-py311-board"
@@ -206,10 +204,7 @@ def test_results_that_a_release_attached_count_if_the_image_is_neither_staged_no
     assert released.row().tested == "not tested"
     root = released.project.root
     passed = write_tests(root, released.image.components)
-    evidence = Evidence(
-        image=released.digest, cell=EMBER, plan=released.image.plan, suite=Suite.of(root).files, kind="image",
-        passed=passed, failed=(), finished="2026-11-22T10:00:00Z",
-    )  # fmt: skip
+    evidence = passing_evidence(root, released.image, released.digest, finished="2026-11-22T10:00:00Z")
     image = Descriptor(media_type=MANIFEST_TYPE, digest=released.digest, size=1)
     with artifacts.attaching(released.registry, image) as attachments:
         report = attachments.add(reports.TYPE, {reports.TYPE: evidence.model_dump_json().encode()})

@@ -25,9 +25,8 @@ from builder.common.errors import (
 from builder.common.files import digest_of_bytes, write_atomically
 from builder.common.reference import ImageRef
 from builder.evidence import reports, results, signing
-from builder.evidence.results import Evidence
 from builder.evidence.signing import Signer
-from builder.evidence.suite import GPU_TESTS, Suite
+from builder.evidence.suite import GPU_TESTS
 from builder.layers import oci
 from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
 from builder.layers.known_layers import KnownLayers
@@ -53,7 +52,7 @@ from tests.fakes.engine import MemoryConsole
 from tests.fakes.registry import MemoryArea, MemoryRegistry, Registries
 from tests.fakes.run import new_run
 from tests.fakes.scanners import with_scanner
-from tests.fakes.suites import write_tests
+from tests.fakes.suites import passing_evidence, write_tests
 from tests.fakes.wire import Wire
 
 CELL = "qz-0.5-cu129-py311"
@@ -75,7 +74,7 @@ class ReleaseDesk:
         self.calls = self.public.calls = self.registry.calls
         self.area = MemoryArea("registry.example.test:5000/staging", lambda _: self.registry)
         [self.planned] = plan.make_locked_plan(project, project.select([CELL])).images
-        self.passed = write_tests(project.root, self.planned.components)
+        write_tests(project.root, self.planned.components)
         self.passed_on_gpu = write_tests(project.root, ["quartz"], GPU_TESTS)
         self.console = MemoryConsole()
         self.image = self.add_image(self.planned)
@@ -121,20 +120,14 @@ class ReleaseDesk:
 
     def report(self, *, gpu: bool = True, **changes: Any) -> None:
         """Attaches this machine's results of the image tests and, with `gpu`, of the GPU tests."""
-        values = {
-            "image": self.image.manifest.digest,
-            "cell": CELL,
-            "plan": self.planned.plan,
-            "suite": Suite.of(self.project.root).files,
-            "kind": "image",
-            "passed": self.passed,
-            "failed": (),
-        }
+        self.report_image(self.planned, self.image.manifest, gpu=gpu, **changes)
+
+    def report_image(self, planned: PlannedImage, image: Manifest, *, gpu: bool = True, **changes: Any) -> None:
         on_gpu = {"kind": "gpu", "passed": self.passed_on_gpu}
         for each in ({}, on_gpu) if gpu else ({},):
-            evidence = Evidence(**{**values, **each, **changes})
+            evidence = passing_evidence(self.project.root, planned, image.digest, **{**each, **changes})
             results.write_evidence(self.project.state, evidence)
-            reports.attach_evidence(self.registry, self.image.manifest.descriptor, [evidence], None)
+            reports.attach_evidence(self.registry, image.descriptor, [evidence], None)
 
     def report_without_gpu(self, **changes: Any) -> None:
         """In place of all reports: this machine's results of the image tests."""
@@ -273,23 +266,10 @@ class Pair:
     def other(self) -> StagedImage:
         return self.staged.images[1]
 
-    def report(self, tests: Mapping[str, Any]) -> None:
-        """Attaches this machine's results of image tests, and a pass of GPU tests, to the second image."""
-        desk, other = self.desk, self.other
-        values = {
-            "image": other.digest,
-            "cell": other.cell,
-            "plan": other.plan,
-            "suite": Suite.of(desk.project.root).files,
-            "kind": "image",
-            "failed": (),
-        }
-        manifest = desk.registry.contents[other.digest]
-        image = Descriptor(media_type=MANIFEST_TYPE, digest=other.digest, size=len(manifest))
-        for each in (tests, {"kind": "gpu", "passed": desk.passed_on_gpu}):
-            evidence = Evidence(**{**values, **each})
-            results.write_evidence(desk.project.state, evidence)
-            reports.attach_evidence(desk.registry, image, [evidence], None)
+    def report(self) -> None:
+        """Attaches this machine's passes of image tests and GPU tests to the second image."""
+        manifest = Manifest.of(self.desk.registry.contents[self.other.digest])
+        self.desk.report_image(self.planned[self.other.cell], manifest)
 
 
 @pytest.fixture
@@ -319,15 +299,6 @@ def test_an_image_goes_with_that_for_another_architecture(twins: Pair) -> None:
     assert f"{CELL}: {TWIN} would not be released with it, and has the same tags" in str(caught.value)
 
 
-def test_a_list_that_nobody_signed_is_refused(pair: Pair) -> None:
-    evidence = [Trusted(key="keys/ci.pub")]
-    project = pair.desk.project
-    project.__dict__["matrix"] = project.matrix.model_copy(update={"evidence": evidence})
-    passed_board(pair)
-    with pytest.raises(VerifyError, match="images may be missing"):
-        pair.release(is_own=False)
-
-
 def test_what_an_earlier_run_published_stays_in_the_record(pair: Pair) -> None:
     """Its tags are set; without the record, an older release could move them back."""
     other = pair.other
@@ -336,16 +307,10 @@ def test_what_an_earlier_run_published_stays_in_the_record(pair: Pair) -> None:
     assert [image.cell for image in pair.desk.released().images] == [CELL, BESIDE]
 
 
-def passed_board(pair: Pair) -> None:
-    """The second image has passed its tests too."""
-    suite = Suite.of(pair.desk.project.root)
-    pair.report({"passed": tuple(suite.of_image(pair.planned[BESIDE].components, "tests/images"))})
-
-
 def test_no_tag_is_set_before_all_images_are_complete(pair: Pair) -> None:
     """An interrupted release left stamped tags, which never move or disappear, of images that were not released."""
     desk = pair.desk
-    passed_board(pair)
+    pair.report()
     pair.release()
     images = {image.digest for image in pair.staged.images}
     tags = [ImageRef.parse(text).tag for image in pair.planned.values() for text in image.references]
@@ -438,7 +403,7 @@ def test_an_interrupted_release_lists_the_tags_that_it_changed(desk: ReleaseDesk
 @pytest.mark.parametrize("number", [0, 1])
 def test_an_image_that_cannot_be_sent_prevents_all_tags(pair: Pair, number: int) -> None:
     desk, digest = pair.desk, pair.staged.images[number].digest
-    passed_board(pair)
+    pair.report()
 
     def fail(reference: str) -> None:
         if reference == digest:
@@ -465,7 +430,7 @@ def test_a_release_whose_tags_would_move_back_is_not_recorded(desk: ReleaseDesk)
 def test_an_interrupt_stops_what_is_attached(pair: Pair) -> None:
     """No tag is set."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # not set in background jobs of a shell
-    passed_board(pair)
+    pair.report()
 
     class InterruptedSigner(Signer):
         def sign_manifest(self, repository: Repository, digest: str, *_: Any, **__: Any) -> None:
@@ -529,8 +494,7 @@ def test_an_index_of_several_architectures_is_signed_before_its_tags_as_the_cell
         ) -> None:
             signed.append((digest, annotations, bool(desk.tags)))
 
-    suite = Suite.of(desk.project.root)
-    twins.report({"passed": tuple(suite.of_image(desk.planned.components, "tests/images"))})
+    twins.report()
     released = twins.release(signer=RecordingSigner(key="key"))
     assert [outcome.image.id for outcome in released.sent] == [CELL, TWIN]
     [index] = set(desk.tags.values())
@@ -546,11 +510,6 @@ def test_an_index_of_several_architectures_is_signed_before_its_tags_as_the_cell
         key=str,
     )
     assert signed[-1][0] == index
-
-
-def test_a_failure(desk: ReleaseDesk) -> None:
-    desk.report(passed=(), failed=("test_it",), finished="2026-11-23T00:00:00Z")
-    assert desk.refused(ImageTestError) == f"{CELL}: tests failed"
 
 
 def test_another_plan(desk: ReleaseDesk) -> None:

@@ -115,6 +115,7 @@ def test_edited_evidence_is_not_staged(yard: Yard, edit: dict[str, object], reas
     with pytest.raises(ImageTestError) as caught:
         yard.stage(signer=Signer(key="unused"))
     assert str(caught.value).startswith(f"{EMBER}: {reason}")
+    assert caught.value.hint == f"builder images {EMBER}"
     assert not [call for memory in yard.repositories.values() for call in memory.calls], "nothing is sent"
 
 
@@ -140,9 +141,9 @@ def test_results_of_this_machine_are_attached_to_an_image_that_another_one_stage
 ) -> None:
     """A job without rights runs the tests; this one, which runs no code of an image, signs and attaches the results."""
     digest = staged_elsewhere(yard)
-    evidence = passing_evidence(yard.bench.project.root, yard.bench.image(EMBER), yard.bench.stored[BOARD])
+    evidence = passing_evidence(yard.bench.project.root, yard.bench.image(EMBER), digest)
     passed = tuple(name for name in evidence.passed if name not in failed)
-    changes = {"image": digest, "passed": passed, "failed": failed}
+    changes = {"passed": passed, "failed": failed}
     results.write_evidence(yard.bench.project.state, evidence.model_copy(update=changes))
     staged = yard.stage()
     assert [outcome.digest for outcome in staged.outcomes if not outcome.sent] == [digest]
@@ -154,9 +155,8 @@ def test_results_of_this_machine_are_attached_to_an_image_that_another_one_stage
 
 def test_results_for_another_plan_are_not_attached(yard: Yard) -> None:
     digest = staged_elsewhere(yard)
-    evidence = passing_evidence(yard.bench.project.root, yard.bench.image(EMBER), yard.bench.stored[BOARD])
-    changes = {"image": digest, "plan": "sha256:" + "e" * 64}
-    results.write_evidence(yard.bench.project.state, evidence.model_copy(update=changes))
+    evidence = passing_evidence(yard.bench.project.root, yard.bench.image(EMBER), digest, plan="sha256:" + "e" * 64)
+    results.write_evidence(yard.bench.project.state, evidence)
     yard.stage()
     assert yard.reports(EMBER, digest) == 0
 

@@ -28,7 +28,7 @@ from builder.release.staging import StagedImage, StagedRelease
 from builder.steps.test import complete_tests, only_for
 from tests.fakes.engine import INFO, FakeTester, MemoryConsole
 from tests.fakes.registry import MemoryArea, MemoryRegistry
-from tests.fakes.suites import write_tests
+from tests.fakes.suites import passing_evidence, write_tests
 from tests.unit.build.assembling import JUPYTER, NOTEBOOK, AssemblyBench
 
 
@@ -86,8 +86,8 @@ class GpuMachine:
 
     def __post_init__(self) -> None:
         [self.planned] = self.bench.images(JUPYTER)
-        self.passed = write_tests(self.bench.project.root, self.planned.components)
-        self.passed_on_gpu = write_tests(self.bench.project.root, ["ember"], GPU_TESTS)
+        write_tests(self.bench.project.root, self.planned.components)
+        write_tests(self.bench.project.root, ["ember"], GPU_TESTS)
 
     def assemble(self) -> Image:
         """The image, assembled in the store that both machines share, and staged."""
@@ -101,18 +101,8 @@ class GpuMachine:
 
     def proof(self, **changes: Any) -> Evidence:
         """What the builder found."""
-        values = {
-            "image": self.image.manifest.digest,
-            "cell": JUPYTER,
-            "plan": self.planned.plan,
-            "suite": dict(Suite.of(self.bench.project.root).files),
-            "kind": "image",
-            "passed": self.passed,
-            "failed": (),
-            "machine": {"kernel": "that of the builder"},
-            "finished": "2026-11-22T10:00:00Z",
-        }
-        return Evidence(**{**values, **changes})
+        values = {"machine": {"kernel": "that of the builder"}, "finished": "2026-11-22T10:00:00Z", **changes}
+        return passing_evidence(self.bench.project.root, self.planned, self.image.manifest.digest, **values)
 
     def attach(self, proof: Evidence, signer: str) -> None:
         reports.attach_evidence(self.registry, self.image.manifest.descriptor, [proof], NamedSigner(key=signer))
