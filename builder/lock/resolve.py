@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -17,7 +18,7 @@ from builder.common.errors import FetchError, LockError, UnreachableError
 from builder.common.tasks import thread_pool
 from builder.common.text import counted
 from builder.index.host import Host
-from builder.index.releases import Metadata, parse_metadata
+from builder.index.releases import Index, Metadata, parse_metadata
 from builder.index.session import POOL
 from builder.index.wheels import LockedWheel
 from builder.lock import checks, lockfile, uv
@@ -27,6 +28,9 @@ from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.matrix.schema import Matrix
+
+if TYPE_CHECKING:
+    from pypi_simple import DistributionPackage
 
 
 class Resolver:
@@ -167,9 +171,12 @@ class Resolver:
         sizes = self.uv.sizes(Target.of(self.matrix, cell), unsized) if unsized else {}
 
         def complete(wheel: LockedWheel) -> LockedWheel:
-            metadata = self._metadata(cell, wheel)
-            size = wheel.size or sizes[wheel.sha256]
-            return replace(wheel, size=size, license=metadata.license, supplier=metadata.supplier)
+            wheel = replace(wheel, size=wheel.size or sizes[wheel.sha256])
+            catalogue, file = self._listed(cell, wheel)
+            if not file.has_metadata:  # else an index without ranges would send all of the wheel for its licence
+                return wheel
+            metadata = parse_metadata(file.filename, catalogue.metadata_text(wheel.name, file))
+            return replace(wheel, license=metadata.license, supplier=metadata.supplier)
 
         with thread_pool(POOL, "metadata") as pool:
             self.known |= {wheel.sha256: wheel for wheel in pool.map(complete, [wheel for wheel, _ in new.values()])}
@@ -177,9 +184,13 @@ class Resolver:
 
     def _metadata(self, cell: Cell, wheel: LockedWheel) -> Metadata:
         """The METADATA of a wheel. Raises FetchError."""
-        catalogue = self.uv.catalogue.with_indexes(cells.indexes_of_packages(self.matrix, cell))
-        file = {file.filename: file for file in catalogue.files(wheel.name)}[wheel.file]
+        catalogue, file = self._listed(cell, wheel)
         return parse_metadata(file.filename, catalogue.metadata_text(wheel.name, file))
+
+    def _listed(self, cell: Cell, wheel: LockedWheel) -> tuple[Index, DistributionPackage]:
+        """The index of a wheel, and what it lists for the wheel. Raises FetchError."""
+        catalogue = self.uv.catalogue.with_indexes(cells.indexes_of_packages(self.matrix, cell))
+        return catalogue, {file.filename: file for file in catalogue.files(wheel.name)}[wheel.file]
 
     def reason(self, cell: Cell) -> str:
         """The reason that a cell, in the matrix or not, does not resolve to wheels, or an empty string.

@@ -84,7 +84,8 @@ class Attachments:
 
     def _store(self, artifact: Manifest, contents: Iterable[bytes], mount: str = "") -> Manifest:
         """Stores an artifact; returns its manifest, whose annotation SUBJECT names the image if there is no OCI 1.1."""
-        if artifact.digest in self.listed:
+        # A clean-up of the registry may have deleted the artifact, which has no tag, and not the list, which has one.
+        if artifact.digest in self.listed and self.repository.digest_of(artifact.digest):
             return artifact
         try:
             put_artifact(self.repository, artifact, contents, mount)

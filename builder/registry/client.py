@@ -252,7 +252,8 @@ class Repository:
         # Some registries answer every unknown address with their web page.
         if pages[0].status == HTTPStatus.OK and "html" not in pages[0].headers.get("Content-Type", ""):
             return [page.body for page in pages]
-        self._has_no_referrers.set()  # asked once, not for each image
+        if self.digest_of(digest):  # of an image that does not exist, the answer says nothing about the registry
+            self._has_no_referrers.set()
         return None
 
     def list_tags(self) -> list[str]:

@@ -157,13 +157,13 @@ def group_by_tags(images: Iterable[Candidate], host: Host) -> list[TagGroup]:
         by_references.setdefault(image.references, []).append(image)
     references = {name.name: name for names in by_references for name in names}
     repositories = {name: Repository(each, host=host, write=True) for name, each in references.items()}
-    # One list for each repository: most tags of a release are new, and need no request of their own.
+    # One list for each repository: the stamped tags of a release are new, and need no request of their own.
     taken = {name: set(repository.list_tags()) for name, repository in repositories.items()}
 
     def read_group(item: tuple[tuple[ImageRef, ...], list[Candidate]]) -> TagGroup:
         names, sharing = item
         repository, listed = repositories[names[0].name], taken[names[0].name]
-        before = {name.tag: repository.digest_of(name.tag) if name.tag in listed else None for name in names}
+        before = tagging.read_tags(repository, [name.tag for name in names])
         manifest = tagged_manifest(sharing)
         return TagGroup(images=sharing, repository=repository, manifest=manifest, before=before, taken=listed)
 
@@ -257,12 +257,13 @@ def set_tags(groups: Sequence[TagGroup], stamp: str, changes: list[TagChange]) -
     for group in groups:
         by_repository.setdefault(group.repository, []).append(group)
 
-    def set_stamped(repository: Repository, group: TagGroup) -> None:
+    # With the group's own repository, which does not stop between a tag that was set and its entry in `changes`.
+    def set_stamped(_: Repository, group: TagGroup) -> None:
         # It was free when the stamp was chosen: if it is taken now, another push has set it.
-        tagging.tag(repository, group.manifest, changes, {group.stamped(stamp): None})
+        tagging.tag(group.repository, group.manifest, changes, {group.stamped(stamp): None})
 
-    def set_moving(repository: Repository, group: TagGroup) -> None:
-        tagging.tag(repository, group.manifest, changes, group.before)
+    def set_moving(_: Repository, group: TagGroup) -> None:
+        tagging.tag(group.repository, group.manifest, changes, group.before)
 
     for repository, sharing in by_repository.items():
         transfer_each(repository, set_stamped, [group for group in sharing if not group.is_released])

@@ -352,7 +352,7 @@ def sign(signer: Signer, repository: Repository, added: Added, manifest: Manifes
     # show it. The name of a wheel and its SHA-256 stay.
     request = added.addition.request
     public = request.model_dump(exclude_defaults=True, exclude={"index"}) | {"env": sorted(request.env)}
-    public["requirements"] = [re.sub(r"https?://\S*/", "", str(each)) for each in request.requirements]
+    public["requirements"] = [re.sub(r"(?i)https?://\S*/", "", str(each)) for each in request.requirements]
     target, statements = added.target, dict[str, dict[str, bytes]]()  # by image
     for each in added.images:
         parent, name = each.parent, added.addition.parent.name

@@ -358,9 +358,20 @@ def test_referrers_and_tags_are_read_page_by_page(lay: Lay) -> None:
     ids=lambda reply: str(reply.status),
 )
 def test_a_registry_without_the_referrers_api(lay: Lay, reply: Reply) -> None:
-    wire = lay(lambda _: reply)
-    assert connect().referrers(DIGEST) is None
-    assert wire.lines == [f"GET /v2/a/b/referrers/{DIGEST}"], "a redirect to another host is not followed"
+    images = set[str]()
+
+    def answer(sent: Sent) -> Reply:
+        if sent.method == "HEAD":
+            return Reply(headers={"Docker-Content-Digest": DIGEST}) if images else Reply(status=404)
+        return reply
+
+    wire, repository = lay(answer), connect()
+    asked = f"GET /v2/a/b/referrers/{DIGEST}"
+    # Of an image that does not exist, the answer says nothing about the registry.
+    assert [repository.referrers(DIGEST) for _ in range(2)] == [None, None]
+    images.add(DIGEST)
+    assert [repository.referrers(DIGEST) for _ in range(2)] == [None, None]
+    assert [line for line in wire.lines if line.startswith("GET")] == [asked] * 3, "no redirect is followed"
 
 
 def test_a_redirect_within_the_registry_is_followed(lay: Lay) -> None:
