@@ -798,7 +798,7 @@ def test_statements_name_packages_and_parent(bench: Bench) -> None:
     bench.uv.pages, wheel = {"einops": {"0.8": ""}}, project("einops", version="0.8")
     bench.offer(wheel)
     hashed = f"{wheel.name}#sha256={hashlib.sha256(wheel.content).hexdigest()}"
-    asked = request(f"HTTPS://git.test/TOKEN/{hashed}", env={"TEAM": "secret", "A": "b"})
+    asked = request(f"einops @ HTTPS://git.test/TOKEN/{hashed}", env={"TEAM": "secret", "A": "b"})
     [added] = bench.add(addition(request=asked), signer=FakeSigner(key="k"))
     [(digest, annotations, statements)] = signed
     statement, sbom = statements["slsaprovenance1"], statements["cyclonedx"]
