@@ -63,7 +63,8 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
     in matrix.yaml. It is checked against the package index and the metadata of the packages, then resolved to wheels.
     Nothing is written.
 
-    With --gpu, CELLS are cell ids, patterns or sets (default: all), and IMAGES are images in a registry.
+    With --gpu, CELLS are cell ids, patterns or sets (default: all), and IMAGES are images in a registry, with
+    the name of the registry.
     """
     if gpu_name is not None:
         _on_gpu(context, targets, gpu_name, driver)
@@ -149,5 +150,7 @@ def _images(context: Context, targets: Sequence[str]) -> Iterator[tuple[str, Ima
         yield name, gpu_support.needs_of_cell(project.matrix, members[0], facts.load_facts())
     for name in names:
         reference = parse_image(name)
+        if not reference.registry:
+            raise UsageError(f"{name} has no registry", hint=f"For Docker Hub, write docker.io/{name}.")
         repository = Repository(reference, host=context.host, write=False)
         yield name, gpu_support.needs_of_labels(labels_of(repository, reference.target))

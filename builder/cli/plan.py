@@ -58,6 +58,8 @@ def plan_command(
     """
     if is_release and form != "gitlab":
         raise UsageError("--publish needs --format gitlab")
+    if not disk:
+        raise UsageError("--disk must be larger than 0")
     project = context.project
     chosen = project.select(patterns)
     if form == "ids" and not (revision or unreleased):  # needs no locks

@@ -83,7 +83,8 @@ def cell_of_combination(matrix: Matrix, text: str) -> Cell:
         near = [id_ for id_ in ids if id_.startswith(text)] or difflib.get_close_matches(text, ids) or ids
         raise UsageError(
             f"invalid combination {text!r}: use FRAMEWORK-VERSION-CUDA-PYTHON[-VARIANT][-{ARM64}]",
-            hint=f"For example {', '.join(near[:MOST_NAMED])}. Frameworks: {known}. For a package, use `builder add`.",
+            hint=f"For example {', '.join(near[:MOST_NAMED])}. Write CUDA with its minor version, as cu130. "
+            f"Frameworks: {known}. For a package, use `builder add`.",
         )
     short, numbers, suffix, cuda_tag, major, minor, variant, arch = match.groups()
     suffix = str(Version(f"0{suffix}")).removeprefix("0")  # rc01 is rc1
@@ -200,18 +201,28 @@ class Explainer:
         return next((each for each in reversed(versions) if each.startswith(f"{cell.cuda}.")), "")
 
     def _nearest(self, asked: Cell) -> tuple[str, ...]:
-        """The locked cells of the same framework and architecture with the most similar ids.
+        """The most similar locked cells of the same framework and architecture, those of the same variant first.
 
         Leaves out cells on a Python whose images were not built yet. A cell without a current lock may not work either.
         """
+
+        def difference(cell: Cell) -> tuple[bool, bool, bool, bool, float]:
+            return (
+                cell.variant != asked.variant,
+                cell.line != asked.line,
+                cell.cuda != asked.cuda,
+                cell.python != asked.python,
+                -difflib.SequenceMatcher(None, asked.id, cell.id).ratio(),
+            )
+
         others = [
-            cell.id
+            cell
             for cell in self.known
             if (cell.framework, cell.arch) == (asked.framework, asked.arch)
             and cell.id in self.locked
             and not self.matrix.python[cell.python].not_built
         ]
-        return tuple(difflib.get_close_matches(asked.id, others, MOST_NAMED, cutoff=0))
+        return tuple(cell.id for cell in sorted(others, key=difference)[:MOST_NAMED])
 
     def _conflict(self, cell: Cell) -> str:
         """The reason that uv gives, in a sentence; empty if uv resolves the cell, or if its lock is current."""

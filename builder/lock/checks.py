@@ -131,8 +131,9 @@ def _cuda_faults(
     if not any(wheel.name in shared for wheel in runtimes):
         yield LockError(
             f"{cell.id}: no CUDA runtime among the wheels: {cell.framework} {cell.release} would be CPU only",
-            hint=f"`builder explain {cell.id}` shows which CUDA it supports, and with which extra. "
-            f'Correct frameworks.{cell.framework}.versions."{cell.line}", or its package_on."{expected}".',
+            hint=f"If {cell.framework} has an extra for CUDA {expected}, name its package with it in "
+            f'frameworks.{cell.framework}.package_on."{expected}". Otherwise remove "{cell.cuda}" from '
+            f'frameworks.{cell.framework}.versions."{cell.line}".cuda.',
         )
     for wheel in runtimes:
         if wheel.version.startswith(cell.cuda + "."):

@@ -109,6 +109,7 @@ MESSAGES: list[tuple[list[str], int, str, str]] = [
     (["nothing"], 2, "No such command 'nothing'.", ""),
     (["plan", "--nothing"], 2, "No such option '--nothing'.", ""),
     (["plan", "--format", "x"], 2, "'x' is not one of 'table'", ""),
+    (["plan", "--disk", "0"], 2, "usage: --disk must be larger than 0", ""),
     (["plan", "--publish"], 2, "usage: --publish needs --format gitlab", ""),
     (["plan", "qz-0.5-cu129-py312"], 2, f"'qz-0.5-cu129-py312'; did you mean '{CELL}'?", "`builder plan '*'` lists"),
     (["plan", "*", "--format", "github"], 4, f"not locked: {UNLOCKED}, ", "builder lock\n"),

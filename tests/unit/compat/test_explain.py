@@ -305,16 +305,16 @@ def test_a_line_without_cuda_wheels_has_the_components_of_its_sibling() -> None:
 @pytest.mark.parametrize(
     ("text", "near"),
     [
-        ("jax-0.12-cu128-py311", "jax-0.12-cu128-py313, jax-0.10-cu128-py311, jax-0.12-cu132-py313"),
+        ("jax-0.12-cu128-py311", "jax-0.12-cu128-py313, jax-0.12-cu132-py313, jax-0.12-cpu-py313"),
         (
             "pt-2.9-cu128-py39-jupyter",
-            "pt-2.9-cu128-py313-jupyter, pt-2.9-cu128-py311-jupyter, pt-2.15-cu132-py313-jupyter",
+            "pt-2.9-cu128-py311-jupyter, pt-2.9-cu128-py313-jupyter, pt-2.15-cu132-py313-jupyter",
         ),
         ("tf-2.22-cu128-py313", "tf-2.20-cu128-py313, tf-2.20-cu128-py311, tf-2.20-cpu-py313"),
         ("pt-2.9-cu128-py311-arm64", "no cell of this framework has a current lock"),
     ],
 )
-def test_the_nearest_of_the_matrix_have_similar_ids(text: str, near: str) -> None:
+def test_the_nearest_of_the_matrix_have_the_same_variant_then_line_then_cuda(text: str, near: str) -> None:
     explanation = explained(text, conflicts, catalogue=OnArm() if "arm64" in text else Stored())
     assert explanation.lines[-1] == f"nearest that work: {near}"
 
@@ -410,6 +410,7 @@ def test_a_pre_release_works_if_it_is_named() -> None:
     ("text", "message"),
     [
         ("pt-2.15", "use FRAMEWORK-VERSION-CUDA-PYTHON[-VARIANT][-arm64]\nFor example pt-2.15-cu132-py311, "),
+        ("pt-2.9-cu13-py311", "Write CUDA with its minor version, as cu130."),
         ("vllm", "Frameworks: pt (pytorch), tf (tensorflow), jax (jax). For a package, use `builder add`."),
         ("pt-2.9-cu128-py311-", "invalid combination"),
         ("pt-2.9-cu128-py311\n", "invalid combination"),
@@ -591,6 +592,13 @@ def test_an_image_of_a_registry_is_judged_by_its_labels(
     assert isinstance(result.exception, RefusedError)
     assert f"  does not run  {name}: driver 570.82 is too old: CUDA 13.2" in result.output
     assert "GET /v2/org/pt-cuda/manifests/2.9" in wire.lines
+
+
+def test_an_image_without_the_name_of_its_registry_is_refused(run: Callable[..., Result]) -> None:
+    """Docker Hub was asked for it."""
+    refused = run("--gpu", "H100", "org/pt-cuda:2.9").exception
+    assert isinstance(refused, UsageError)
+    assert str(refused) == "org/pt-cuda:2.9 has no registry"
 
 
 HOSTILE = ("../../../admin?x=", "sha256:" + "7" * 63, "sha256:" + "7" * 64 + "\n", "sha512:" + "7" * 64, None, 7)

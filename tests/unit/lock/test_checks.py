@@ -64,8 +64,8 @@ def test_good_wheels(cell: Cell, wheels: Sequence[Wheel]) -> None:
 
 CPU_ONLY = (
     "no CUDA runtime among the wheels: pytorch 2.9.1 would be CPU only",
-    "`builder explain pt-2.9-cu128-py311` shows which CUDA it supports, and with which extra. "
-    'Correct frameworks.pytorch.versions."2.9", or its package_on."12".',
+    'If pytorch has an extra for CUDA 12, name its package with it in frameworks.pytorch.package_on."12". '
+    'Otherwise remove "12.8" from frameworks.pytorch.versions."2.9".cuda.',
 )
 OTHER_CUDA = 'Correct frameworks.pytorch.versions."2.9".cuda.'
 OVERWRITE = "wheels of two CUDA majors overwrite each other's files (libcudnn, libnccl and others have the same path in"
