@@ -11,6 +11,8 @@ branch=updates/$1 title=$2 changes=$3
     sed -E '/^[a-z0-9.-]+: (resolving|getting) |^Debian .*: reading |^written: |^[0-9]+ files, /d' "$changes" |
         head -c 60000
     printf '```\n'
+    # The push below overwrites what others pushed to this branch.
+    printf '\nWork on a branch of your own: each update writes `%s` anew.\n' "$branch"
 } >"$changes.md"
 cat "$changes.md" >>"$GITHUB_STEP_SUMMARY"
 git add --all
