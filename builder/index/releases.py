@@ -140,10 +140,10 @@ class Index:
         self._packages[key] = ListedPackage(name=name, releases=tuple(releases))
         return self._packages[key]
 
-    def metadata_text(self, name: str, file: DistributionPackage) -> bytes:
+    def metadata_text(self, name: str, file: DistributionPackage, *, whole: bool = True) -> bytes:
         """The METADATA of a wheel of a package. Raises FetchError.
 
-        Downloads all of the wheel if the index does not support range requests.
+        Downloads all of the wheel if the index does not support range requests; without `whole`, raises FetchError.
         """
         from remotezip import OutOfBound  # noqa: PLC0415
 
@@ -161,7 +161,7 @@ class Index:
                             raise ValueError
             else:
                 try:
-                    text += _metadata_in_wheel(session, file.url)
+                    text += _metadata_in_wheel(session, file.url, whole=whole)
                 except (BadZipFile, zlib.error, EOFError, OutOfBound) as error:  # though all responses were complete
                     raise FetchError(
                         f"{file.filename}: the file on {session.settings.label} is damaged or incomplete",
@@ -242,7 +242,7 @@ def _parse_requirement(text: str) -> Requirement | None:
         return None
 
 
-def _metadata_in_wheel(session: IndexSession, url: str) -> bytes:
+def _metadata_in_wheel(session: IndexSession, url: str, *, whole: bool) -> bytes:
     """The METADATA in a remote wheel. Raises errors of requests, of zipfile and of remotezip, and ValueError."""
     from remotezip import RangeNotSupported  # noqa: PLC0415
 
@@ -250,6 +250,8 @@ def _metadata_in_wheel(session: IndexSession, url: str) -> bytes:
         try:
             wheel: ZipFile = stack.enter_context(session.open_wheel(url))
         except RangeNotSupported:
+            if not whole:
+                raise
             copy_of_wheel = stack.enter_context(TemporaryFile())
             response = stack.enter_context(session.get(url, stream=True))
             response.raise_for_status()

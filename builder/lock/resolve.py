@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -18,7 +17,7 @@ from builder.common.errors import FetchError, LockError, UnreachableError
 from builder.common.tasks import thread_pool
 from builder.common.text import counted
 from builder.index.host import Host
-from builder.index.releases import Index, Metadata, parse_metadata
+from builder.index.releases import Metadata, parse_metadata
 from builder.index.session import POOL
 from builder.index.wheels import LockedWheel
 from builder.lock import checks, lockfile, uv
@@ -29,8 +28,7 @@ from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.matrix.schema import Matrix
 
-if TYPE_CHECKING:
-    from pypi_simple import DistributionPackage
+SMALL_WHEEL = 5_000_000  # bytes: smaller wheels are downloaded for their licence if nothing less is offered
 
 
 class Resolver:
@@ -172,25 +170,21 @@ class Resolver:
 
         def complete(wheel: LockedWheel) -> LockedWheel:
             wheel = replace(wheel, size=wheel.size or sizes[wheel.sha256])
-            catalogue, file = self._listed(cell, wheel)
-            if not file.has_metadata:  # else an index without ranges would send all of the wheel for its licence
+            try:
+                metadata = self._metadata(cell, wheel, whole=wheel.size < SMALL_WHEEL)
+            except FetchError:  # such as that of an index without ranges, which would send all of a large wheel
                 return wheel
-            metadata = parse_metadata(file.filename, catalogue.metadata_text(wheel.name, file))
             return replace(wheel, license=metadata.license, supplier=metadata.supplier)
 
         with thread_pool(POOL, "metadata") as pool:
             self.known |= {wheel.sha256: wheel for wheel in pool.map(complete, [wheel for wheel, _ in new.values()])}
         return {name: replace(self.known[wheel.sha256], index=wheel.index) for name, (wheel, _) in listed.items()}
 
-    def _metadata(self, cell: Cell, wheel: LockedWheel) -> Metadata:
-        """The METADATA of a wheel. Raises FetchError."""
-        catalogue, file = self._listed(cell, wheel)
-        return parse_metadata(file.filename, catalogue.metadata_text(wheel.name, file))
-
-    def _listed(self, cell: Cell, wheel: LockedWheel) -> tuple[Index, DistributionPackage]:
-        """The index of a wheel, and what it lists for the wheel. Raises FetchError."""
+    def _metadata(self, cell: Cell, wheel: LockedWheel, *, whole: bool = True) -> Metadata:
+        """The METADATA of a wheel; `whole` is as in `Index.metadata_text`. Raises FetchError."""
         catalogue = self.uv.catalogue.with_indexes(cells.indexes_of_packages(self.matrix, cell))
-        return catalogue, {file.filename: file for file in catalogue.files(wheel.name)}[wheel.file]
+        file = {file.filename: file for file in catalogue.files(wheel.name)}[wheel.file]
+        return parse_metadata(file.filename, catalogue.metadata_text(wheel.name, file, whole=whole))
 
     def reason(self, cell: Cell) -> str:
         """The reason that a cell, in the matrix or not, does not resolve to wheels, or an empty string.

@@ -250,8 +250,7 @@ class Listing(Index):
         self._uv = uv
 
     def files(self, name: str) -> list[Any]:
-        wheels = self._uv.wheels.glob("*.whl")
-        return [SimpleNamespace(filename=path.name, url=path.as_uri(), has_metadata=True) for path in wheels]
+        return [SimpleNamespace(filename=path.name, url=path.as_uri()) for path in self._uv.wheels.glob("*.whl")]
 
     def metadata_text(self, name: str, file: Any, *, whole: bool = False) -> bytes:
         lines = [f"Name: {name}", f"Version: {file.filename.split('-')[1]}", "License: MIT", "Author: The team"]

@@ -194,7 +194,7 @@ class Engines(Stored):
     def files(self, name: str) -> list[Any]:
         return [SimpleNamespace(filename=wheel) for wheel in self.package(name).releases[-1].wheels]
 
-    def metadata_text(self, name: str, file: Any) -> bytes:
+    def metadata_text(self, name: str, file: Any, *, whole: bool = True) -> bytes:
         [(version, metadata)] = json.loads((STORED / f"{name}.json").read_text())["metadata"].items()
         requires = "".join(f"Requires-Dist: {text}\n" for text in metadata["requires"])
         return f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n{requires}".encode()
