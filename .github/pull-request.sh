@@ -12,7 +12,7 @@ branch=updates/$1 title=$2 changes=$3
         head -c 60000
     printf '```\n'
     # The push below overwrites what others pushed to this branch.
-    printf '\nWork on a branch of your own: each update writes %s anew.\n' "$branch"
+    printf '\nWork on a branch of your own: each update overwrites %s.\n' "$branch"
 } >"$changes.md"
 cat "$changes.md" >>"$GITHUB_STEP_SUMMARY"
 git add --all

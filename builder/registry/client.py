@@ -70,8 +70,8 @@ class Repository:
 
     `confirm_s` are the seconds until a list or a tag that was just written is read again: longer than another writer
     takes between reading and replacing it. `transfers` is the number of blobs that are sent or downloaded at a time.
-    `known` are the digests of blobs that this run found in the repository or sent there. What was read by its digest is
-    kept: it cannot change.
+    `known` has the digests of the blobs that the repository is known to have: this run saw or sent them. Manifests and
+    blobs that were read by digest are kept in memory, because a digest always names the same bytes.
     """
 
     confirm_s = 1.0

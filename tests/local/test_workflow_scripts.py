@@ -62,7 +62,7 @@ def test_an_update_is_a_pull_request_but_never_one_of_a_fork(checkout: Path, ope
     [line] = (folder / "calls").read_text(encoding="utf-8").splitlines()
     assert line.startswith(call)
     body = "Result of the update:\n\n```\nbookworm: tini 1 -> 2\n```\n"
-    body += "\nWork on a branch of your own: each update writes updates/debian-bookworm anew.\n"
+    body += "\nWork on a branch of your own: each update overwrites updates/debian-bookworm.\n"
     assert (folder / "summary").read_text(encoding="utf-8") == body
     assert line.endswith(f"--body-file {folder}/changes.md")
     assert (folder / "changes.md").read_text(encoding="utf-8") == body
