@@ -66,11 +66,11 @@ def upstream(program: click.Context, write: bool) -> None:
         facts=facts.load_facts(),
         resolve=reason,
     )
-    found = find(explainer, read, context.today)
-    click.echo("\n".join(found.lines))
+    findings = find(explainer, read, context.today)
+    click.echo("\n".join(findings.lines))
     if write:
-        found.write(project.root)
-    program.exit(bool(found.failures))
+        findings.write(project.root)
+    program.exit(bool(findings.failures))
 
 
 @dataclass(kw_only=True)

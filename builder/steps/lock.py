@@ -259,8 +259,11 @@ def _record_release_days(run: Run, chosen: Sequence[Cell], resolved: Collection[
     }
     for name, package in stale.items():
         listed = Index(run.host.index).package(package)
-        found = [listed.newest, *(listed.release(Version(line.release)) for line in frameworks[name].versions.values())]
-        if dated := {each.version: each.day for each in found if each and each.day}:
+        releases = [
+            listed.newest,
+            *(listed.release(Version(line.release)) for line in frameworks[name].versions.values()),
+        ]
+        if dated := {each.version: each.day for each in releases if each and each.day}:
             days[name] = {str(version): dated[version] for version in sorted(dated)}
     if days == known:
         return []
