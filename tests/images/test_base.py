@@ -34,9 +34,11 @@ def test_only_folders_of_the_environment_are_writable(once: Callable[..., tuple[
     """Group 0 writes to the folders of the environment, and so replaces files there, and to no others."""
     # In a container of its own: in that of other tests, importing TensorFlow's tests writes bytecode.
     kinds = "\\( -type d -printf 'folder %p\\n' -o -printf 'file %p\\n' \\)"
-    found = once(["sh", "-c", f"find /opt /usr /etc -xdev -writable -not -type l {kinds} 2>/dev/null"])[1].splitlines()
-    assert "folder /opt/venv/lib/python/site-packages" in found
-    assert [line for line in found if not f"{line}/".startswith("folder /opt/venv/")] == []
+    writable = once(["sh", "-c", f"find /opt /usr /etc -xdev -writable -not -type l {kinds} 2>/dev/null"])[
+        1
+    ].splitlines()
+    assert "folder /opt/venv/lib/python/site-packages" in writable
+    assert [line for line in writable if not f"{line}/".startswith("folder /opt/venv/")] == []
 
 
 def test_process_1_is_tini(host: Host) -> None:

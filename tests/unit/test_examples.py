@@ -331,7 +331,7 @@ def pods(value: Any) -> list[dict[str, Any]]:
     if isinstance(value, dict) and "containers" in value:
         return [value]
     values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [found for each in values for found in pods(each)]
+    return [pod for each in values for pod in pods(each)]
 
 
 @pytest.mark.parametrize("path", CUSTOM, ids=lambda path: path.name)
@@ -356,9 +356,9 @@ def test_custom_resources_are_valid(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [*CUSTOM, EXAMPLES / "dra-job.yaml"], ids=lambda path: path.name)
 def test_pods_of_custom_resources_are_not_root(path: Path) -> None:
-    found = [spec for document in documents(path) for spec in pods(document)]
-    assert found
-    for spec in found:
+    specs = [spec for document in documents(path) for spec in pods(document)]
+    assert specs
+    for spec in specs:
         context = {"runAsNonRoot": True, "runAsUser": 1000, "runAsGroup": 0, "fsGroup": 0}
         assert spec["securityContext"] == {**context, "seccompProfile": {"type": "RuntimeDefault"}}
         assert (spec["automountServiceAccountToken"], spec["enableServiceLinks"]) == (False, False)
@@ -393,7 +393,7 @@ def test_the_device_is_that_of_the_claim() -> None:
 @pytest.mark.parametrize("name", ["kubernetes-vllm.yaml", "kserve-vllm.yaml"])
 def test_the_key_of_vllm_is_in_a_secret_that_is_not_in_the_file(name: str) -> None:
     """Without it the pod does not start: a random key would be in the log."""
-    [spec] = [found for document in documents(EXAMPLES / name) for found in pods(document)]
+    [spec] = [pod for document in documents(EXAMPLES / name) for pod in pods(document)]
     [key] = [variable for variable in spec["containers"][0]["env"] if variable["name"] == "VLLM_API_KEY"]
     secret = key["valueFrom"]["secretKeyRef"]
     text = (EXAMPLES / name).read_text(encoding="utf-8")

@@ -125,11 +125,11 @@ def test_a_registry_without_oci_1_1_gets_the_subject_as_an_annotation(
     with artifacts.attaching(registry, SUBJECT) as attachments:
         attachments.add(TYPE, {TYPE: b"first"}, {"note": "first"})
         attachments.copy(source, copied)
-    found = [*artifacts.attached(registry, SUBJECT.digest, TYPE)]
-    documents = [artifacts.read_artifact(registry, each, TYPE, SUBJECT.digest) for each in found]
+    digests = [*artifacts.attached(registry, SUBJECT.digest, TYPE)]
+    documents = [artifacts.read_artifact(registry, each, TYPE, SUBJECT.digest) for each in digests]
     assert documents == [{TYPE: b"first"}, {TYPE: b"second"}]
     with pytest.raises(VerifyError, match=f"is attached to {SUBJECT.digest}"):
-        artifacts.read_artifact(registry, found[0], TYPE, digest_of_bytes(b"another"))
+        artifacts.read_artifact(registry, digests[0], TYPE, digest_of_bytes(b"another"))
 
 
 @pytest.mark.parametrize("listed", [{}, {"artifactType": oci.EMPTY_TYPE}])
