@@ -95,12 +95,12 @@ class Report:
     @property
     def sent(self) -> list[Outcome]:
         """The images that this machine sent, in the order of their ids: several are sent at a time."""
-        return sorted((each for each in self.outcomes if each.sent), key=lambda each: each.image.id)
+        return sorted((outcome for outcome in self.outcomes if outcome.sent), key=lambda outcome: outcome.image.id)
 
     @property
     def bytes(self) -> int:
         """The number of bytes that this machine sent."""
-        return sum(each.sent.sent for each in self.outcomes if each.sent)
+        return sum(outcome.sent.sent for outcome in self.outcomes if outcome.sent)
 
     @property
     def changed(self) -> list[TagChange]:

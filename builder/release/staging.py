@@ -130,7 +130,7 @@ class StagingArea:
             public = ImageRef(registry=registry or matrix.registry, repository=f"{matrix.namespace}/{name}")
             repositories = (public, *map(area.repository, (*matrix.image_names, INDEX)))
             # GHCR.io:443 is ghcr.io.
-            place, *places = (each.name.lower().replace(":443/", "/") for each in repositories)
+            place, *places = (repository.name.lower().replace(":443/", "/") for repository in repositories)
             if place in places:
                 raise UsageError(
                     f"staging: {public} is the place of public images",

@@ -89,7 +89,7 @@ def lock(
             name = f"Debian {system.debian}"
             known = {str(error) for error in failures.setdefault(name, [])}
             failures[name] += [fault for fault in faults if str(fault) not in known]
-            done = [each for each in done if each != name and not each.startswith(f"{name} ")]
+            done = [item for item in done if item != name and not item.startswith(f"{name} ")]
 
     # Wheels.
     sound = [cell for cell in chosen if cell.python not in faulty]
@@ -263,7 +263,7 @@ def _record_release_days(run: Run, chosen: Sequence[Cell], resolved: Collection[
             listed.newest,
             *(listed.release(Version(line.release)) for line in frameworks[name].versions.values()),
         ]
-        if dated := {each.version: each.day for each in releases if each and each.day}:
+        if dated := {release.version: release.day for release in releases if release and release.day}:
             days[name] = {str(version): dated[version] for version in sorted(dated)}
     if days == known:
         return []

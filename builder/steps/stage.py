@@ -61,7 +61,7 @@ def stage(
             return image, None
         # Blobs may be mounted from other repositories of the same registry.
         own = area.repository(repository_name(image.planned))
-        others = [area.repository(each.repository) for each in listed]
+        others = [area.repository(part.repository) for part in listed]
         if lookup and not image.coverage.reports:
             others += lookup.references()
         names = dict.fromkeys(other.repository for other in others if other.registry == own.registry)
