@@ -98,7 +98,7 @@ class OsLock:
     @cached_property
     def arch(self) -> Arch:
         """The architecture of its packages."""
-        return next((each.architecture for each in self.packages if each.architecture != "all"), AMD64)
+        return next((package.architecture for package in self.packages if package.architecture != "all"), AMD64)
 
     def age(self, now: datetime) -> int:
         """Days since it was made."""

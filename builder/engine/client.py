@@ -110,7 +110,7 @@ class Engine:
         if containerd and (info.get("Containerd") or {}).get("Address") == SYSTEM_CONTAINERD:
             root = CONTAINERD_ROOT
         is_local = self.address.host.startswith("unix://") and Path(root).is_dir()
-        is_podman = any(each.get("Name") == "Podman Engine" for each in version.get("Components") or ())
+        is_podman = any(component.get("Name") == "Podman Engine" for component in version.get("Components") or ())
         cdi_gpus = _cdi_gpus(info, is_local=is_local, is_podman=is_podman)
         # The API does not show whether `--gpus` works: the runtime can be installed without the hook.
         gpu_option: Literal["--gpus", "--device", "--runtime", ""] = ""
@@ -465,7 +465,7 @@ def _cdi_gpus(info: Mapping[str, Any], *, is_local: bool, is_podman: bool) -> fr
                 continue
             spec = json.loads(path.read_bytes()) if path.suffix == ".json" else strict_yaml.load_yaml(path).data
             if isinstance(spec, dict) and spec.get("kind") == CDI_KIND and isinstance(spec.get("devices"), list):
-                names |= {str(each.get("name")) for each in spec["devices"] if isinstance(each, dict)}
+                names |= {str(device.get("name")) for device in spec["devices"] if isinstance(device, dict)}
     return frozenset(names)
 
 

@@ -122,7 +122,7 @@ def _definitions(content: bytes) -> Mapping[str, tuple[str, frozenset[str]]]:
 def _named(body: Iterable[ast.stmt], prefix: str = "") -> Iterator[tuple[str, tuple[str, frozenset[str]]]]:
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
-            marks = (ast.unparse(each) for each in node.decorator_list)
+            marks = (ast.unparse(decorator) for decorator in node.decorator_list)
             yield prefix + node.name, ("", frozenset(m.removeprefix(_MARK) for m in marks if m.startswith(_MARK)))
         elif isinstance(node, ast.ImportFrom):
             names = (alias.asname or alias.name for alias in node.names)

@@ -238,7 +238,7 @@ class _WheelInstaller:
     def _is_own(self, project: str, version: str) -> bool:
         """Compares a name and a version with the wheel's file name. Ignores local versions; 1.0 equals 1.0.0."""
         try:
-            public, own = (Version(Version(str(each)).public) for each in (version, self._version))
+            public, own = (Version(Version(str(number)).public) for number in (version, self._version))
         except InvalidVersion:
             return False
         return canonicalize_name(project) == self._project and public == own

@@ -61,7 +61,7 @@ class PythonBuilds:
             return present
         if not re.fullmatch(ARCHIVE, file):
             minor = release.rpartition(".")[0]
-            others = [each for each in self.addresses() if each.startswith(f"{minor}.")]
+            others = [version for version in self.addresses() if version.startswith(f"{minor}.")]
             raise LockError(
                 f"uv has no build of Python {release} that images can use",
                 hint=f'Change `uv` of python."{minor}" in matrix.yaml. '

@@ -134,8 +134,8 @@ def _is_wheel_of(requirement: Requirement) -> bool:
 def check_hashes(requested: Iterable[Requested], wheels: Mapping[str, LockedWheel]) -> None:
     """As pip: if a requirement has a hash, every wheel must have one that its package lists. Raises LockError."""
     allowed: dict[str, set[str]] = {}
-    for each in requested:
-        allowed.setdefault(each.name, set()).update(each.hashes)
+    for requirement in requested:
+        allowed.setdefault(requirement.name, set()).update(requirement.hashes)
     if not any(allowed.values()):
         return
     for name, wheel in wheels.items():
