@@ -60,7 +60,7 @@ def with_indexes(settings: IndexSettings, additions: Sequence[Addition]) -> Inde
 
 
 def _addresses(requested: Iterable[Requested]) -> tuple[str, ...]:
-    """The addresses of all requested wheels that have one, each once."""
+    """The addresses of all requested wheels that have one, without duplicates."""
     return tuple(dict.fromkeys(package.address for package in requested if package.address))
 
 

@@ -52,7 +52,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class PackageLocations:
-    """The locations of the packages of a lock. `at` is the name of the first place that has each, by SHA-256.
+    """The locations of the packages of a lock. `at` is the name of the first place that has a package, by SHA-256.
 
     `others` are packages of which a place has another file. `faults` are the reasons that places could not be read, by
     name.

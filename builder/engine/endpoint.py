@@ -1,7 +1,7 @@
 """Serves one image to Docker Engine: a read-only registry on loopback that runs while the engine pulls from it.
 
 Another user of this machine may reach the port. The name of the repository is a secret, and only the blobs of this
-image are served; the engine checks the digest of each. Source: OCI distribution specification, "Pull".
+image are served; the engine checks their digests. Source: OCI distribution specification, "Pull".
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ SOURCE_NAMES = ("aquasecurity:trivy:SrcName", "aquasecurity:trivy:SrcVersion")  
 
 
 def sbom(planned: PlannedImage, name: str, image: Image) -> bytes:
-    """The wheels and Debian packages of an image, each with its SHA-256. `name` is the name of its repository."""
+    """The wheels and Debian packages of an image with their SHA-256. `name` is the name of its repository."""
     debian, wheels = _debian_packages(planned.os_lock), _wheels(planned.wheels)
     release = _release_number(planned.os_lock.versions)
     return _sbom(name, image, planned.id, [*_debian(release), *_archives(planned), *wheels, *debian])

@@ -77,7 +77,7 @@ def read_requirements(path: Path) -> list[Requested]:
 
 
 def _joined_lines(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """The requirements in lines, without comments, each with the number of its first line."""
+    """The requirements in lines, without comments, with the numbers of their first lines."""
     joined, first = "", 1
     for number, line in enumerate(lines, 1):
         # A comment ends its line, even if the line before it continues.

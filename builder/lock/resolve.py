@@ -1,7 +1,7 @@
 """From requirements to exact wheels.
 
 Only this step looks up which versions exist. Each group is resolved by itself, so that adding to the matrix never
-changes the lock of another group. Groups share wheels because each prefers the versions of the others.
+changes the lock of another group. Groups share wheels because a group prefers the versions of the others.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Resolver:
                 )
                 parts, wheels, new = {}, {}, list(needs)
                 versions = self.versions(cell, needs, basis, preferred=preferred)
-            # The versions are chosen for all components together. Each then has a list of its own, so that an image has
-            # the wheels of its components and no others.
+            # The versions are chosen for all components together. Each component then has a list of its own, so that
+            # an image has the wheels of its components and no others.
             added: ListedWheels = {}
             for component in new:
                 closure = self.closure(cell, needs[component], versions)

@@ -225,7 +225,7 @@ def check_tags(groups: Sequence[TagGroup], view: View, *, roll_back: bool, allow
         raise RegistryError(
             "nothing was pushed: these tags would have no image for an architecture that matrix.yaml has, or that "
             "they have now\n" + "\n".join(f"  {line}" for line in missing),
-            hint="Publish the images for all architectures together: `builder stage` on a machine of each, then "
+            hint="Publish the images for all architectures together: `builder stage` on machines of all of them, then "
             f"`builder release`. Or use --allow-missing-arch: {WITHOUT_ARCH}",
         )
 

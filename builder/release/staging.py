@@ -149,7 +149,7 @@ class StagingArea:
         return staged_repository(self._text, self._default, name)
 
     def open(self, name: str, *, write: bool = False) -> Repository:
-        """A repository, the same each time: it has a connection and a login, and keeps what was read by digest."""
+        """A repository, always the same object: it has a connection and a login, and keeps what was read by digest."""
         if (name, write) not in self._opened:
             self._opened[name, write] = Repository(self.repository(name), host=self._host, write=write)
         return self._opened[name, write]

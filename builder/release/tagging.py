@@ -106,7 +106,7 @@ def named_images(repository: Repository, reference: str) -> dict[str, dict[str, 
 
 
 def tag(repository: Repository, manifest: Manifest, changes: list[TagChange], before: Mapping[str, str | None]) -> None:
-    """Sets tags to a pushed manifest; appends to `changes` after each.
+    """Sets tags to a pushed manifest; appends to `changes` after each tag.
 
     `before` has the digest of each tag when the push began. Raises RegistryError for a tag that changed since. Call
     `confirm` at the end.

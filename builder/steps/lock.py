@@ -79,7 +79,7 @@ def lock(
             done.append(f"Python {release}")
 
     # Faults of matrix.yaml about a Python and its Debian release. No wheels are locked for such a cell: they would be
-    # for another Python. All cells of a Python have its packages and the same release, so one lock for each is enough.
+    # for another Python. All cells of a Python have its packages and the same release, so one lock is enough.
     faulty: set[str] = set()
     for python, cell in {cell.python: cell for cell in chosen}.items():
         # A lock that could not be made is among the failures.

@@ -1,4 +1,4 @@
-"""Releases staged images: reads the reports of each from the registry, and publishes them if all are covered.
+"""Releases staged images: reads their reports from the registry, and publishes them if all are covered.
 
 Only the checkout and the registry are needed. The published images are recorded beside the staged release, before
 the first tag, in an artifact with the tag `released-<stamp>`.

@@ -44,7 +44,7 @@ class VerifyOptions:
 
 
 def verify_named(run: Run, reference: ImageRef, options: VerifyOptions) -> list[tuple[ImageSource, Iterator[Finding]]]:
-    """The images that a name means, each with its findings, which are made as they are read.
+    """The images that a name means, with their findings, which are made as they are read.
 
     Raises UsageError if there is no such image.
     """
