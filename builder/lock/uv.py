@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 import requests
 from packaging.utils import BuildTag, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from builder.common.errors import LockError, UnreachableError, choose_again
+from builder.common.errors import CHOOSE_AGAIN, LockError, UnreachableError
 from builder.common.http import Fault, failure_sentence
 from builder.common.tasks import thread_pool
 from builder.index.host import Host
@@ -176,10 +176,9 @@ class Uv:
                     hint=_hint(output, self._index, target),
                 )
             if yanked := re.search(r"`([^\s`]+)` (is yanked[^\n]*)", output):
-                again = choose_again(yanked[1].partition("==")[0], [target.name])
                 raise LockError(
                     f"{target.name}: {yanked[1]} {yanked[2]}",
-                    hint=f"It was withdrawn: pin another version in matrix.yaml. If none is pinned there: {again}",
+                    hint=f"It was withdrawn: pin another version in matrix.yaml. If none is pinned: {CHOOSE_AGAIN}",
                 )
             return out.read_text(encoding="utf-8")
 

@@ -171,7 +171,7 @@ REQUIREMENTS = {
     "wheels of another Python": ("  cause: Because x==1 has no wheels with a matching Python version tag", BUILD),
     "yanked": (
         'warning: `ember==1.10.0` is yanked (reason: "broken")',
-        f"builder lock --upgrade-package ember {NO_TOOLKIT} && builder render",
+        "builder lock --upgrade-package PACKAGE CELLS && builder render",
     ),
 }
 REQUESTS = {
