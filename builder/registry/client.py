@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-import platform
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,13 +20,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlencode
 
-from builder.common.errors import RegistryError, VerifyError, of_file
+from builder.common.errors import RegistryError, of_file
 from builder.common.files import digest_of_bytes, is_digest, short_digest
 from builder.common.http import PIECE, Download
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
 from builder.index.host import Host
-from builder.index.wheels import arch_of
 from builder.layers import oci
 from builder.layers.oci import Manifest
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, StoppedError, TransientError
@@ -392,16 +390,3 @@ class Repository:
             f"{self._http.registry}: {action}: content does not match its digest",
             hint="Remove it from the registry's storage, then push again: a push does not replace damaged data.",
         )
-
-
-def labels_of(repository: Repository, reference: str) -> dict[str, str]:
-    """Labels of the image that a tag or digest names. For an index, the labels of the image for this machine.
-
-    Raises VerifyError without such an image, or if it is invalid.
-    """
-    try:
-        if manifest := repository.image_manifest(reference, arch_of(platform.machine())):
-            return oci.read_labels(manifest.content, repository.read_blob)[1]
-    except VerifyError as error:
-        raise VerifyError(f"{repository.name}: {reference}: {error}", hint=error.hint) from error
-    raise VerifyError(f"{repository.name} has no {reference} for Linux on {arch_of(platform.machine())}")
