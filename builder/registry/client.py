@@ -12,8 +12,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from itertools import count
 from pathlib import Path
@@ -127,20 +125,6 @@ class Repository:
         """True if the repository exists."""
         action, url = f"looking for {self._repository}", f"{self._http.url}/tags/list?n=1"
         return self._http.send(Request(action=action, method="GET", url=url, expect=(200, 404))).status == HTTPStatus.OK
-
-    def clock(self) -> datetime | None:
-        """The time of the registry's clock: the Date header (RFC 9110, 6.6.1) of the response for a manifest.
-
-        None if the response has no such header or is from a cache, or if the registry refuses the request: some hide
-        repositories that do not exist yet.
-        """
-        request = self._manifest_request("HEAD", "reading", "latest", (200, 404, 405), headers=_ACCEPT)
-        with suppress(ValueError, TypeError, RejectedError):
-            headers = self._http.send(request).headers
-            if "Age" not in headers:
-                now = parsedate_to_datetime(headers.get("Date", ""))
-                return now if now.tzinfo else now.replace(tzinfo=UTC)
-        return None
 
     def has_blob(self, digest: str) -> bool:
         """True if the registry reports a blob of the repository. Its content is not checked."""
