@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from builder.common.errors import LockError, RefusedError, UnreachableError, UsageError
+from builder.common.errors import LockError, RefusedError, UsageError
 from builder.common.files import digest_of_bytes, short_digest
 from builder.common.text import listed
 from builder.index.releases import applies
@@ -136,9 +136,7 @@ def choose_wheels(
         ]
         try:
             chosen = _wheels(program, target, parent, versions)
-        except LockError as error:
-            if isinstance(error, UnreachableError):
-                raise
+        except LockError:
             # A package of the parent does not fit the new versions: it may move too. Requested packages stay.
             pins = uv.pinned(
                 {package.name: versions[package.name] for package in requested if package.name in versions}
@@ -146,8 +144,6 @@ def choose_wheels(
             packages += parent.packages
             versions = uv.parse_versions(program.compile(target, packages, [*constraints, *pins], preferred))
             chosen = _wheels(program, target, parent, versions)
-    except UnreachableError:
-        raise
     except LockError as error:
         words = set(str(error).replace("==", " ").split())
         named = [f"{name} {wheel.version}" for name, wheel in parent.packages.items() if name in words]
@@ -194,8 +190,6 @@ def _describe(program: Uv, target: Target, parent: Parent, requested: Requested,
             pin = f"{requested.name}=={newest.version}"
             try:
                 program.compile(target, [pin], parent.constraints, {})
-            except UnreachableError:
-                raise
             except LockError as error:
                 notes[-1] = f"the newest, {newest.version}, {_reason(str(error), requested.name)}"
         is_old = release and release.day and newest.day and newest.day - release.day > YEAR

@@ -43,11 +43,7 @@ class MatrixError(BuilderError, exit_code=3, title="matrix"):
 
 
 class LockError(BuilderError, exit_code=4, title="lock"):
-    """A cell cannot be resolved to wheels and Debian packages, or a lock file is damaged."""
-
-
-class UnreachableError(LockError):
-    """The index could not be reached, so its contents are unknown."""
+    """A cell does not resolve to wheels and Debian packages, or a lock file is damaged."""
 
 
 class StaleError(BuilderError, exit_code=5, title="out of date"):
@@ -95,7 +91,7 @@ class DamagedError(FileError):
 
 
 class FetchError(BuilderError, exit_code=13, title="download"):
-    """A locked wheel or Debian package is missing everywhere, or does not match its lock."""
+    """An index or archive does not respond, or a locked file is missing everywhere or does not match its lock."""
 
 
 class RegistryError(BuilderError, exit_code=14, title="registry"):

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from builder.common.console import View
-from builder.common.errors import FetchError, LockError, UnreachableError
+from builder.common.errors import FetchError, LockError
 from builder.common.tasks import thread_pool
 from builder.common.text import counted
 from builder.index.host import Host
@@ -73,7 +73,7 @@ class Resolver:
                 pins = {name: wheel.version for name, wheel in wheels.items()}
                 versions = self.versions(cell, needs, basis, pins=pins, preferred=preferred)
             except LockError as error:
-                if not parts or isinstance(error, UnreachableError):
+                if not parts:
                     raise
                 reason = str(error).split("\n", maxsplit=1)[-1].strip()
                 unfit = ", ".join(new)
@@ -197,8 +197,6 @@ class Resolver:
             closures = {name: self.closure(cell, packages, versions) for name, packages in needs.items()}
             wheels = {name: wheel for closure in closures.values() for name, (wheel, _) in closure.items()}
             _check(self.matrix, cell, closures, wheels, self._held(cell, wheels))
-        except UnreachableError as error:
-            raise FetchError(str(error), hint=error.hint) from error
         except LockError as error:
             return str(error)
         return ""

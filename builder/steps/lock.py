@@ -71,7 +71,7 @@ def lock(
         before = PYTHON_LOCKS.find(project.root, release)
         try:
             after = builds.lock(release, before)
-        except LockError as error:
+        except (FetchError, LockError) as error:
             failures[f"Python {release}"] = [error]
             continue
         if PYTHON_LOCKS.write(project.root, release, after):
@@ -132,7 +132,7 @@ def _error(
     return IncompleteError("\n".join(lines))
 
 
-def lock_systems(run: Run, chosen: Sequence[Cell], *, refresh: bool) -> tuple[list[str], list[LockError]]:
+def lock_systems(run: Run, chosen: Sequence[Cell], *, refresh: bool) -> tuple[list[str], list[BuilderError]]:
     """Locks the operating systems of `chosen` that have no lock, or all of them with `refresh`.
 
     Returns the changed paths, and the errors. Releases that fail do not stop the others.
@@ -141,13 +141,13 @@ def lock_systems(run: Run, chosen: Sequence[Cell], *, refresh: bool) -> tuple[li
     requests = os_lock.requests_of_cells(project.matrix, chosen)
     present = {request: OS_LOCKS.find(project.root, request) for request in requests}
     new: dict[OsRequest, OsLock] = {}
-    failures: list[LockError] = []
+    failures: list[BuilderError] = []
     stale = [request for request, before in present.items() if refresh or before is None]
     for release, arch, group in os_resolve.by_archive(stale):
         say(f"Debian {release}: reading the lists of packages{'' if arch == AMD64 else f' for {arch}'}")
         try:
             resolved, errors = os_resolve.resolve_systems(project.matrix, run.host, group, ContainerApt(run))
-        except LockError as error:
+        except (FetchError, LockError) as error:
             failures.append(error)
         else:
             new |= resolved
