@@ -11,11 +11,12 @@ import subprocess
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from docker.models.containers import Container
 from rich.console import Console
 
 from builder.build.context import LoadedImage
@@ -24,7 +25,7 @@ from builder.build.image_tests import NO_RESULTS, Tester
 from builder.common.errors import BuilderError, EngineError, ImageTestError
 from builder.common.files import digest_of_bytes, digest_of_data
 from builder.common.reference import ImageRef
-from builder.engine.client import Engine
+from builder.engine.client import Engine, RunningContainer
 from builder.engine.model import EngineInfo, ImageInfo
 from builder.evidence.results import OWN, Coverage, Evidence, Proof, coverage_of
 from builder.matrix.tags import PLAN_LABEL
@@ -59,7 +60,7 @@ class FakeEngine(Engine):
     """Images in a dict; `calls` are the calls that change something, in order.
 
     `diff_ids` are the layers of loaded images, `loaded` the names in each archive, `pulled` the blobs of each image
-    that was pulled from this process; `files` are those of images, by id and path.
+    that was pulled from this process; `files` are those of images, by id and path. With `broken`, no container starts.
     """
 
     def __init__(self, *, registry: bool = True, is_remote: bool = False, info: EngineInfo = INFO) -> None:
@@ -72,6 +73,7 @@ class FakeEngine(Engine):
         self.loaded: list[list[str]] = []
         self.pulled: list[list[str]] = []
         self.blobs: set[str] = set()
+        self.broken = ""
 
     def check(self) -> None:
         """It answers."""
@@ -150,6 +152,12 @@ class FakeEngine(Engine):
 
     def sweep(self, checkout: str) -> None:
         self.calls.append("sweep")
+
+    @contextmanager
+    def running(self, image: str, *, checkout: str, **options: Any) -> Iterator[RunningContainer]:
+        if self.broken:
+            raise EngineError(f"starting {image}: {self.broken}")
+        yield RunningContainer(Container())
 
     def has_remote(self, reference: str) -> bool:
         return self.registry
