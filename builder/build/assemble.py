@@ -179,8 +179,7 @@ class Assembler:
         assembled = self.assemble(image)
         with self._loading:  # one at a time: two at once were not faster, and take more disk
             run.view.begin(image.id, "loading")
-            meter = Meter(run.view, image.id, "loaded", 0)
-            image_id = self._loader.load(assembled, meter.add)
+            image_id = self._loader.load(assembled)
         origin: Origin = "loaded" if assembled.manifest.digest in known else "built"
         return LoadedImage(id=image_id, digest=assembled.manifest.digest, origin=origin)
 
