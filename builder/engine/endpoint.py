@@ -6,10 +6,8 @@ image are served; the engine checks their digests. Source: OCI distribution spec
 
 from __future__ import annotations
 
-import contextlib
 import re
 import secrets
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -89,22 +87,6 @@ class _Server(ThreadingTCPServer):
 
     def __init__(self, handler: Callable[..., BaseHTTPRequestHandler]) -> None:
         super().__init__(("127.0.0.1", 0), handler)
-        self._connections: set[socket.socket] = set()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._connections.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        self._connections.discard(request)
-        super().shutdown_request(request)
-
-    def server_close(self) -> None:
-        """Closes the port and every connection."""
-        super().server_close()
-        for connection in list(self._connections):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Prints nothing: the engine reports what it could not read."""
