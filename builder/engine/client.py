@@ -42,7 +42,6 @@ CALL_S = 120
 LONGEST_S = 3600  # a container that tests run in: they take at most half an hour
 LONGEST_LINE = 1 << 16  # characters of a container's output that are kept in memory
 FIRST_S = 30  # an engine requests the manifest at once, or cannot reach the endpoint
-UNPACK_TRIES = 3
 _TIMED_OUT = 124  # the status of timeout(1)
 SYSTEM_CONTAINERD, CONTAINERD_ROOT = "/run/containerd/containerd.sock", "/var/lib/containerd"  # its defaults
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")  # Podman's default; older versions do not report their folders
@@ -232,7 +231,7 @@ class Engine:
             try:
                 if stopped and stopped.is_set():  # a sweep found no container yet
                     raise EngineError(f"{command[0]}: stopped")
-                _unpack(files, container)
+                container.put_archive("/", files)
                 container.start()
                 timer.start()
                 # A carriage return ends a line, as for a program of this machine: progress is written with it.
@@ -363,23 +362,6 @@ def _ignored_if_gone() -> Iterator[None]:
             raise
 
 
-def _unpack(files: BinaryIO, container: Container) -> None:
-    """Copies the files of a tar to the root of a container.
-
-    Tries again if Podman answers "broken pipe", as version 4.3 did once, on a busy machine. Presumably, its process
-    that unpacks ended at the end of the tar, while another one was still writing the padding behind it.
-    """
-    start = files.tell()
-    for attempt in range(UNPACK_TRIES):
-        files.seek(start)
-        try:
-            container.put_archive("/", files)
-            return
-        except APIError as error:
-            if "broken pipe" not in str(error) or attempt == UNPACK_TRIES - 1:
-                raise
-
-
 # Podman adds it to names without a host.
 _DEFAULT_HOST = re.compile(r"^(docker\.io|localhost)/")
 
@@ -393,7 +375,7 @@ class RunningContainer:
     def put(self, files: BinaryIO) -> None:
         """Copies the files of a tar to the root of the container."""
         with translated("copying files to a container"):
-            _unpack(files, self._container)
+            self._container.put_archive("/", files)
 
     def run(
         self, command: Sequence[str], environment: Mapping[str, str], timeout_s: float, *, user: str = ""
