@@ -171,7 +171,8 @@ class Habit(Enum):
 
 class Proxy(Loopback):
     """A proxy for a registry. `troubles` and `habits` can change while it runs; `got` counts the bytes of bodies by
-    method, `asked` the requests by program.
+    method, `asked` the requests by program, without reads of a fallback list of attachments: while another process
+    changes one, it is read until it settles.
     """
 
     def __init__(self, server: Server) -> None:
@@ -215,8 +216,9 @@ class Proxy(Loopback):
             self.got[method] += size
 
     def answer(self, request: Request) -> None:
-        with self._lock:
-            self.asked[request.headers.get("User-Agent", "").partition("/")[0]] += 1
+        if not (request.command == "GET" and "/manifests/sha256-" in request.path):
+            with self._lock:
+                self.asked[request.headers.get("User-Agent", "").partition("/")[0]] += 1
         trouble = self.trouble(request.command, request.path)
         fault = trouble.fault if trouble else None
         size = int(request.headers.get("Content-Length", "0"))

@@ -81,11 +81,8 @@ def test_what_was_tested_on_one_machine_is_released_by_another(
     assert {image["signer"] for image in document["images"]} == {"keys/ours.pub"}
     assert all(image["gpu"].startswith("not run") for image in document["images"])
     check_catalog(other, proxy, ours)
-    # The fallback list of attachments is read once more for each wait that another process makes longer.
-    assert asked[0] <= 110, (
-        "of the builder, for two images: 171 when each blob, tag and document was confirmed by itself"
-    )
-    assert asked[1] <= 275, "with those of cosign: it was 348"
+    assert asked[0] <= 100, "of the builder, for two images: more if each blob, tag and document is confirmed by itself"
+    assert asked[1] <= 250, "with those of cosign"
 
 
 def check_catalog(machine: Checkout, proxy: Proxy, builder: Checkout) -> None:
