@@ -16,6 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, TypeAdapter
@@ -58,11 +59,15 @@ class Basis:
 
 @model(frozen=True, kw_only=True, config=STRICT)
 class Lock:
-    """The lock of a group. `held` are the names of the packages that pip and uv in its images keep, besides CUDA's."""
+    """The lock of a group. `held` are the names of the packages that pip and uv in its images keep, besides CUDA's.
+
+    `toolkit` has the versions of CUDA's packages that belong to a held `cuda-toolkit`, also of those in no image.
+    """
 
     group: str
     basis: Basis
     held: list[str]
+    toolkit: dict[str, Annotated[str, AfterValidator(lambda text: str(SpecifierSet(text)))]]
     components: dict[str, LockedComponent]
     wheels: tuple[LockedWheel, ...]
     format: Literal[2] = FORMAT
@@ -213,11 +218,14 @@ class _GroupLocks(LockFiles[str, Lock]):
     def dump(self, lock: Lock) -> str:
         """The file's text, with one line for each component and each wheel, for readable diffs."""
         head = json.dumps({"format": FORMAT, "group": lock.group, "basis": vars(lock.basis)}, indent=1)[:-2]
-        held = json.dumps(lock.held)
+        held, toolkit = json.dumps(lock.held), json.dumps(lock.toolkit)
         parts = [f"{json.dumps(name)}: {json.dumps(vars(part))}" for name, part in lock.components.items()]
         wheels = [json.dumps(_fields(wheel)) for wheel in lock.wheels]
         components, entries = lock_text.json_block("{", parts, "}"), lock_text.json_block("[", wheels, "]")
-        return f'{head},\n "held": {held},\n "components": {components},\n "wheels": {entries}\n}}\n'
+        return (
+            f'{head},\n "held": {held},\n "toolkit": {toolkit},\n'
+            f' "components": {components},\n "wheels": {entries}\n}}\n'
+        )
 
     def faults(self, lock: Lock, key: str) -> Iterator[str]:
         """Contradictions between the wheels and their order, their file names, and the components."""

@@ -1,7 +1,7 @@
 """From requirements to exact wheels.
 
 Only this step looks up which versions exist. Each group is resolved by itself, so that adding to the matrix never
-changes the lock of another group. Groups share wheels because a group prefers the versions of the others.
+changes the lock of another group. Groups share wheels because each prefers the versions of the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from builder.common.console import View
-from builder.common.errors import FetchError, LockError
+from builder.common.errors import FetchError, LockError, UnreachableError
 from builder.common.tasks import thread_pool
 from builder.common.text import counted
 from builder.index.host import Host
@@ -57,6 +57,7 @@ class Resolver:
         parts: dict[str, LockedComponent] = {}
         wheels: dict[str, LockedWheel] = {}
         held: list[str] = []
+        toolkit: dict[str, str] = {}
         if present and present.basis == basis:
             still_needed = {component: part for component, part in present.components.items() if component in needs}
             names = {name for part in still_needed.values() for name in part.wheels}
@@ -65,7 +66,8 @@ class Resolver:
             if all(part.requirements == needs[component] for component, part in still_needed.items()) and all(
                 wheel.index == indexes.get(name, "") for name, wheel in kept_wheels.items()
             ):
-                parts, wheels, held = still_needed, kept_wheels, present.held
+                parts, wheels = still_needed, kept_wheels
+                held, toolkit = present.held, present.toolkit
         if parts.keys() != needs.keys():
             self.view.say(f"{cell.group}: resolving {counted(sum(map(len, needs.values())), 'requirement')}")
             new = [component for component in needs if component not in parts]
@@ -73,7 +75,7 @@ class Resolver:
                 pins = {name: wheel.version for name, wheel in wheels.items()}
                 versions = self.versions(cell, needs, basis, pins=pins, preferred=preferred)
             except LockError as error:
-                if not parts:
+                if not parts or isinstance(error, UnreachableError):
                     raise
                 reason = str(error).split("\n", maxsplit=1)[-1].strip()
                 unfit = ", ".join(new)
@@ -82,8 +84,8 @@ class Resolver:
                 )
                 parts, wheels, new = {}, {}, list(needs)
                 versions = self.versions(cell, needs, basis, preferred=preferred)
-            # The versions are chosen for all components together. Each component then has a list of its own, so that
-            # an image has the wheels of its components and no others.
+            # The versions are chosen for all components together. Each then has a list of its own, so that an image has
+            # the wheels of its components and no others.
             added: ListedWheels = {}
             for component in new:
                 closure = self.closure(cell, needs[component], versions)
@@ -92,11 +94,13 @@ class Resolver:
             wheels |= self._completed(cell, added)
             if cell.framework in new:
                 held = self._held(cell, wheels)
+                toolkit = self._toolkit(cell, wheels[lockfile.TOOLKIT]) if lockfile.TOOLKIT in held else {}
         _check(self.matrix, cell, {component: part.wheels for component, part in parts.items()}, wheels, held)
         return Lock(
             group=cell.group,
             basis=basis,
             held=held,
+            toolkit=toolkit,
             components={component: parts[component] for component in needs},
             wheels=tuple(wheels[name] for name in sorted(wheels)),
         )
@@ -151,6 +155,11 @@ class Resolver:
                     exact.append(requirement)
         return sorted(wheels.keys() & {canonicalize_name(item.name) for item in exact})
 
+    def _toolkit(self, cell: Cell, toolkit: LockedWheel) -> dict[str, str]:
+        """Name -> specifier, such as `==13.0.88.*`, of all that a wheel of `cuda-toolkit` requires with its extras."""
+        required = self._metadata(cell, toolkit).requirements(cell, ["all"])
+        return {item.name: str(item.specifier) for item in sorted(required, key=str)}
+
     def _compile(
         self,
         cell: Cell,
@@ -197,6 +206,8 @@ class Resolver:
             closures = {name: self.closure(cell, packages, versions) for name, packages in needs.items()}
             wheels = {name: wheel for closure in closures.values() for name, (wheel, _) in closure.items()}
             _check(self.matrix, cell, closures, wheels, self._held(cell, wheels))
+        except UnreachableError as error:
+            raise FetchError(str(error), hint=error.hint) from error
         except LockError as error:
             return str(error)
         return ""

@@ -158,7 +158,7 @@ class Plan:
 
     @property
     def unique_bytes(self) -> int:
-        """Bytes of all layers; a layer that several images share counts once."""
+        """Bytes of all layers, each counted once."""
         layers = {layer.inputs: layer for image in self.images for layer in image.layers}
         return sum(layer.bytes for layer in layers.values())
 
@@ -477,13 +477,13 @@ def _constraints(lock: Lock, locked: CellLock) -> str:
     """The constraints file that keeps pip and uv from replacing the framework and its CUDA. The same for a group.
 
     All CUDA wheels are held, although TensorFlow and JAX require ranges of versions: without this,
-    `uv pip install torch==2.7.1` replaces cuDNN 9.10 by 9.5 in an image of JAX, which requires 9.8.
+    `uv pip install torch==2.7.1` replaces cuDNN 9.10 by 9.5 in an image of JAX, which requires 9.8. What CUDA has
+    besides is limited: vLLM on PyTorch 2.14 (CUDA 13.0) got nvcc 13.5. Those lines do not begin with `==`, because
+    uv-sync installs no package with such a line.
     """
     wheels = sorted((wheel.name, wheel.version, wheel.component) for wheel in locked.wheels)
-    lines = [
-        f"{name}=={version},{_OVERRIDE_HINT}"
-        for name, version, component in wheels
-        if component == CUDA or name in lock.held
-    ]
+    held = {name: version for name, version, component in wheels if component == CUDA or name in lock.held}
+    lines = [f"{name}=={version},{_OVERRIDE_HINT}" for name, version in held.items()]
+    lines += [f"{name}{_OVERRIDE_HINT},{pin}" for name, pin in lock.toolkit.items() if name not in held]
     lines += lock.basis.constraints
     return _CONSTRAINTS + "".join(f"{constraint}\n" for constraint in lines)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from builder.common.errors import FetchError, LockError
+from builder.common.errors import LockError
 from builder.debian import os_lock
 from builder.debian.archives import HERE, STORE, Archives, Kept, PackageLocations
 from builder.debian.os_lock import OS_LOCKS, DebianPackage, OsLock, OsRequest
@@ -66,6 +66,7 @@ def lock_of(project: Project, group: Iterable[Cell]) -> Lock:
         group=first.group,
         basis=lockfile.basis(project.matrix, first),
         held=sorted(re.split(r"==|\[", text)[0] for text in parts[first.framework].requirements if "==" in text),
+        toolkit={},
         components=parts,
         wheels=tuple(wheels[name] for name in sorted(wheels)),
     )
@@ -131,7 +132,7 @@ class FakeArchive:
     @contextmanager
     def __call__(self, release: str, host: Host, _: object, arch: Arch = AMD64) -> Iterator[FakeArchive]:
         if release == self.broken:
-            raise FetchError(f"Debian {release}: apt-get update failed")
+            raise LockError(f"Debian {release}: apt-get update failed")
         self.release, self.arch, self.sources = release, arch, host.sources_list(release)
         yield self
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tarfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -523,9 +524,8 @@ class Research(Session):
 
     def __init__(self, shell: Any, subject: Any) -> None:
         super().__init__(shell, subject)
-        lines = self.run("cat /etc/pip/constraints.txt").splitlines()
-        pins = [line.split(",")[0].split("==") for line in lines if "==" in line and not line.startswith("#")]
-        self.pinned = {name: version.partition("+")[0] for name, version in pins}
+        text = self.run("cat /etc/pip/constraints.txt")
+        self.pinned = dict(re.findall(r"^([\w.-]+)==([^,+\s]+)", text, re.MULTILINE))
         others = [f"{name} {version}" for name, version in self.pinned.items() if name != self.framework]
         # With a local version, as those of PyTorch's own index have.
         framework = f"{self.framework} {self.pinned[self.framework]}+other " + " ".join(o.split()[0] for o in others)

@@ -158,7 +158,7 @@ def lock_of(matrix: Matrix, members: Sequence[Cell], needs: Mapping[str, Iterabl
         wheels |= own
     basis = lockfile.basis(matrix, members[0])
     ordered = tuple(wheels[name] for name in sorted(wheels))
-    return Lock(group=members[0].group, basis=basis, held=[], components=parts, wheels=ordered)
+    return Lock(group=members[0].group, basis=basis, held=[], toolkit={}, components=parts, wheels=ordered)
 
 
 some_needs = st.dictionaries(

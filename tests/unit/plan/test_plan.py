@@ -434,3 +434,9 @@ def test_constraints_keep_pip_from_replacing_the_framework_and_its_cuda(tiny: Pr
     assert Requirement(own).specifier.contains(image.cell.release)
     assert names == ["ember", "ember-extra", *locks.CUDA], "what the lock holds, and CUDA's wheels"
     assert image.constraints == planned(tiny, GROUP).constraints, "they are a file of the group"
+
+    lock = locks.locks(tiny)[GROUP]
+    toolkit = {locks.CUDA[0]: "==12.10.1.*", "nvcc": "==12.10.88.*"}
+    (tiny.root / GROUP_LOCKS.path(GROUP)).write_text(GROUP_LOCKS.dump(replace(lock, toolkit=toolkit)))
+    added = set(planned(tiny, GROUP).constraints.splitlines()) - set(image.constraints.splitlines())
+    assert added == {"nvcc!=0+to.override.unset.PIP_CONSTRAINT,==12.10.88.*"}, "of the CUDA that no image has"

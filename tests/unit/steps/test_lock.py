@@ -53,6 +53,7 @@ def lock_of(project: Project, group: str, versions: Mapping[str, str]) -> Lock:
         group=group,
         basis=lockfile.basis(project.matrix, members[0]),
         held=[],
+        toolkit={},
         components={
             name: LockedComponent(requirements=packages, wheels=list(WHEELS)) for name, packages in needs.items()
         },
