@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -90,9 +89,7 @@ def add_command(
     """
     began = time.monotonic()
     trust = Trust(signers=trusted_signers(keys, identity, issuer), root=Path.cwd())
-    project = None
-    with suppress(UsageError):  # without a checkout
-        project = context.project
+    project = context.find_project(ignore_invalid=bool(trust.signers))
     run = context.run(project)
     if project and not trust.signers:
         trust = Trust.of(project)

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from builder import __version__
 from builder.common.console import View
-from builder.common.errors import FileError, UsageError
+from builder.common.errors import FileError, MatrixError, UsageError
 from builder.common.reference import ImageRef
 from builder.index import host
 from builder.index.host import Host
@@ -59,14 +59,27 @@ class Context:
             self.say(f"{PATH}: made with gpu-images {release}, this is {__version__}: {changes}")
         return project
 
+    def find_project(self, *, ignore_invalid: bool) -> Project | None:
+        """The checkout, for commands that need none; None outside of one, and for an invalid matrix.yaml.
+
+        Raises MatrixError for an invalid one without `ignore_invalid`: it may name the only signers to trust.
+        """
+        try:
+            project, _ = self.project, self.project.cells
+        except UsageError:
+            return None
+        except MatrixError as error:
+            if not ignore_invalid:
+                hint = f"{error.hint or 'Correct it.'} Or name a signer (--key, --identity) to ignore this file."
+                raise MatrixError(str(error), hint=hint) from error
+            self.say(f"ignored: {error}")
+            return None
+        return project
+
     @cached_property
     def host(self) -> Host:
-        """The settings of this machine; in a checkout, matrix.yaml's settings of registries too. Raises UsageError."""
-        try:
-            project, _ = self.project, self.project.matrix
-        except UsageError:
-            return host.read_host()
-        return host.host_for_project(project)
+        """The settings of this machine, with those of matrix.yaml for registries and indexes. Raises UsageError."""
+        return host.host_for_project(self.project)
 
     def run(self, project: Project | None, *, start_engine: bool = False) -> Run:
         """What steps work with. With `start_engine`, installs and starts an engine if none is running."""
@@ -74,7 +87,7 @@ class Context:
 
         return Run(
             checkout=project,
-            host=self.host,
+            host=self.host if project else host.read_host(),
             store=self.store,
             view=View(self.err),
             starts_engine=start_engine,
@@ -124,11 +137,8 @@ class Context:
 
     def references(self) -> dict[str, tuple[str, ...]]:
         """The names of each cell of the checkout in the store, by cell id; none outside a checkout."""
-        try:
-            project = self.project
-        except UsageError:
-            return {}
-        return tags.local_names(project.matrix, project.cells)
+        project = self.find_project(ignore_invalid=True)
+        return tags.local_names(project.matrix, project.cells) if project else {}
 
     @property
     def store(self) -> Store:

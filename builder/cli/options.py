@@ -101,7 +101,10 @@ def trusted_signers(keys: Sequence[str], identity: str, issuer: str) -> list[Any
     if bool(identity) != bool(issuer):
         raise UsageError("--identity and --issuer must be used together")
     signers = [Trusted.model_construct(key=key) for key in keys]
-    return [*signers, *([Trusted(identity=identity, issuer=issuer)] if identity else [])]
+    try:
+        return [*signers, *([Trusted(identity=identity, issuer=issuer)] if identity else [])]
+    except ValueError as error:
+        raise UsageError("--identity and --issuer must be addresses, such as https://example.com") from error
 
 
 # Read in `builder.cli.main`, which also handles errors that are raised before click has parsed the options.

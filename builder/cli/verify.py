@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from typing import get_args
 
@@ -15,7 +14,7 @@ from rich.text import Text
 from builder.cli.context import Context, parse_image
 from builder.cli.options import format_option, trusted_options, trusted_signers
 from builder.common import errors
-from builder.common.errors import BuilderError, UsageError
+from builder.common.errors import BuilderError
 from builder.common.files import short_digest
 from builder.index.wheels import arch_of
 from builder.matrix.schema import Arch
@@ -59,10 +58,7 @@ def verify_command(
     This needs the checkout at the revision that the image was built from, and takes as long as the first build.
     """
     signers = trusted_signers(keys, identity, issuer)
-    project = None
-    with suppress(UsageError):  # without a checkout
-        project = context.project
-    run = context.run(project)
+    run = context.run(context.find_project(ignore_invalid=bool(signers)))
     reference, options = parse_image(image), VerifyOptions(arch=arch, signers=signers, rebuild=rebuild)
     findings: list[Finding] = []
     failures: list[BuilderError] = []

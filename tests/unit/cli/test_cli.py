@@ -105,6 +105,7 @@ def test_every_command_has_help(run: Run, name: str) -> None:
     assert [option["name"] for option in options if not option["help"]] == []
 
 
+ME = "https://me.example.test"
 MESSAGES: list[tuple[list[str], int, str, str]] = [
     (["nothing"], 2, "No such command 'nothing'.", ""),
     (["plan", "--nothing"], 2, "No such option '--nothing'.", ""),
@@ -124,6 +125,7 @@ MESSAGES: list[tuple[list[str], int, str, str]] = [
     (["release", "20261122", "--roll-back", "--check"], 2, "--check does not check a roll-back", "Leave out"),
     (["verify", "it:2"], 2, "has no image 'it:2'", ""),
     (["verify", "it:1", "--identity", "us"], 2, "--identity and --issuer must be used together", ""),
+    (["verify", "it:1", "--identity", "us", "--issuer", ME], 2, "--identity and --issuer must be addresses", ""),
     *((["add", *arguments], 2, "name a PARENT and the image to make (-t)", "") for arguments in NO_REQUESTS),
 ]
 
@@ -159,6 +161,30 @@ def test_a_checkout_is_found_by_the_option_root(
     assert result.code == 2
     assert "no matrix.yaml in " in result.err
     assert run("--root", str(tiny.root), "plan", "--format", "ids").code == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "signer"),
+    [
+        (("gc", "--forget", "it:1"), False),
+        (("verify", "it:2", "--identity", ME, "--issuer", ME), True),
+        (("verify", "it:2"), False),
+        (("add", "it:2", "x", "-t", "e.test/it:3", "--identity", ME, "--issuer", ME), True),
+        (("add", "it:2", "x", "-t", "e.test/it:3"), False),
+    ],
+)
+def test_an_invalid_matrix_is_ignored_unless_it_may_name_the_only_signer(
+    run: Run, tiny: Project, command: tuple[str, ...], signer: bool
+) -> None:
+    store_of(tiny, "it:1")
+    (tiny.root / "matrix.yaml").write_text("frameworks: [\n")
+    result = run(*command)
+    if signer or command[0] == "gc":
+        assert result.err.startswith("ignored: matrix.yaml:2:1: invalid YAML")
+        assert result.code == (2 if signer else 0), "the store has no it:2"
+    else:
+        assert result.code == 3
+        assert "  -> Correct it. Or name a signer (--key, --identity) to ignore this file." in result.err
 
 
 # ---- errors

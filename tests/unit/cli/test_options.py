@@ -281,7 +281,8 @@ def test_the_settings_for_registries_are_those_of_the_checkout(
     context = Context(root=edit("namespace: team", f"namespace: team\n{settings}").root)
     assert context.host.registries == RegistrySettings(insecure=("e.test:5000",))
     assert context.host is context.host, "read once"
-    assert Context(root=tmp_path).host.registries == RegistrySettings(), "outside a checkout"
+    outside = Context(root=tmp_path)
+    assert outside.run(outside.find_project(ignore_invalid=False)).host.registries == RegistrySettings()
 
 
 def test_the_examples_of_patterns_are_in_matrix_yaml() -> None:
