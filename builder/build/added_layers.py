@@ -47,15 +47,19 @@ def make_layers(run: Run, fetcher: Fetcher, parent: Parent, wheels: Sequence[Loc
     planned = layer_order.wheel_layers(
         [Wheel(**vars(wheel), component=ADDED) for wheel in wheels], parent.python, cuda_name=ADDED, name=ADDED
     )
-    stored = {each.inputs: stored_layers.stored_layer(run.store, each.inputs) for each in planned}
-    missing = [each for each in planned if not stored[each.inputs]]
-    largest_first = sorted((wheel for each in missing for wheel in each.wheels), key=lambda wheel: -wheel.size)
+    stored = {
+        planned_layer.inputs: stored_layers.stored_layer(run.store, planned_layer.inputs) for planned_layer in planned
+    }
+    missing = [planned_layer for planned_layer in planned if not stored[planned_layer.inputs]]
+    largest_first = sorted(
+        (wheel for planned_layer in missing for wheel in planned_layer.wheels), key=lambda wheel: -wheel.size
+    )
     with thread_pool(CONNECTIONS, "fetch") as pool:
         downloads = {wheel.sha256: pool.submit(fetcher.fetch, wheel) for wheel in largest_first}
         try:
-            for each in missing:
-                paths = [downloads[wheel.sha256].result() for wheel in each.wheels]
-                stored[each.inputs] = stored_layers.store_wheels(run.store, each, paths)
+            for planned_layer in missing:
+                paths = [downloads[wheel.sha256].result() for wheel in planned_layer.wheels]
+                stored[planned_layer.inputs] = stored_layers.store_wheels(run.store, planned_layer, paths)
         except BaseException:
             fetcher.stop()
             raise
@@ -72,18 +76,18 @@ def make_layers(run: Run, fetcher: Fetcher, parent: Parent, wheels: Sequence[Loc
             run.store, lowest, stored_layers.component_file_entries(files, ())
         )
     return [
-        AddedLayer(planned=each, layer=layer, toc=stored_layers.read_stored_toc(run.store, layer))
-        for each in planned
-        if (layer := stored[each.inputs])
+        AddedLayer(planned=planned_layer, layer=layer, toc=stored_layers.read_stored_toc(run.store, layer))
+        for planned_layer in planned
+        if (layer := stored[planned_layer.inputs])
     ]
 
 
 def check_added_paths(name: str, parent: Parent, added: Sequence[AddedLayer]) -> list[str]:
     """Returns warnings. Raises RefusedError if a layer has another file for a path of the parent that is not hidden."""
-    hidden = {path for each in added for path in hidden_paths(each.toc)}
+    hidden = {path for added_layer in added for path in hidden_paths(added_layer.toc)}
     files = [entry for _, entry in without(parent.files, hidden).values()]
     planned = PlannedLayer(kind="files", name="the parent", component="", inputs=parent.image.manifest.digest)
-    of_wheels = [(each.planned, each.toc) for each in added if each.planned.wheels]
+    of_wheels = [(added_layer.planned, added_layer.toc) for added_layer in added if added_layer.planned.wheels]
     try:
         return stored_layers.check_paths(name, [(planned, files), *of_wheels], ())
     except BuildError as error:
@@ -94,7 +98,7 @@ def write_added_image(
     store: Store, parent: Parent, addition: Addition, wheels: Sequence[LockedWheel], added: Sequence[AddedLayer]
 ) -> Image:
     """Writes the configuration and the manifest. The same request, lock and parent give the same bytes."""
-    layers, history = [each.layer for each in added], [each.line for each in added]
+    layers, history = [added_layer.layer for added_layer in added], [added_layer.line for added_layer in added]
     labels = addition.labels(parent, wheels)
     config = oci.derived_config(parent.config, layers, history, env=addition.request.env, labels=labels)
     image = parent.image

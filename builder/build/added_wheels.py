@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from builder.common.errors import LockError, RefusedError, UnreachableError, UsageError
+from builder.common.errors import LockError, RefusedError, UsageError
 from builder.common.files import digest_of_bytes, short_digest
 from builder.common.text import listed
 from builder.index.releases import applies
@@ -38,8 +38,10 @@ _DEPENDS = re.compile(
 
 def with_indexes(settings: IndexSettings, additions: Sequence[Addition]) -> IndexSettings:
     """The settings with the indexes of the additions. Raises UsageError for an index that does not exist."""
-    requests = [each.request for each in additions]
-    for place in dict.fromkeys(each.index for each in requests if each.index and each.index not in settings.named):
+    requests = [addition.request for addition in additions]
+    for place in dict.fromkeys(
+        request.index for request in requests if request.index and request.index not in settings.named
+    ):
         is_address = re.match("https?://", place)
         is_secret = has_credentials(place) or re.search("://.*[?#]", place)
         if is_secret or not (is_address or Path(place).is_dir()):
@@ -58,8 +60,8 @@ def with_indexes(settings: IndexSettings, additions: Sequence[Addition]) -> Inde
 
 
 def _addresses(requested: Iterable[Requested]) -> tuple[str, ...]:
-    """The addresses of all requested wheels that have one, each once."""
-    return tuple(dict.fromkeys(each.address for each in requested if each.address))
+    """The addresses of all requested wheels that have one, without duplicates."""
+    return tuple(dict.fromkeys(package.address for package in requested if package.address))
 
 
 def _index_name(place: str) -> str:
@@ -76,21 +78,27 @@ def choose_wheels(
     are those of `with_indexes`. Raises LockError, and RefusedError for what does not fit the parent.
     """
     request = addition.request
-    requested = [each for each in request.requirements if applies(each.requirement, parent.python, parent.arch)]
+    requested = [
+        package for package in request.requirements if applies(package.requirement, parent.python, parent.arch)
+    ]
     if not requested:
         return [], []
     held = parent.held(keep=request.keep)
     index = request.index if request.index in settings.named else _index_name(request.index)
     by_address = _index_name(" ".join(_addresses(request.requirements)))
-    sources = {each.name: by_address if each.address else index for each in requested if each.address or request.index}
+    sources = {
+        package.name: by_address if package.address else index
+        for package in requested
+        if package.address or request.index
+    }
     catalogue = program.catalogue.with_indexes(sources)
     indexes = {name: source for name, source in sources.items() if catalogue.files(name)}
     if request.index and index not in indexes.values():
         raise UsageError(f"{addition.target}: {request.index} has none of {listed(sorted(sources), SHOWN)}")
-    for each in (each for each in requested if each.name in indexes and each.name in held):
-        wheel = parent.packages[each.name]
-        offered = {file.filename: file.digests.get("sha256") for file in catalogue.files(each.name)}
-        if wheel.sha256 not in offered.values() and (each.address or wheel.file in offered):
+    for package in (package for package in requested if package.name in indexes and package.name in held):
+        wheel = parent.packages[package.name]
+        offered = {file.filename: file.digests.get("sha256") for file in catalogue.files(package.name)}
+        if wheel.sha256 not in offered.values() and (package.address or wheel.file in offered):
             raise RefusedError(
                 f"{addition.target}: another {wheel.file} is requested than the parent has", hint=CONFLICT
             )
@@ -110,29 +118,32 @@ def choose_wheels(
     earlier = addition.earlier.get(parent.arch)
     before = {**(earlier.packages if earlier else {}), **parent.packages}
     preferred = {name: wheel.version for name, wheel in before.items()}
-    packages, constraints = [str(each.requirement) for each in requested], parent.constraints
+    packages, constraints = [str(package.requirement) for package in requested], parent.constraints
     try:
         versions = uv.parse_versions(program.compile(target, packages, constraints, preferred))
         had = {(wheel.name, wheel.version) for image in (earlier, parent) if image for wheel in image.packages.values()}
         lines = [
             _describe(
-                program, target, parent, each, versions[each.name], is_new=(each.name, versions[each.name]) not in had
+                program,
+                target,
+                parent,
+                package,
+                versions[package.name],
+                is_new=(package.name, versions[package.name]) not in had,
             )
-            for each in requested
-            if each.name in versions
+            for package in requested
+            if package.name in versions
         ]
         try:
             chosen = _wheels(program, target, parent, versions)
-        except LockError as error:
-            if isinstance(error, UnreachableError):
-                raise
+        except LockError:
             # A package of the parent does not fit the new versions: it may move too. Requested packages stay.
-            pins = uv.pinned({each.name: versions[each.name] for each in requested if each.name in versions})
+            pins = uv.pinned(
+                {package.name: versions[package.name] for package in requested if package.name in versions}
+            )
             packages += parent.packages
             versions = uv.parse_versions(program.compile(target, packages, [*constraints, *pins], preferred))
             chosen = _wheels(program, target, parent, versions)
-    except UnreachableError:
-        raise
     except LockError as error:
         words = set(str(error).replace("==", " ").split())
         named = [f"{name} {wheel.version}" for name, wheel in parent.packages.items() if name in words]
@@ -143,7 +154,9 @@ def choose_wheels(
     unknown = {name: listing for name, listing in new.items() if not listing[0].size}
     sizes = program.sizes(target, unknown) if unknown else {}
     wheels = {name: replace(wheel, size=sizes.get(name, wheel.size)) for name, (wheel, _) in sorted(new.items())}
-    hashed = {each.name: chosen[each.name][0] for each in requested if each.hashes and each.name in chosen}
+    hashed = {
+        package.name: chosen[package.name][0] for package in requested if package.hashes and package.name in chosen
+    }
     requirements.check_hashes(requested, hashed | wheels)
     check_cuda(addition, parent, wheels)
     return list(wheels.values()), lines
@@ -177,12 +190,10 @@ def _describe(program: Uv, target: Target, parent: Parent, requested: Requested,
             pin = f"{requested.name}=={newest.version}"
             try:
                 program.compile(target, [pin], parent.constraints, {})
-            except UnreachableError:
-                raise
             except LockError as error:
                 notes[-1] = f"the newest, {newest.version}, {_reason(str(error), requested.name)}"
         is_old = release and release.day and newest.day and newest.day - release.day > YEAR
-        if is_old and all(each.operator in (">", ">=", "!=") for each in specifier):
+        if is_old and all(clause.operator in (">", ">=", "!=") for clause in specifier):
             raise RefusedError(
                 f"{target.name}: {line} is more than a year older than the newest one ({'; '.join(notes)})",
                 hint="Choose a parent that the newest fits. If it has no wheel, build one (docs/matrix.md), and give "
@@ -203,16 +214,16 @@ def check_cuda(addition: Addition, parent: Parent, wheels: Mapping[str, LockedWh
     """Raises RefusedError for CUDA libraries that do not fit the CUDA of the parent, and for known conflicts."""
     label = re.match(r"[0-9]+", parent.image.labels.get(CUDA_LABEL, ""))
     expected = int(label[0]) if label else 0  # the CPU
-    new = [each for each in wheels.values() if is_cuda_wheel(each.file)]
+    new = [wheel for wheel in wheels.values() if is_cuda_wheel(wheel.file)]
     others = sorted({name for major, name in checks.cuda_majors(new, expected).items() if major != expected})
-    if others := others if expected else [each.name for each in new]:
+    if others := others if expected else [wheel.name for wheel in new]:
         fits = f"CUDA {expected}" if expected else "the CPU"
         raise RefusedError(
             f"{addition.target}: not for {fits}, as the parent is: {listed(others, SHOWN)}",
             hint=f"Find the package that requires it, or choose a parent that fits. {CONFLICT}",
         )
-    before = {name: each.version for name, each in parent.packages.items()}
-    after = before | {name: each.version for name, each in wheels.items()}
+    before = {name: package.version for name, package in parent.packages.items()}
+    after = before | {name: wheel.version for name, wheel in wheels.items()}
     known = facts.load_facts()
-    if conflicts := [each for each in known.violations(after) if each not in known.violations(before)]:
+    if conflicts := [conflict for conflict in known.violations(after) if conflict not in known.violations(before)]:
         raise RefusedError(f"{addition.target}: {'; '.join(conflicts)}", hint=CONFLICT)

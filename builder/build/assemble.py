@@ -77,7 +77,7 @@ class Assembler:
         self._files: dict[str, dict[str, Entry]] = {}  # by image
         self._unreadable: dict[str, BuilderError] = {}  # images with files that cannot be used
 
-        # Everything that this run makes, once each, but layers of plain files. A future also carries the error of
+        # Everything that this run makes once, without layers of plain files. A future also carries the error of
         # making its layer, to every image that waits for it.
         self._layers: dict[str, Future[Layer]] = {}  # by inputs
         self._wheels: dict[str, Future[Path]] = {}  # by SHA-256
@@ -155,7 +155,7 @@ class Assembler:
                     self._layers[layer.inputs] = self._compiling.submit(self._compile, layer, image)
 
     def as_ready(self, images: Sequence[PlannedImage]) -> Iterator[PlannedImage]:
-        """The images, each when its layers are made or have failed, so that none waits for the layers of another."""
+        """Yields an image when its layers are made or have failed, so that none waits for the layers of another."""
         waiting = list(images)
         while waiting:
             making = {
@@ -179,8 +179,7 @@ class Assembler:
         assembled = self.assemble(image)
         with self._loading:  # one at a time: two at once were not faster, and take more disk
             run.view.begin(image.id, "loading")
-            meter = Meter(run.view, image.id, "loaded", 0)
-            image_id = self._loader.load(assembled, meter.add)
+            image_id = self._loader.load(assembled)
         origin: Origin = "loaded" if assembled.manifest.digest in known else "built"
         return LoadedImage(id=image_id, digest=assembled.manifest.digest, origin=origin)
 

@@ -39,7 +39,7 @@ def project_of_tests(run: Run) -> Project:
     shutil.rmtree(root, ignore_errors=True)
     for name in Suite.of(*project.folders).files.keys() - {RUNNER}:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(next(path for each in project.folders if (path := each / name).is_file()), root / name)
+        shutil.copyfile(next(path for folder in project.folders if (path := folder / name).is_file()), root / name)
     shutil.copyfile(project.folders[-1] / "pyproject.toml", root / "pyproject.toml")  # pytest's options
     (root / project.state.name).symlink_to("..")
     run.engine.sweep(str(root))  # containers of killed runs

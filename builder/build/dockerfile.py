@@ -87,7 +87,9 @@ class DockerfileBuilder:
             # The engine of this run, with its own buildx builder, even if another one is selected.
             environment = {**os.environ, **run.engine.address.variables, **host.proxies}
             environment.pop("BUILDX_BUILDER", None)
-            if logins := netrc_of(host.index.of(name) for name in sorted({each.index for each in image.lists}) if name):
+            if logins := netrc_of(
+                host.index.of(name) for name in sorted({wheel_list.index for wheel_list in image.lists}) if name
+            ):
                 command.append("--secret=id=netrc,env=GPU_IMAGES_NETRC")
                 environment["GPU_IMAGES_NETRC"] = logins  # on no disk
 
@@ -123,8 +125,13 @@ class DockerfileBuilder:
 
 def context_files(project: Project, image: PlannedImage) -> dict[str, Path]:
     """The image's Dockerfile and the files that it reads, by their names in the build context."""
-    lists = [each.path for each in image.lists]
-    lists += [f"{each.folder}/{wheel.file}" for each in image.lists if each.folder for wheel in each.wheels]
+    lists = [wheel_list.path for wheel_list in image.lists]
+    lists += [
+        f"{wheel_list.folder}/{wheel.file}"
+        for wheel_list in image.lists
+        if wheel_list.folder
+        for wheel in wheel_list.wheels
+    ]
     names = (
         *COMMON_INPUTS,
         image.dockerfile,

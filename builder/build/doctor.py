@@ -24,6 +24,8 @@ from builder.index.session import IndexSession, fetch_errors
 from builder.index.wheels import PLATFORMS
 from builder.matrix.cells import indexes_of_packages
 from builder.matrix.project import Project
+from builder.matrix.schema import ARM64
+from builder.matrix.tags import CELL_LABEL
 from builder.registry.client import Repository
 
 State = Literal["ok", "note", "missing"]
@@ -53,6 +55,7 @@ def examine(run: Run) -> _Findings:
         yield "engine", "missing" if obstacle else "ok", obstacle or name
         about = f"{info.architecture}, {info.cpus} CPUs, {size(info.memory)} of memory"
         yield "machine", "ok" if info.arch in PLATFORMS else "missing", about
+        yield ("containers", *_containers(run, info))
     docker = shutil.which("docker")
     yield "docker", "ok" if docker else "missing", docker or "the image tests need it: apt-get install docker.io"
     yield "store", "ok", f"{run.store.root}{f', at most {size(run.store.limit)}' if run.store.limit else ''}"
@@ -79,6 +82,19 @@ def examine(run: Run) -> _Findings:
         yield "mmdebstrap", "note", f"{reason}: builds run it in a container of Debian"
     else:
         yield "mmdebstrap", "ok", shutil.which("mmdebstrap") or "a build will install it with apt-get"
+
+
+def _containers(run: Run, info: EngineInfo) -> tuple[State, str]:
+    """Starts a container of an image that the engine has: one that answers may have a runtime that fails."""
+    try:
+        cells = {each.labels[CELL_LABEL]: each.id for each in run.engine.images(CELL_LABEL)}
+        fits = [cell for cell in cells if cell.endswith(f"-{ARM64}") == (info.arch == ARM64)]
+        if not fits:
+            return "note", "not tried: the engine has no image of builder yet"
+        with run.engine.running(cells[fits[0]], checkout=str(run.project.root), network_mode="none"):
+            return "ok", f"started one of {fits[0]}"
+    except BuilderError as error:
+        return "missing", _with_hint(error)
 
 
 def _with_hint(error: BuilderError) -> str:

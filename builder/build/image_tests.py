@@ -126,12 +126,12 @@ class Tester:
                         results = [results[0].model_copy(update={"no_gpu": no_gpu})]
                         write_evidence(self._project.state, results[0])
         own = self.coverage(image, loaded)
-        for each in (*results, *own.newest):  # an earlier failure on a GPU that is not free now is still a failure
-            if not each.is_pass:
-                raise self._failure(image, loaded, each)
+        for result in (*results, *own.newest):  # an earlier failure on a GPU that is not free now is still a failure
+            if not result.is_pass:
+                raise self._failure(image, loaded, result)
         requirement = Requirement.of(image, loaded.digest, self._suite)
-        for each in results:
-            if reason := requirement.why_not_met(each):
+        for result in results:
+            if reason := requirement.why_not_met(result):
                 raise ImageTestError(
                     f"{image.id}: the result does not count: {reason}",
                     hint="Write tests as functions `test_...` of the module, or of a class `Test...`, "

@@ -98,7 +98,9 @@ class LayerLookup:
 
     @cached_property
     def _repositories(self) -> list[Repository]:
-        return [Repository(each, host=self.run.host, write=False, policy=POLICY) for each in self.references()]
+        return [
+            Repository(reference, host=self.run.host, write=False, policy=POLICY) for reference in self.references()
+        ]
 
     def references(self) -> Iterator[ImageRef]:
         """The repositories to search for layers, staging first."""

@@ -53,7 +53,7 @@ from builder.plan.plan import BOOTSTRAP_INPUTS, STEPS, PlannedImage
 ROW = "os-"  # begins the name of every operating system in the view
 TIMEOUT_S = 3600
 TMPFS = 5 << 30  # bytes of a file system in memory
-FREE_MEMORY = TMPFS + (1 << 30)  # bytes that must be available for each
+FREE_MEMORY = TMPFS + (1 << 30)  # bytes that must be available for one system
 _TAIL = 8  # lines of output in a message
 _RESULT = "root.tar"
 _DEBS = "debs"  # the folder of the local repository

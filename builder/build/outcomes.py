@@ -11,7 +11,7 @@ from typing import Any
 from builder.build.context import LoadedImage, Origin
 from builder.build.image_tests import Tester
 from builder.common import errors, machine
-from builder.common.errors import BuilderError, FetchError
+from builder.common.errors import BuilderError
 from builder.common.text import counted, size
 from builder.engine.run import Run
 from builder.evidence.results import Coverage
@@ -95,12 +95,12 @@ class Report:
     @property
     def sent(self) -> list[Outcome]:
         """The images that this machine sent, in the order of their ids: several are sent at a time."""
-        return sorted((each for each in self.outcomes if each.sent), key=lambda each: each.image.id)
+        return sorted((outcome for outcome in self.outcomes if outcome.sent), key=lambda outcome: outcome.image.id)
 
     @property
     def bytes(self) -> int:
         """The number of bytes that this machine sent."""
-        return sum(each.sent.sent for each in self.outcomes if each.sent)
+        return sum(outcome.sent.sent for outcome in self.outcomes if outcome.sent)
 
     @property
     def changed(self) -> list[TagChange]:
@@ -169,10 +169,7 @@ def for_each_image(
 
 
 def failure(outcomes: Sequence[Outcome], what: str = "images failed") -> BuilderError | None:
-    """One error for all failures, or None. A failure that several images share is listed once, with their ids.
-
-    The hint for a wheel that the index no longer has names one cell per group: the cells of a group share a lock.
-    """
+    """One error for all failures, or None. A failure that several images share is listed once, with their ids."""
     images: dict[str, list[PlannedImage]] = {}
     first: dict[str, BuilderError] = {}
     for outcome in outcomes:
@@ -183,10 +180,5 @@ def failure(outcomes: Sequence[Outcome], what: str = "images failed") -> Builder
     for message, error in first.items():
         ids = [image.id for image in images[message]]
         named = message if any(image_id in message for image_id in ids) else f"{', '.join(ids)}: {message}"
-        hint = error.hint
-        if isinstance(error, FetchError) and error.package:
-            groups = {image.cell.group: image.id for image in reversed(images[message])}
-            cells = list(reversed(groups.values()))
-            hint = hint.replace(errors.choose_again(error.package), errors.choose_again(error.package, cells))
-        failures.append(type(error)(named, hint=hint))
+        failures.append(type(error)(named, hint=error.hint))
     return errors.join(failures, what) if failures else None

@@ -92,7 +92,7 @@ def read_results(report: Path, figures: Path, status: int, files: Sequence[Path]
     """The results in the report that tests/images/conftest.py writes, one JSON line for each phase of a test.
 
     `status` is that of pytest. A test run that ended badly without naming a failed test (killed, collection error) is
-    itself a failure, and so is each of the `files` without a test: a component that was not tested has not passed.
+    itself a failure, and so is a file of `files` without a test: a component that was not tested has not passed.
     """
     results: dict[str, bool] = {}
     reasons: dict[str, str] = {}

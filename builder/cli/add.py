@@ -114,10 +114,10 @@ def add_command(
         done = add(run, additions, options)
     if form == "json":
         context.print_json([_as_data(added) for added in done])
-    for added in (each for each in done if form == "text" and each.digest):
+    for added in (result for result in done if form == "text" and result.digest):
         took = duration(time.monotonic() - began)
         context.out.print(Text(f"{added.target}@{added.digest}  in {took}"), soft_wrap=True)
-    if any(added.digest and not any(each.results for each in added.images) for added in done):
+    if any(added.digest and not any(image.results for image in added.images) for added in done):
         context.say("nothing was tested: --test imports each package, and runs `pip check`")
 
 
@@ -128,14 +128,14 @@ def _as_data(added: Added) -> dict[str, Any]:
         "parent": str(added.addition.parent),
         "images": [
             {
-                "arch": each.parent.arch,
-                "parent": each.parent.image.manifest.digest,
-                "digest": each.image.manifest.digest if added.digest else "",
-                "wheels": [wheel.file for wheel in each.wheels],
-                "moved": [wheel.name for wheel in each.wheels if wheel.name in each.parent.packages],
-                "kept": len(each.parent.packages.keys() - {wheel.name for wheel in each.wheels}),
-                "layers": [layer.as_record() for layer in each.layers],
+                "arch": image.parent.arch,
+                "parent": image.parent.image.manifest.digest,
+                "digest": image.image.manifest.digest if added.digest else "",
+                "wheels": [wheel.file for wheel in image.wheels],
+                "moved": [wheel.name for wheel in image.wheels if wheel.name in image.parent.packages],
+                "kept": len(image.parent.packages.keys() - {wheel.name for wheel in image.wheels}),
+                "layers": [layer.as_record() for layer in image.layers],
             }
-            for each in added.images
+            for image in added.images
         ],
     }

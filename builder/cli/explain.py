@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import click
 from rich.text import Text
 
-from builder.cli.context import Context, parse_image
+from builder.cli.context import Context
 from builder.common.console import View
 from builder.common.errors import RefusedError, UsageError
 from builder.compat import explain, gpu_support, gpus
@@ -20,7 +20,6 @@ from builder.lock.resolve import Resolver
 from builder.matrix import facts, support
 from builder.matrix.cells import Cell
 from builder.matrix.schema import Matrix
-from builder.registry.client import Repository, labels_of
 
 THIS = "this"
 _STATES = {
@@ -36,16 +35,14 @@ Examples:
   builder explain --gpu "RTX 5090" --driver 570.86.10
                                                  which cells of the matrix run there, and why others do not
   builder explain --gpu this "pt-*"              the GPUs and the driver of this machine
-  builder explain --gpu 9.0 ghcr.io/org/pt-cuda:2.9
-                                                 whether an image in a registry runs on compute capability 9.0
 \b
-Exit code: 0 if the combination works, 16 if not. With --gpu: 0 if every image that you name runs, or, if you name none,
+Exit code: 0 if the combination works, 16 if not. With --gpu: 0 if every cell that you name runs, or, if you name none,
 if at least one cell of the matrix does.
 """
 
 
 @click.command(name="explain", epilog=EXAMPLES)
-@click.argument("targets", metavar="[COMBINATION | CELLS | IMAGES]...", nargs=-1)
+@click.argument("targets", metavar="[COMBINATION | CELLS]...", nargs=-1)
 @click.option(
     "--gpu",
     "gpu_name",
@@ -63,8 +60,7 @@ def explain_command(context: Context, targets: Sequence[str], gpu_name: str | No
     in matrix.yaml. It is checked against the package index and the metadata of the packages, then resolved to wheels.
     Nothing is written.
 
-    With --gpu, CELLS are cell ids, patterns or sets (default: all), and IMAGES are images in a registry, with
-    the name of the registry.
+    With --gpu, CELLS are cell ids, patterns or sets (default: all).
     """
     if gpu_name is not None:
         _on_gpu(context, targets, gpu_name, driver)
@@ -134,23 +130,15 @@ def _on_gpu(context: Context, targets: Sequence[str], gpu_name: str, driver: str
         raise RefusedError(f"{len(refused)} of {len(images)} images do not run on this GPU, or could not be checked")
 
 
-def _images(context: Context, targets: Sequence[str]) -> Iterator[tuple[str, ImageNeeds]]:
-    """Names with what they need: cells by group, then images of a registry, whose names have a slash."""
+def _images(context: Context, patterns: Sequence[str]) -> Iterator[tuple[str, ImageNeeds]]:
+    """The names of cells, by group, with what their images need."""
     project = context.project
-    names = [name for name in targets if "/" in name]
-    patterns = [pattern for pattern in targets if pattern not in names]
     # Variants of a group have the same framework and CUDA, so one line is enough for all of them.
     groups: dict[str, list[Cell]] = {}
-    for cell in project.select(patterns or ("*",)) if patterns or not names else ():
+    for cell in project.select(patterns or ("*",)):
         groups.setdefault(cell.group, []).append(cell)
     for members in groups.values():
         suffixes = [cell.suffix for cell in members]
         name = suffixes[0] if len(suffixes) == 1 else f"{{{','.join(suffixes)}}}"
         name = members[0].axes + name + members[0].arch_suffix
         yield name, gpu_support.needs_of_cell(project.matrix, members[0], facts.load_facts())
-    for name in names:
-        reference = parse_image(name)
-        if not reference.registry:
-            raise UsageError(f"{name} has no registry", hint=f"For Docker Hub, write docker.io/{name}.")
-        repository = Repository(reference, host=context.host, write=False)
-        yield name, gpu_support.needs_of_labels(labels_of(repository, reference.target))

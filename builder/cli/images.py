@@ -190,7 +190,7 @@ def _steps(done: Sequence[Outcome]) -> str:
     counts = {word: sum(outcome.origin == kind for outcome in done) for kind, word in _ORIGINS.items()}
     if counts[_ORIGINS["present"]] == len(done):
         counts = {}
-    counts["tested"], counts["tagged"] = sum(each.tested for each in done), sum(each.tagged for each in done)
+    counts["tested"], counts["tagged"] = sum(image.tested for image in done), sum(image.tagged for image in done)
     steps = {step: count for step, count in counts.items() if count}
     images = counted(len(done), "image")
     if set(steps.values()) == {len(done)}:

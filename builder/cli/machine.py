@@ -10,7 +10,7 @@ from rich.text import Text
 from builder.build import doctor
 from builder.cli.context import Context
 from builder.common.console import View
-from builder.common.errors import EngineError, UsageError
+from builder.common.errors import EngineError, FetchError, UsageError
 from builder.common.files import short_digest
 from builder.common.text import counted, size
 from builder.engine import setup
@@ -33,7 +33,8 @@ def doctor_command(context: Context) -> None:
         indented = detail.replace("\n", "\n" + " " * (width + 11))
         context.out.print(text, Text(f"  {name:<{width}}  {indented}"), sep="", soft_wrap=True)
     if missing := [name for name, state, _ in checks if state == "missing"]:
-        raise EngineError(f"missing: {', '.join(missing)}")
+        kind = FetchError if all(name.startswith("index") for name in missing) else EngineError
+        raise kind(f"missing: {', '.join(missing)}")
 
 
 @click.command(name="gc")

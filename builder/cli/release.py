@@ -235,7 +235,7 @@ def release_command(
         images, changed = counted(len(report.outcomes), "image"), counted(len(report.changed), "tag")
         context.say(f"release {report.stamp}: {images}, {changed} changed ({duration(seconds)})")
     if form == "github":
-        subjects = [(each.digest, publish.references(each.image, registry)[0].name) for each in report.sent]
+        subjects = [(outcome.digest, publish.references(outcome.image, registry)[0].name) for outcome in report.sent]
         subjects += [(change.digest, change.name) for change in report.tags]  # indexes too
         lines = dict.fromkeys(f"{digest.removeprefix('sha256:')} {name}" for digest, name in subjects)
         click.echo("\n".join(["subjects<<END", *lines, "END"]))

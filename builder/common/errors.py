@@ -43,11 +43,7 @@ class MatrixError(BuilderError, exit_code=3, title="matrix"):
 
 
 class LockError(BuilderError, exit_code=4, title="lock"):
-    """A cell cannot be resolved to wheels and Debian packages, or a lock file is damaged."""
-
-
-class UnreachableError(LockError):
-    """The index could not be reached, so its contents are unknown."""
+    """A cell does not resolve to wheels and Debian packages, or a lock file is damaged."""
 
 
 class StaleError(BuilderError, exit_code=5, title="out of date"):
@@ -95,13 +91,7 @@ class DamagedError(FileError):
 
 
 class FetchError(BuilderError, exit_code=13, title="download"):
-    """A locked wheel or Debian package is missing everywhere, or does not match its lock."""
-
-    def __init__(self, message: str, *, hint: str = "", package: str = "") -> None:
-        """`package` is one whose wheel the index no longer has: `hint` then ends with the command to replace it."""
-        again = choose_again(package) if package else ""
-        super().__init__(message, hint=f"{hint} {again}".strip())
-        self.package = package
+    """An index or archive does not respond, or a locked file is missing everywhere or does not match its lock."""
 
 
 class RegistryError(BuilderError, exit_code=14, title="registry"):
@@ -140,6 +130,7 @@ ALL: tuple[type[BuilderError], ...] = (BuilderError, *BuilderError.__subclasses_
 INTERRUPTED = 130  # 128 + SIGINT, what shells report
 TERMINATED = 143  # 128 + SIGTERM
 SHOWN_CELLS = 5  # ids in a hint
+CHOOSE_AGAIN = "Choose another version: builder lock --upgrade-package PACKAGE CELLS && builder render"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -205,11 +196,6 @@ def for_cells(command: str, ids: Sequence[str]) -> str:
     Leaves out a list of more than SHOWN_CELLS: without ids, the command applies to all cells.
     """
     return " ".join([command, *(map(shlex.quote, ids) if len(ids) <= SHOWN_CELLS else ())])
-
-
-def choose_again(package: str, ids: Sequence[str] = ()) -> str:
-    """A hint with the command that replaces a version of a package in the locks of these cells, or of all cells."""
-    return f"Choose another version: {for_cells(f'builder lock --upgrade-package {package}', ids)} && builder render"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -80,21 +80,23 @@ class Failure:
 def failure_of(error: BaseException) -> Failure:
     """The failure of a request, from an exception of requests, urllib3 or Python."""
     chain = causes(error)
-    system = [each for each in chain if isinstance(each, OSError) and not isinstance(each, requests.RequestException)]
-    is_connected = not any(isinstance(each, (ConnectTimeoutError, socket.gaierror)) for each in chain)
-    is_unknown = any(isinstance(each, socket.gaierror) and each.errno in _UNKNOWN_HOST for each in chain)
-    is_unreachable = is_unknown or (not is_connected and any(each.errno in _UNREACHABLE for each in system))
-    detail = "unknown host" if is_unknown else next((each.strerror.lower() for each in system if each.strerror), "")
-    certificate = next((each for each in chain if isinstance(each, ssl.SSLCertVerificationError)), None)
-    openssl = next((getattr(each, "reason", "") for each in chain if isinstance(each, ssl.SSLError)), "") or ""
+    system = [
+        cause for cause in chain if isinstance(cause, OSError) and not isinstance(cause, requests.RequestException)
+    ]
+    is_connected = not any(isinstance(cause, (ConnectTimeoutError, socket.gaierror)) for cause in chain)
+    is_unknown = any(isinstance(cause, socket.gaierror) and cause.errno in _UNKNOWN_HOST for cause in chain)
+    is_unreachable = is_unknown or (not is_connected and any(cause.errno in _UNREACHABLE for cause in system))
+    detail = "unknown host" if is_unknown else next((cause.strerror.lower() for cause in system if cause.strerror), "")
+    certificate = next((cause for cause in chain if isinstance(cause, ssl.SSLCertVerificationError)), None)
+    openssl = next((getattr(cause, "reason", "") for cause in chain if isinstance(cause, ssl.SSLError)), "") or ""
     if openssl == "WRONG_VERSION_NUMBER":
         fault = Fault.NO_TLS
     elif _REFUSED_CLIENT.search(openssl):
         fault = Fault.CLIENT_CERTIFICATE
     else:
         # NewConnectionError is no timeout, although it is a ConnectTimeoutError.
-        kinds = [each for each in chain if not isinstance(each, NewConnectionError)]
-        fault = next(fault for fault in Fault if any(isinstance(each, fault.exceptions) for each in kinds))
+        kinds = [cause for cause in chain if not isinstance(cause, NewConnectionError)]
+        fault = next(fault for fault in Fault if any(isinstance(cause, fault.exceptions) for cause in kinds))
     return Failure(
         fault,
         certificate.verify_message if certificate else detail,

@@ -1,4 +1,4 @@
-"""Faults of YAML that does not match its model: one line each, with its place and what to do."""
+"""Faults of YAML that does not match its model: a line for each fault, with its place and what to do."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def message_of(item: Mapping[str, object]) -> str:
 
 
 def listed_faults(faults: Iterable[str]) -> str:
-    """One fault a line, each once, the first twenty."""
+    """One fault a line, without duplicates, the first twenty."""
     lines = list(dict.fromkeys(faults))
     rest = [f"... and {len(lines) - MAX_FAULTS} more"] if len(lines) > MAX_FAULTS else []
     return "\n".join(lines[:MAX_FAULTS] + rest)

@@ -197,8 +197,8 @@ class Explainer:
     def _toolkit(self, cell: Cell) -> str:
         """The newest release of cuda-toolkit for the cell's CUDA; empty if there is none."""
         releases = self._catalogue(cell).package(TOOLKIT).releases
-        versions = [str(each.version) for each in releases if each.is_stable]
-        return next((each for each in reversed(versions) if each.startswith(f"{cell.cuda}.")), "")
+        versions = [str(release.version) for release in releases if release.is_stable]
+        return next((version for version in reversed(versions) if version.startswith(f"{cell.cuda}.")), "")
 
     def _nearest(self, asked: Cell) -> tuple[str, ...]:
         """The most similar locked cells of the same framework and architecture, those of the same variant first.

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import cast
 
 from builder.common.console import View
-from builder.common.errors import EngineError, LockError
+from builder.common.errors import EngineError, FetchError, LockError
 from builder.debian import control_files
 from builder.debian.os_lock import Architecture, DebianPackage, OsLock, OsRequest
 from builder.index.host import KEYRING, SYSTEM_BUNDLE, Host, RunProgram, apt_of_debian
@@ -53,7 +53,7 @@ class Archive:
     def __init__(
         self, release: str, host: Host, folder: Path, run: RunProgram = subprocess.run, arch: Arch = AMD64
     ) -> None:
-        """Downloads the lists of packages; `run` runs apt, here or in a container. Raises LockError."""
+        """Downloads the lists of packages; `run` runs apt, here or in a container. Raises FetchError."""
         self._run = run
         self._release = release
         self._host = host
@@ -119,12 +119,13 @@ class Archive:
                 command, capture_output=True, text=True, env=self._environment, timeout=TIMEOUT_S, check=False
             )
         except subprocess.TimeoutExpired:
-            raise LockError(f"Debian {self._release}: {command[0]} took more than {TIMEOUT_S} s") from None
+            raise FetchError(f"Debian {self._release}: {command[0]} took more than {TIMEOUT_S} s") from None
         if done.returncode and check:
             lines = [line for line in done.stderr.splitlines() if line.startswith("E: ")] or done.stderr.splitlines()
             reason = self._host.hide("\n".join(f"  | {line}" for line in lines[-5:]))
             accept = "To accept expired Release files, set `ignore_valid_until` of this release: docs/matrix.md."
-            raise LockError(
+            kind = FetchError if "update" in command else LockError
+            raise kind(
                 f"Debian {self._release}: {' '.join(command[:2])} failed\n{reason}",
                 hint=accept if "is expired" in reason else "",
             )
@@ -147,10 +148,12 @@ class AptRunner(ABC):
 
 @contextmanager
 def open_archive(release: str, host: Host, runner: AptRunner, arch: Arch = AMD64) -> Iterator[Archive]:
-    """Opens the archives of a Debian release; apt keeps its lists of packages in a temporary folder. Raises LockError.
+    """Opens the archives of a Debian release; apt keeps its lists of packages in a temporary folder.
 
     Any machine can look up the packages of any architecture. A machine that has no apt, or lacks Debian's keys or
     archives, runs apt in a container of Debian.
+
+    Raises LockError without apt and engine, FetchError if an archive does not respond.
     """
     kinds, reason = {source.kind for source in host.apt.sources}, ""
     missing = [kind for kind in ("main", "security") if kind not in kinds]

@@ -46,13 +46,13 @@ class Place:
     @classmethod
     def of(cls, name: str, sources: Sequence[AptSource]) -> Place:
         # The security archive has another name of its component, observed in Debian 11 to 13.
-        pools = (f"{each.uri.rstrip('/')}/pool/{'updates/' * (each.kind == 'security')}main" for each in sources)
+        pools = (f"{source.uri.rstrip('/')}/pool/{'updates/' * (source.kind == 'security')}main" for source in sources)
         return cls(name=name, pools=tuple(dict.fromkeys(pools)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackageLocations:
-    """The locations of the packages of a lock. `at` is the name of the first place that has each, by SHA-256.
+    """The locations of the packages of a lock. `at` is the name of the first place that has a package, by SHA-256.
 
     `others` are packages of which a place has another file. `faults` are the reasons that places could not be read, by
     name.
@@ -117,7 +117,7 @@ class Archives:
         kinds = {source.kind for source in sources}
         if {"main", "security"} <= kinds:
             return sources
-        return (*sources, *(each for each in self._container().sources if each.kind not in kinds))
+        return (*sources, *(source for source in self._container().sources if source.kind not in kinds))
 
     def _container(self) -> Apt:
         with self._lock:
@@ -246,7 +246,7 @@ class DebianFetcher(FileFetcher[DebianPackage]):
         """The files of all packages, by SHA-256; the largest are downloaded first. Raises FetchError, DiskError."""
         packages = sorted(self._os_lock.packages, key=lambda package: -package.size)
         with thread_pool(CONNECTIONS, "packages") as pool:
-            return dict(zip((each.sha256 for each in packages), pool.map(self.fetch, packages), strict=True))
+            return dict(zip((package.sha256 for package in packages), pool.map(self.fetch, packages), strict=True))
 
     def _get(self, package: DebianPackage, file: BufferedRandom) -> None:
         def attempt(_: Place, address: str) -> None:

@@ -98,7 +98,7 @@ class OsLock:
     @cached_property
     def arch(self) -> Arch:
         """The architecture of its packages."""
-        return next((each.architecture for each in self.packages if each.architecture != "all"), AMD64)
+        return next((package.architecture for package in self.packages if package.architecture != "all"), AMD64)
 
     def age(self, now: datetime) -> int:
         """Days since it was made."""
@@ -129,12 +129,12 @@ class OsRequest:
 
 
 def request_of_cell(matrix: Matrix, cell: Cell) -> OsRequest:
-    """The packages that the cell's Python and all its components request, each once."""
+    """The packages that the cell's Python and all its components request, without duplicates."""
     return request_of(matrix, cell.python, cells.components(matrix, cell), cell.arch)
 
 
 def requests_of_cells(matrix: Matrix, chosen: Iterable[Cell]) -> list[OsRequest]:
-    """The requests of cells, each once, in their order."""
+    """The requests of cells, without duplicates, in their order."""
     return list(dict.fromkeys(request_of_cell(matrix, cell) for cell in chosen))
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-from builder.common.errors import LockError
+from builder.common.errors import BuilderError, FetchError, LockError
 from builder.common.text import listed
 from builder.debian import apt
 from builder.debian.apt import AptRunner
@@ -27,10 +27,10 @@ def by_archive(requests: Iterable[OsRequest]) -> Iterator[tuple[str, Arch, list[
 
 def resolve_systems(
     matrix: Matrix, host: Host, requests: Iterable[OsRequest], runner: AptRunner
-) -> tuple[dict[OsRequest, OsLock], list[LockError]]:
+) -> tuple[dict[OsRequest, OsLock], list[BuilderError]]:
     """New locks for requests of one Debian release and architecture, and the errors of those that fail.
 
-    Raises LockError if the archives cannot be read.
+    Raises FetchError if the archives cannot be read, LockError if this machine cannot run apt.
     """
     requests = list(requests)
     debian, now = matrix.debian[requests[0].debian], time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
@@ -40,7 +40,7 @@ def resolve_systems(
     else:
         host = host.with_snapshot(debian.snapshot, now, is_past=False)
     new: dict[OsRequest, OsLock] = {}
-    failures: list[LockError] = []
+    failures: list[BuilderError] = []
     with apt.open_archive(requests[0].debian, host, runner, requests[0].arch) as archive:
         for request in requests:
             try:
@@ -66,14 +66,14 @@ def _places(matrix: Matrix, request: OsRequest, message: str) -> list[str]:
 
 def current_locks_of_stale(
     project: Project, requests: Iterable[OsRequest], archives: Archives, host: Host, is_kept: Kept, runner: AptRunner,
-) -> tuple[dict[OsRequest, OsLock], list[LockError]]:  # fmt: skip
+) -> tuple[dict[OsRequest, OsLock], list[BuilderError]]:  # fmt: skip
     """New locks for the operating systems with locked packages that no place has any more; and errors.
 
     Looks for them in the store (`is_kept`) and in `archives`. If a place cannot be read, makes no new locks. The errors
     are those of systems that cannot be locked again.
     """
     new: dict[OsRequest, OsLock] = {}
-    failures: list[LockError] = []
+    failures: list[BuilderError] = []
     for release, _, group in by_archive(requests):
         runner.view.say(f"Debian {release}: looking up the locked packages")
         gone: dict[OsRequest, list[str]] = {}
@@ -98,10 +98,10 @@ def current_locks_of_stale(
             continue
         try:
             resolved, errors = resolve_systems(project.matrix, host, gone, runner)
-        except LockError as error:
+        except (FetchError, LockError) as error:
             names = sorted({name for names in gone.values() for name in names})
             message = f"Debian {release}: no archive has {listed(names, 3)} any more\n{error}"
-            failures.append(LockError(message, hint=error.hint))
+            failures.append(type(error)(message, hint=error.hint))
             continue
         failures += errors
         for request, lock in resolved.items():

@@ -42,7 +42,6 @@ CALL_S = 120
 LONGEST_S = 3600  # a container that tests run in: they take at most half an hour
 LONGEST_LINE = 1 << 16  # characters of a container's output that are kept in memory
 FIRST_S = 30  # an engine requests the manifest at once, or cannot reach the endpoint
-UNPACK_TRIES = 3
 _TIMED_OUT = 124  # the status of timeout(1)
 SYSTEM_CONTAINERD, CONTAINERD_ROOT = "/run/containerd/containerd.sock", "/var/lib/containerd"  # its defaults
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")  # Podman's default; older versions do not report their folders
@@ -110,7 +109,7 @@ class Engine:
         if containerd and (info.get("Containerd") or {}).get("Address") == SYSTEM_CONTAINERD:
             root = CONTAINERD_ROOT
         is_local = self.address.host.startswith("unix://") and Path(root).is_dir()
-        is_podman = any(each.get("Name") == "Podman Engine" for each in version.get("Components") or ())
+        is_podman = any(component.get("Name") == "Podman Engine" for component in version.get("Components") or ())
         cdi_gpus = _cdi_gpus(info, is_local=is_local, is_podman=is_podman)
         # The API does not show whether `--gpus` works: the runtime can be installed without the hook.
         gpu_option: Literal["--gpus", "--device", "--runtime", ""] = ""
@@ -158,11 +157,10 @@ class Engine:
             name = ImageRef.parse(reference)
             _check(action, self._api.pull(name.name, tag=name.digest or name.tag, stream=True, decode=True))
 
-    def pull_local(self, reference: str, feed: Callable[[Mapping[str, Any]], None]) -> None:
-        """Pulls an image that this process serves; `feed` is called with each message.
+    def pull_local(self, reference: str) -> None:
+        """Pulls an image that this process serves. Raises EngineError or DiskError.
 
-        Raises EngineError or DiskError, and what `feed` raises, which cancels the pull. docker-py's own `pull` would
-        wait for ever for the first message.
+        docker-py's own `pull` would wait for ever for the first message.
         """
         action = "pulling an image from the store"
         name = ImageRef.parse(reference)
@@ -172,9 +170,7 @@ class Engine:
             try:
                 raw = self._api._get_raw_response_socket(response)
                 getattr(raw, "_sock", raw).settimeout(SILENCE_S)
-                for message in self._api._stream_helper(response, decode=True):
-                    _check(action, [message])
-                    feed(message)
+                _check(action, self._api._stream_helper(response, decode=True))
             finally:
                 response.close()
 
@@ -235,7 +231,7 @@ class Engine:
             try:
                 if stopped and stopped.is_set():  # a sweep found no container yet
                     raise EngineError(f"{command[0]}: stopped")
-                _unpack(files, container)
+                container.put_archive("/", files)
                 container.start()
                 timer.start()
                 # A carriage return ends a line, as for a program of this machine: progress is written with it.
@@ -366,23 +362,6 @@ def _ignored_if_gone() -> Iterator[None]:
             raise
 
 
-def _unpack(files: BinaryIO, container: Container) -> None:
-    """Copies the files of a tar to the root of a container.
-
-    Tries again if Podman answers "broken pipe", as version 4.3 did once, on a busy machine. Presumably, its process
-    that unpacks ended at the end of the tar, while another one was still writing the padding behind it.
-    """
-    start = files.tell()
-    for attempt in range(UNPACK_TRIES):
-        files.seek(start)
-        try:
-            container.put_archive("/", files)
-            return
-        except APIError as error:
-            if "broken pipe" not in str(error) or attempt == UNPACK_TRIES - 1:
-                raise
-
-
 # Podman adds it to names without a host.
 _DEFAULT_HOST = re.compile(r"^(docker\.io|localhost)/")
 
@@ -396,7 +375,7 @@ class RunningContainer:
     def put(self, files: BinaryIO) -> None:
         """Copies the files of a tar to the root of the container."""
         with translated("copying files to a container"):
-            _unpack(files, self._container)
+            self._container.put_archive("/", files)
 
     def run(
         self, command: Sequence[str], environment: Mapping[str, str], timeout_s: float, *, user: str = ""
@@ -465,7 +444,7 @@ def _cdi_gpus(info: Mapping[str, Any], *, is_local: bool, is_podman: bool) -> fr
                 continue
             spec = json.loads(path.read_bytes()) if path.suffix == ".json" else strict_yaml.load_yaml(path).data
             if isinstance(spec, dict) and spec.get("kind") == CDI_KIND and isinstance(spec.get("devices"), list):
-                names |= {str(each.get("name")) for each in spec["devices"] if isinstance(each, dict)}
+                names |= {str(device.get("name")) for device in spec["devices"] if isinstance(device, dict)}
     return frozenset(names)
 
 

@@ -1,15 +1,13 @@
 """Serves one image to Docker Engine: a read-only registry on loopback that runs while the engine pulls from it.
 
 Another user of this machine may reach the port. The name of the repository is a secret, and only the blobs of this
-image are served; the engine checks the digest of each. Source: OCI distribution specification, "Pull".
+image are served; the engine checks their digests. Source: OCI distribution specification, "Pull".
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 import secrets
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -44,13 +42,13 @@ class Content:
 class Endpoint:
     """Serves `contents`, by digest, while the block runs.
 
-    `is_used`: an engine requested a blob. `is_broken`: one of the contents could not be read.
+    `is_used`: an engine requested a blob.
     """
 
     def __init__(self, contents: Mapping[str, Content]) -> None:
         self._contents = contents
         self._secret = secrets.token_hex(16)  # 128 bits: any user of this machine can open the port
-        self.is_used = self.is_broken = False
+        self.is_used = False
         self._server = _Server(partial(_Handler, self))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(POLL_S,), daemon=True)
 
@@ -89,22 +87,6 @@ class _Server(ThreadingTCPServer):
 
     def __init__(self, handler: Callable[..., BaseHTTPRequestHandler]) -> None:
         super().__init__(("127.0.0.1", 0), handler)
-        self._connections: set[socket.socket] = set()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._connections.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        self._connections.discard(request)
-        super().shutdown_request(request)
-
-    def server_close(self) -> None:
-        """Closes the port and every connection."""
-        super().server_close()
-        for connection in list(self._connections):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Prints nothing: the engine reports what it could not read."""
@@ -148,7 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
             except (DamagedError, OSError):
                 chunk = b""
             if not chunk:  # the end, or it cannot be read: the response is cut off, so that the engine detects it
-                self._endpoint.is_broken = self.close_connection = True
+                self.close_connection = True
                 return
             self.wfile.write(chunk[:left])
             left -= min(left, len(chunk))

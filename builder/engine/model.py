@@ -135,4 +135,4 @@ def is_disk_full(text: str) -> bool:
 
 def is_forbidden(error: BaseException) -> bool:
     """True if docker-py failed because this user may not open the engine's socket."""
-    return any(isinstance(each, PermissionError) for each in causes(error))
+    return any(isinstance(cause, PermissionError) for cause in causes(error))

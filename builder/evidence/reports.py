@@ -99,7 +99,7 @@ def test_result(coverage: Coverage) -> bytes:
     signed = coverage_of(report for report in coverage.reports if report.signer)
     if not signed.reports:
         return b""
-    files = {name: digest for each in signed.newest for name, digest in each.suite.items()}
+    files = {name: digest for result in signed.newest for name, digest in result.suite.items()}
     predicate = {
         "result": "FAILED" if signed.failure else "PASSED",
         "configuration": [

@@ -150,12 +150,12 @@ class Coverage:
     def newest(self) -> list[Evidence]:
         """The newest evidence of the image tests, then of the GPU tests on each kind of GPU."""
         # Reports are sorted by time: a later one replaces an earlier one with the same key.
-        by_kind = {(each.evidence.kind, each.evidence.gpu): each.evidence for each in self.reports}
-        return sorted(by_kind.values(), key=lambda each: (each.kind == "gpu", each.finished))
+        by_kind = {(report.evidence.kind, report.evidence.gpu): report.evidence for report in self.reports}
+        return sorted(by_kind.values(), key=lambda evidence: (evidence.kind == "gpu", evidence.finished))
 
     @property
     def image_tests(self) -> Evidence | None:
-        return next((each for each in self.newest if each.kind == "image"), None)
+        return next((evidence for evidence in self.newest if evidence.kind == "image"), None)
 
     @property
     def failure(self) -> str:
@@ -180,7 +180,7 @@ class Coverage:
     @property
     def gpu(self) -> GpuState:
         """The state of the GPU tests: `passed` only if they passed on each kind of GPU that ran them."""
-        passes = [each.is_pass for each in self.newest if each.kind == "gpu"]
+        passes = [evidence.is_pass for evidence in self.newest if evidence.kind == "gpu"]
         return "not run" if not passes else "passed" if all(passes) else "failed"
 
     @property
@@ -190,16 +190,16 @@ class Coverage:
 
     @property
     def passed(self) -> list[str]:
-        return sorted({name for each in self.newest for name in each.passed})
+        return sorted({name for evidence in self.newest for name in evidence.passed})
 
     @property
     def failed(self) -> list[str]:
-        return sorted({name for each in self.newest for name in each.failed})
+        return sorted({name for evidence in self.newest for name in evidence.failed})
 
     @property
     def seconds(self) -> dict[str, float]:
         """Durations by test."""
-        return {name: seconds for each in self.newest for name, seconds in each.seconds.items()}
+        return {name: seconds for evidence in self.newest for name, seconds in evidence.seconds.items()}
 
     @property
     def summary(self) -> str:

@@ -40,7 +40,7 @@ SOURCE_NAMES = ("aquasecurity:trivy:SrcName", "aquasecurity:trivy:SrcVersion")  
 
 
 def sbom(planned: PlannedImage, name: str, image: Image) -> bytes:
-    """The wheels and Debian packages of an image, each with its SHA-256. `name` is the name of its repository."""
+    """The wheels and Debian packages of an image with their SHA-256. `name` is the name of its repository."""
     debian, wheels = _debian_packages(planned.os_lock), _wheels(planned.wheels)
     release = _release_number(planned.os_lock.versions)
     return _sbom(name, image, planned.id, [*_debian(release), *_archives(planned), *wheels, *debian])
@@ -58,8 +58,10 @@ def sbom_of_additions(
     The SHA-256 of Debian packages is not known: dpkg does not record it.
     """
     packages = sorted(debian)
-    release = _release_number({each.name: each.version for each in packages})
-    of_debian = [_debian_package(each.name, each.version, each.source, f"debian-{release}") for each in packages]
+    release = _release_number({package.name: package.version for package in packages})
+    of_debian = [
+        _debian_package(package.name, package.version, package.source, f"debian-{release}") for package in packages
+    ]
     wheels = [*_wheels(kept), *_wheels(added)]
     return _sbom(name, image, image.labels.get(PARENT_CELL_LABEL, ""), [*_debian(release), *wheels, *of_debian])
 
@@ -121,9 +123,9 @@ def _wheels(wheels: Iterable[LockedWheel]) -> Iterator[Component]:
 
 def _debian_packages(system: OsLock) -> Iterator[Component]:
     release = f"debian-{_release_number(system.versions) or system.debian}"
-    for each in system.packages:
-        source = each.source_package if each.source else NO_SOURCE
-        yield _debian_package(each.name, each.version, source, release, each.architecture, each.sha256)
+    for package in system.packages:
+        source = package.source_package if package.source else NO_SOURCE
+        yield _debian_package(package.name, package.version, source, release, package.architecture, package.sha256)
 
 
 def _debian_package(
@@ -165,7 +167,7 @@ def _without_commit(predicate: Any) -> Any:
     try:
         definition = predicate["buildDefinition"]
         dependencies = definition["resolvedDependencies"]
-        rest = [each for each in dependencies if "gitCommit" not in each.get("digest", {})]
+        rest = [dependency for dependency in dependencies if "gitCommit" not in dependency.get("digest", {})]
         return definition["internalParameters"], rest, len(rest) == len(dependencies)
     except (KeyError, TypeError, AttributeError):
         return predicate | {"time": ""} if isinstance(predicate, dict) else predicate
@@ -196,7 +198,7 @@ def provenance_of_additions(request: Any, parent: str, digest: str, wheels: Iter
 
 
 def _dependency(component: Component) -> dict[str, Any]:
-    sha256 = next((each.content for each in component.hashes), "")
+    sha256 = next((digest.content for digest in component.hashes), "")
     return {"uri": str(component.purl), **({"digest": {"sha256": sha256}} if sha256 else {})}
 
 

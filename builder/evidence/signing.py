@@ -127,7 +127,7 @@ class Signer:
     def _listed_kinds(self, repository: Repository, digest: str) -> set[str]:
         """The predicate types of the statements and signatures of a manifest, none of which is checked."""
         kinds = set[str]()
-        for suffix in (".att", ".sig"):  # of cosign 2: a layer for each
+        for suffix in (".att", ".sig"):  # of cosign 2: a layer for each signature
             if stored := repository.manifest(f"{digest.replace(':', '-')}{suffix}"):
                 name = f"list of {suffix} of {repository.name}@{digest}"
                 layers = oci.parse_document(ManifestDocument, stored.content, name, hint="").layers

@@ -30,7 +30,7 @@ class Suite:
     """The image tests of a checkout. `files` are the digests, by path, of all files that can change their results.
 
     `tests` are the tests in each file by its path, named as pytest does, without parameters (`test_user`,
-    `TestLogin::test_user`), and the marks of each. A test of which only some parameters are thorough always runs.
+    `TestLogin::test_user`), and their marks. A test of which only some parameters are thorough always runs.
     """
 
     files: Mapping[str, str]
@@ -111,7 +111,7 @@ def _tests_of(name: str, contents: Mapping[str, bytes]) -> dict[str, frozenset[s
 
 @cache
 def _definitions(content: bytes) -> Mapping[str, tuple[str, frozenset[str]]]:
-    """Functions `test...` of a module and of its classes `Test...`, each with its module and its marks.
+    """Functions `test...` of a module and of its classes `Test...`, with their modules and marks.
 
     Marks are without arguments. The module is the one that a function is imported from, empty for the module's own
     functions.
@@ -122,7 +122,7 @@ def _definitions(content: bytes) -> Mapping[str, tuple[str, frozenset[str]]]:
 def _named(body: Iterable[ast.stmt], prefix: str = "") -> Iterator[tuple[str, tuple[str, frozenset[str]]]]:
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
-            marks = (ast.unparse(each) for each in node.decorator_list)
+            marks = (ast.unparse(decorator) for decorator in node.decorator_list)
             yield prefix + node.name, ("", frozenset(m.removeprefix(_MARK) for m in marks if m.startswith(_MARK)))
         elif isinstance(node, ast.ImportFrom):
             names = (alias.asname or alias.name for alias in node.names)

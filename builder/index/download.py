@@ -22,7 +22,7 @@ import requests
 import urllib3
 from packaging.utils import canonicalize_name
 
-from builder.common.errors import BuilderWarning, FetchError, store_error
+from builder.common.errors import CHOOSE_AGAIN, BuilderWarning, FetchError, store_error
 from builder.common.http import PIECE, TRANSIENT, Download, failure_of, failure_sentence, read_pieces
 from builder.common.tasks import Retries, RetryPolicy
 from builder.index.releases import Index
@@ -106,10 +106,6 @@ class FileFetcher(ABC, Generic[_File]):
     def _server(self, locked: _File) -> str:
         return self.server or self._session(locked).settings.label
 
-    def _package(self, locked: _File) -> str:
-        """The package whose version the user can choose again; empty if `again` says what to do."""
-        return ""
-
     @abstractmethod
     def _get(self, locked: _File, file: BufferedRandom) -> None:
         """Calls `_download` with an address of the file, or with several. Raises FetchError."""
@@ -139,7 +135,6 @@ class FileFetcher(ABC, Generic[_File]):
                             raise FetchError(
                                 f"{locked.file}: size is {size} bytes, but the lock has {locked.size}",
                                 hint=f"The lock was edited. {self.again}",
-                                package=self._package(locked),
                             )
                         self._progress(size)
                         return path
@@ -172,8 +167,7 @@ class FileFetcher(ABC, Generic[_File]):
                 reason = str(error) if isinstance(error, _RetryError) else failure_sentence(error, self._server(locked))
                 if isinstance(error, requests.HTTPError) and error.response.status_code not in TRANSIENT:
                     hint = self._session(locked).hint(error, self.again)
-                    package = self._package(locked) if hint == self.again else ""
-                    raise AbsentError(f"{locked.file}: {reason}", hint=hint, package=package) from error
+                    raise AbsentError(f"{locked.file}: {reason}", hint=hint) from error
                 is_final = failure_of(error).fault.is_final
                 if delay is None or is_final:
                     kind = AbsentError if isinstance(error, _RetryError) else LostError
@@ -240,6 +234,8 @@ class Fetcher(FileFetcher[LockedWheel]):
     Warns of a yanked wheel. `catalogue` may have read the pages of the default index.
     """
 
+    again = f"{DOCTOR} {CHOOSE_AGAIN}"
+
     def __init__(
         self,
         settings: IndexSettings,
@@ -276,9 +272,6 @@ class Fetcher(FileFetcher[LockedWheel]):
                 self._sessions[locked.index] = IndexSession(settings, timeout=self.policy.timeouts)
             return self._sessions[locked.index]
 
-    def _package(self, locked: LockedWheel) -> str:
-        return locked.name
-
     def _get(self, locked: LockedWheel, file: BufferedRandom) -> None:
         self._download(locked, file, lambda: self._find(locked))
 
@@ -309,8 +302,7 @@ class Fetcher(FileFetcher[LockedWheel]):
         if (file := self._pages[page].get(locked.file)) is None:
             raise FetchError(
                 f"{locked.file}: not listed by {label}",
-                hint="The file was withdrawn, or the locks were made with another index.",
-                package=locked.name,
+                hint="The file was withdrawn, or the locks were made with another index. " + CHOOSE_AGAIN,
             )
         if (sha256 := file.digests.get("sha256")) and sha256 != locked.sha256:
             raise FetchError(

@@ -181,7 +181,7 @@ def _wheels_in(folder: Path, project: str) -> Iterator[DistributionPackage]:
 
 
 def _wheels_at(addresses: Iterable[str], project: str) -> Iterator[DistributionPackage]:
-    """The wheels of a project at addresses, each with `#sha256=`."""
+    """The wheels of a project at addresses that end in `#sha256=`."""
     from pypi_simple import DistributionPackage  # noqa: PLC0415
 
     for url, _, sha256 in (address.partition("#sha256=") for address in addresses):

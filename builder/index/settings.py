@@ -33,7 +33,7 @@ class IndexSettings:
 
     The defaults are PyPI, and the CA certificates of each client. `proxy` is pip's own, used if the environment has
     none. `python_mirror` has uv's builds of Python; empty for uv's default. `named` are the indexes of matrix.yaml and
-    of additions. Such an index has a `name`; a `folder` if it is a folder of wheels; `addresses`, each with
+    of additions. Such an index has a `name`; a `folder` if it is a folder of wheels; `addresses` with
     `#sha256=`, if it consists of the wheels at these addresses.
     """
 
@@ -182,7 +182,7 @@ def read_pip_options(environ: Mapping[str, str], home: Path) -> dict[str, str]:
 
 
 def _uv_settings(files: Sequence[Path]) -> tuple[str, str]:
-    """The default index and the mirror of Pythons, each of the first of uv's configuration files that has one, or "".
+    """The default index and the mirror of Pythons, from the first of uv's configuration files that has one, or "".
 
     Source: uv documentation, "Settings".
     """

@@ -188,7 +188,7 @@ def read_toc(blob: BinaryIO, digest: str = "") -> tuple[TocEntry, ...]:
 
 
 def read_content(blob: BinaryIO, entry: TocEntry) -> bytes:
-    """The content of a small file, whose members follow each other. Raises VerifyError if its digest differs."""
+    """The content of a small file, whose members are consecutive. Raises VerifyError if its digest differs."""
     if not entry.size:
         return b""
     blob.seek(entry.offset)

@@ -79,7 +79,8 @@ def check_layer(name: str, inputs: str, known: Layer, layer: Layer) -> None:
     for field, value in vars(layer).items():
         if value != recorded[field]:
             texts = [
-                str(each) if isinstance(each, str | int) else json.dumps(each) for each in (value, recorded[field])
+                str(content) if isinstance(content, str | int) else json.dumps(content)
+                for content in (value, recorded[field])
             ]
             actual, expected = (text if len(text) <= 200 else f"{text[:197]}..." for text in texts)  # lists of paths
             title = _TITLES.get(field, f"value {field} =")

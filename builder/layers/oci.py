@@ -118,7 +118,7 @@ class Image:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerWheels:
-    """The wheels of a layer by its history: file name and SHA-256 of each; `python` is empty for CUDA wheels."""
+    """The wheels of a layer by its history: their file names and SHA-256; `python` is empty for CUDA wheels."""
 
     format: int
     python: str
@@ -226,7 +226,7 @@ def platform_index(images: Mapping[str, Descriptor]) -> bytes:
 
 
 def history_line(layer: PlannedLayer) -> str:
-    """A layer's line in the history. For wheels it has each with its SHA-256, so that anyone can rebuild the layer."""
+    """A layer's line in the history. For wheels it has their SHA-256, so that anyone can rebuild the layer."""
     if layer.kind == "bytecode":  # as earlier builders wrote it: the history is part of an image's digest
         return f"files: {layer.name}"
     if layer.kind != "wheels":

@@ -38,7 +38,7 @@ GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"  # gzip, deflate, no f
 LEVEL = 6
 MEMBER = 4 << 20  # bytes of content in one member at most; a node downloads all of them to read any of them
 _IN_BACKGROUND = 1 << 16  # bytes that are worth another thread
-_THREADS = 8  # at most: each has up to two members in memory
+_THREADS = 8  # at most: a thread has up to two members in memory
 _PIECE = 2 * CHUNK  # inflated at a time
 
 

@@ -1,4 +1,4 @@
-"""The store: an OCI image layout with every layer and image that was built, and a record of each.
+"""The store: an OCI image layout with every layer and image that was built, and their records.
 
 Blobs and `index.json` can be read by skopeo, oras and podman. Beside them lie `layers/` (records: the inputs of a layer
 -> its digests), `downloads/` (wheels that are not in a layer yet) and `tmp/`. Several processes may share a store: each

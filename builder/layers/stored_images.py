@@ -29,7 +29,7 @@ def read_stored_image(store: Store, manifest: str) -> Image:
 
 
 def blobs(store: Store, manifest: str) -> dict[str, int]:
-    """Digest -> size of each blob of an image: manifest, configuration, layers.
+    """Digest -> size of every blob of an image: manifest, configuration, layers.
 
     Raises DamagedError as `read_stored_image` does.
     """

@@ -105,7 +105,7 @@ def read_stored_toc(store: Store, layer: Layer) -> tuple[TocEntry, ...]:
 def check_paths(
     image_id: str, layers: Iterable[tuple[PlannedLayer, Iterable[TocEntry]]], taken: Collection[str]
 ) -> list[str]:
-    """Compares the paths of layers, lowest first, each with its files; returns warnings.
+    """Compares the paths of layers with their files, lowest layer first; returns warnings.
 
     Of different files for one path, that of the higher layer is used. Raises BuildError if that is not allowed: see
     `PlannedLayer.may_overlap`. `taken` are paths of the operating system in folders that wheels use. Wheels of one
@@ -168,7 +168,7 @@ def read_component_files(project: Project, image: PlannedImage) -> dict[str, Ent
 
 
 def component_file_entries(files: Mapping[str, Entry], folders: tuple[str, ...]) -> Iterator[Entry]:
-    """The entries of plain files, sorted by path, each folder before its contents.
+    """The entries of plain files, sorted by path, so that a folder is before its contents.
 
     Every file is prefetched: there are few, and a start reads half of them. `folders` are the folders of the operating
     system that are not 0755 root:root. Raises BuildError for a file in such a folder, because the layer would make the

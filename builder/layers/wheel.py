@@ -81,7 +81,7 @@ def environment(python: str) -> InstallScheme:
 def layer_entries(
     wheels: Iterable[tuple[str, BinaryIO]], venv: InstallScheme, *, may_overlap: bool = False
 ) -> list[Entry]:
-    """Entries of a layer of several wheels (file name, file), each folder before its contents.
+    """Entries of a layer of several wheels (file name, file), a folder before its contents.
 
     Wheels of one namespace may share a file. Of different files for one path, the later wheel's is taken, as it would
     be after installing the wheels in this order, with a warning; raises OverlapError unless they `may_overlap`. Raises
@@ -238,7 +238,7 @@ class _WheelInstaller:
     def _is_own(self, project: str, version: str) -> bool:
         """Compares a name and a version with the wheel's file name. Ignores local versions; 1.0 equals 1.0.0."""
         try:
-            public, own = (Version(Version(str(each)).public) for each in (version, self._version))
+            public, own = (Version(Version(str(number)).public) for number in (version, self._version))
         except InvalidVersion:
             return False
         return canonicalize_name(project) == self._project and public == own

@@ -54,14 +54,14 @@ class PythonBuilds:
         self._lock = threading.Lock()
 
     def lock(self, release: str, present: LockedPython | None) -> LockedPython:
-        """The lock of a release; `present`, if uv still has that build. Raises LockError."""
+        """The lock of a release; `present`, if uv still has that build. Raises LockError and FetchError."""
         address = self.addresses().get(release, "")
         file = unquote(address.rpartition("/")[2])
         if present and present.file == file:
             return present
         if not re.fullmatch(ARCHIVE, file):
             minor = release.rpartition(".")[0]
-            others = [each for each in self.addresses() if each.startswith(f"{minor}.")]
+            others = [version for version in self.addresses() if version.startswith(f"{minor}.")]
             raise LockError(
                 f"uv has no build of Python {release} that images can use",
                 hint=f'Change `uv` of python."{minor}" in matrix.yaml. '
@@ -82,7 +82,7 @@ class PythonBuilds:
         return LockedPython(release=release, file=file, sha256=expected[1])
 
     def addresses(self) -> Mapping[str, str]:
-        """The address of the archive of each release, the newest first. Raises LockError."""
+        """The address of the archive of each release, the newest first. Raises FetchError."""
         with self._lock:
             if not self._read:
                 done = self._uv(
@@ -98,7 +98,7 @@ class PythonBuilds:
                 except (ValueError, KeyError, TypeError):
                     addresses = {}
                 if done.returncode or not addresses:
-                    raise LockError("uv cannot list its builds of Python", hint=_LIST_HINT)
+                    raise FetchError("uv cannot list its builds of Python", hint=_LIST_HINT)
                 self._read = addresses
             return self._read
 
@@ -109,7 +109,7 @@ class PythonBuilds:
                 env=self._environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            raise LockError(f"uv python {arguments[0]} took more than {TIMEOUT_S} s", hint="Run again.") from None
+            raise FetchError(f"uv python {arguments[0]} took more than {TIMEOUT_S} s", hint="Run again.") from None
 
 
 class PythonFetcher(FileFetcher[LockedPython]):
@@ -139,10 +139,7 @@ class PythonFetcher(FileFetcher[LockedPython]):
         self._builds = builds
 
     def _get(self, locked: LockedPython, file: BufferedRandom) -> None:
-        try:
-            addresses = self._builds.addresses()
-        except LockError as error:
-            raise FetchError(f"{locked.file}: {error}", hint=error.hint) from error
+        addresses = self._builds.addresses()
         # A newer uv may have another build of the release, or no build of it, but all are below the same address.
         address = addresses.get(locked.release) or next(iter(addresses.values()))
         date = re.fullmatch(ARCHIVE, locked.file)

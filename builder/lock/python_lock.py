@@ -48,7 +48,7 @@ def python_key(release: str) -> str:
 
 
 def uv_releases(matrix: Matrix, cells: Iterable[Cell]) -> list[str]:
-    """The releases of uv's Pythons of cells, each once, in their order."""
+    """The releases of uv's Pythons of cells, without duplicates, in their order."""
     releases = (matrix.python[cell.python].uv for cell in cells)
     return list(dict.fromkeys(release for release in releases if release))
 

@@ -77,7 +77,7 @@ def read_requirements(path: Path) -> list[Requested]:
 
 
 def _joined_lines(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """The requirements in lines, without comments, each with the number of its first line."""
+    """The requirements in lines, without comments, with the numbers of their first lines."""
     joined, first = "", 1
     for number, line in enumerate(lines, 1):
         # A comment ends its line, even if the line before it continues.
@@ -134,8 +134,8 @@ def _is_wheel_of(requirement: Requirement) -> bool:
 def check_hashes(requested: Iterable[Requested], wheels: Mapping[str, LockedWheel]) -> None:
     """As pip: if a requirement has a hash, every wheel must have one that its package lists. Raises LockError."""
     allowed: dict[str, set[str]] = {}
-    for each in requested:
-        allowed.setdefault(each.name, set()).update(each.hashes)
+    for requirement in requested:
+        allowed.setdefault(requirement.name, set()).update(requirement.hashes)
     if not any(allowed.values()):
         return
     for name, wheel in wheels.items():

@@ -1,7 +1,7 @@
 """From requirements to exact wheels.
 
 Only this step looks up which versions exist. Each group is resolved by itself, so that adding to the matrix never
-changes the lock of another group. Groups share wheels because each prefers the versions of the others.
+changes the lock of another group. Groups share wheels because a group prefers the versions of the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from builder.common.console import View
-from builder.common.errors import FetchError, LockError, UnreachableError
+from builder.common.errors import FetchError, LockError
 from builder.common.tasks import thread_pool
 from builder.common.text import counted
 from builder.index.host import Host
@@ -75,7 +75,7 @@ class Resolver:
                 pins = {name: wheel.version for name, wheel in wheels.items()}
                 versions = self.versions(cell, needs, basis, pins=pins, preferred=preferred)
             except LockError as error:
-                if not parts or isinstance(error, UnreachableError):
+                if not parts:
                     raise
                 reason = str(error).split("\n", maxsplit=1)[-1].strip()
                 unfit = ", ".join(new)
@@ -84,8 +84,8 @@ class Resolver:
                 )
                 parts, wheels, new = {}, {}, list(needs)
                 versions = self.versions(cell, needs, basis, preferred=preferred)
-            # The versions are chosen for all components together. Each then has a list of its own, so that an image has
-            # the wheels of its components and no others.
+            # The versions are chosen for all components together. Each component then has a list of its own, so that
+            # an image has the wheels of its components and no others.
             added: ListedWheels = {}
             for component in new:
                 closure = self.closure(cell, needs[component], versions)
@@ -206,8 +206,6 @@ class Resolver:
             closures = {name: self.closure(cell, packages, versions) for name, packages in needs.items()}
             wheels = {name: wheel for closure in closures.values() for name, (wheel, _) in closure.items()}
             _check(self.matrix, cell, closures, wheels, self._held(cell, wheels))
-        except UnreachableError as error:
-            raise FetchError(str(error), hint=error.hint) from error
         except LockError as error:
             return str(error)
         return ""

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 import requests
 from packaging.utils import BuildTag, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from builder.common.errors import LockError, UnreachableError, choose_again
+from builder.common.errors import CHOOSE_AGAIN, FetchError, LockError
 from builder.common.http import Fault, failure_sentence
 from builder.common.tasks import thread_pool
 from builder.index.host import Host
@@ -115,7 +115,7 @@ class Uv:
     ) -> str:
         """The output of uv: lines `name==version`, or, if `preferred` is None, wheels as pylock.toml.
 
-        Raises LockError.
+        Raises LockError, and FetchError if an index does not answer as it should.
         """
         with ExitStack() as stack:
             here, environ, local = Path(stack.enter_context(self._scratch())), self._environ, None
@@ -155,12 +155,12 @@ class Uv:
                     preexec_fn=_end_with_parent,  # no other thread runs yet, but that of a local index, which waits
                 )
             except subprocess.TimeoutExpired as error:
-                raise UnreachableError(
+                raise FetchError(
                     f"{target.name}: uv timed out after {TIMEOUT_S} s", hint=f"Run again. {DOCTOR}"
                 ) from error
             if local and local.failures:  # even if uv ended without an error
                 failure = local.failures[0]
-                raise UnreachableError(f"{target.name}: {failure}", hint=failure.hint) from failure
+                raise FetchError(f"{target.name}: {failure}", hint=failure.hint) from failure
             output = self._hide(done.stderr).strip()
             if done.returncode:
                 if absent := [name for name in (local.absent if local else ()) if name in indexes]:
@@ -168,7 +168,7 @@ class Uv:
                         f"{target.name}: the index {indexes[absent[0]]} has no package {absent[0]}",
                         hint="Publish it there, or correct `index` or the name of the package in matrix.yaml.",
                     )
-                kind = UnreachableError if _UNREACHABLE.search(output) else LockError
+                kind = FetchError if _UNREACHABLE.search(output) else LockError
                 lines = [re.sub(r"^ *(error: |cause: )?", "", line) for line in output.splitlines()]
                 explanation = "\n".join(f"  {line}" for line in lines if line and not line.startswith("warning:"))
                 raise kind(
@@ -176,10 +176,9 @@ class Uv:
                     hint=_hint(output, self._index, target),
                 )
             if yanked := re.search(r"`([^\s`]+)` (is yanked[^\n]*)", output):
-                again = choose_again(yanked[1].partition("==")[0], [target.name])
                 raise LockError(
                     f"{target.name}: {yanked[1]} {yanked[2]}",
-                    hint=f"It was withdrawn: pin another version in matrix.yaml. If none is pinned there: {again}",
+                    hint=f"It was withdrawn: pin another version in matrix.yaml. If none is pinned: {CHOOSE_AGAIN}",
                 )
             return out.read_text(encoding="utf-8")
 
@@ -201,7 +200,7 @@ class Uv:
         return wheels
 
     def sizes(self, target: Target, wheels: Mapping[str, tuple[LockedWheel, str]]) -> dict[str, int]:
-        """The sizes of wheels, by SHA-256, as the indexes answer. Raises LockError."""
+        """The sizes of wheels, by SHA-256, as the indexes answer. Raises FetchError."""
         with ExitStack() as stack:
             names = sorted({wheel.index for wheel, _ in wheels.values()})
             opened = {name: IndexSession(self._index.of(name), retries=4) for name in names}
@@ -275,7 +274,7 @@ def _size(target: Target, session: IndexSession, url: str) -> int:
         server = session.settings.label
         invalid = Fault.INVALID.sentence.format(server)
         reason = failure_sentence(error, server) if is_request else getattr(error, "strerror", None) or invalid
-        raise LockError(
+        raise FetchError(
             f"{target.name}: {server} does not serve {_file_name(url)}: {reason}",
             hint=session.hint(error, "Run again. If it fails again, the index lists a file that it does not have."),
         ) from error

@@ -256,7 +256,7 @@ def match(pattern: str, ids: Iterable[str]) -> list[str]:
 
 
 def _unused_alternative(pattern: str, ids: Iterable[str]) -> str:
-    """The first alternative in braces that matches no cell, such as a typing error; empty if each matches one."""
+    """The first alternative in braces that matches no cell, such as a typing error; empty if all of them match one."""
     options = ((brace, option) for brace in _BRACE.finditer(pattern) for option in brace[1].split(","))
     texts = ((option, pattern[: brace.start()] + option + pattern[brace.end() :]) for brace, option in options)
     return next((option for option, text in texts if not match(text, ids)), "")

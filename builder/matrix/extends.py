@@ -50,7 +50,7 @@ def shipped_files(state: Path) -> Path:
 
 
 def extended(own: Located) -> Located:
-    """A team's matrix with what it takes from the shipped one, each value with its own place; others are unchanged.
+    """A team's matrix with what it takes from the shipped one, and the places of its values; others are unchanged.
 
     Raises MatrixError for a name without a value that the shipped matrix does not have.
     """

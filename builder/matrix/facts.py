@@ -181,7 +181,7 @@ class Facts(StrictModel):
         return self.toolkits.drivers.get(".".join(cuda.split(".")[:2]), "")
 
     def build(self, package: str, release: str, cuda: str = "") -> Build | None:
-        """The build of a release of a package; `cuda` selects among packages for one CUDA each."""
+        """The build of a release of a package; `cuda` selects among packages that are for one CUDA."""
         return self.builds.get(self.compiled_package(package, cuda), {}).get(release)
 
     def build_of_cell(self, matrix: Matrix, cell: Cell) -> Build | None:

@@ -441,7 +441,7 @@ class Matrix(StrictModel):
     def indexes_of(self, framework: str, line: str, cuda: str) -> dict[str, dict[str, Key]]:
         """The packages that come from a named index, in the cells of a framework line and CUDA.
 
-        By canonical name of the package: the indexes, each with the place in matrix.yaml that names it. A valid matrix
+        By canonical name of the package: the indexes, with the places in matrix.yaml that name them. A valid matrix
         has one index for each package. The packages of all components count, whether the cells have them or not: a
         package that one image gets from a private index comes from no other index in another one.
         """

@@ -15,7 +15,7 @@ SHOWN = 3  # largest layers of an image that are named
 GROWTH = 6  # default budget unpacked, in compressed budgets; the layer of tensorflow-cpu grows 4.2 times
 HINT = "`git diff locks` shows changed packages. Bound or leave out a package, or raise the budget in matrix.yaml."
 
-_Layers = Sequence[tuple[str, int]]  # name and bytes of each
+_Layers = Sequence[tuple[str, int]]  # the name and bytes of a layer
 
 
 def check_plan(matrix: Matrix, images: Iterable[PlannedImage]) -> None:
@@ -25,7 +25,7 @@ def check_plan(matrix: Matrix, images: Iterable[PlannedImage]) -> None:
 
 
 def check_built(matrix: Matrix, cell: Cell, layers: Sequence[tuple[str, int, int]]) -> None:
-    """Raises BuildError if an image is too large; `layers` are name, compressed bytes and unpacked bytes of each."""
+    """Raises BuildError if an image is too large; `layers` are names, compressed and unpacked bytes."""
     compressed = [(name, count) for name, count, _ in layers]
     unpacked = [(name, count) for name, _, count in layers]
     _refuse(budget_faults(matrix, cell, compressed, unpacked))

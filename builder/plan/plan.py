@@ -158,7 +158,7 @@ class Plan:
 
     @property
     def unique_bytes(self) -> int:
-        """Bytes of all layers, each counted once."""
+        """Bytes of all layers; a layer that several images share counts once."""
         layers = {layer.inputs: layer for image in self.images for layer in image.layers}
         return sum(layer.bytes for layer in layers.values())
 

@@ -28,7 +28,7 @@ from builder.registry.failures import BLOB_UNKNOWN, RejectedError, TransientErro
 SUBJECT = "io.github.gpu-images.subject"  # the annotation with the digest of the image, in place of `subject`
 CREATED = "org.opencontainers.image.created"  # the annotation with the time of an artifact
 MOST_FILES = 16  # of an artifact
-ATTEMPTS = 30  # to list artifacts while other writers replace the index; each takes `confirm_s` of the registry
+ATTEMPTS = 30  # to list artifacts while other writers replace the index; an attempt takes `confirm_s` of the registry
 # Never "delete it": a registry may answer with the image itself, and deleting a manifest deletes all its tags.
 _HINT = "Look for other tags of this manifest before you delete it: all its tags are deleted with it."
 

@@ -118,7 +118,7 @@ class Login:
         self._scheme = ""
         self._parameters: Mapping[str, str] = {}
         self._credentials: Credentials | None = None
-        self._headers: dict[str, tuple[str, float]] = {}  # by scope, each with its end (monotonic)
+        self._headers: dict[str, tuple[str, float]] = {}  # by scope: the header and its end (monotonic)
         self._secrets: frozenset[str] = frozenset()
 
     def header(self, scope: str, fetch: Fetch) -> str:

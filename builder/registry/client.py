@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import copy
 import json
-import platform
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlencode
 
-from builder.common.errors import RegistryError, VerifyError, of_file
+from builder.common.errors import RegistryError, of_file
 from builder.common.files import digest_of_bytes, is_digest, short_digest
 from builder.common.http import PIECE, Download
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
 from builder.index.host import Host
-from builder.index.wheels import arch_of
 from builder.layers import oci
 from builder.layers.oci import Manifest
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, StoppedError, TransientError
@@ -129,20 +125,6 @@ class Repository:
         """True if the repository exists."""
         action, url = f"looking for {self._repository}", f"{self._http.url}/tags/list?n=1"
         return self._http.send(Request(action=action, method="GET", url=url, expect=(200, 404))).status == HTTPStatus.OK
-
-    def clock(self) -> datetime | None:
-        """The time of the registry's clock: the Date header (RFC 9110, 6.6.1) of the response for a manifest.
-
-        None if the response has no such header or is from a cache, or if the registry refuses the request: some hide
-        repositories that do not exist yet.
-        """
-        request = self._manifest_request("HEAD", "reading", "latest", (200, 404, 405), headers=_ACCEPT)
-        with suppress(ValueError, TypeError, RejectedError):
-            headers = self._http.send(request).headers
-            if "Age" not in headers:
-                now = parsedate_to_datetime(headers.get("Date", ""))
-                return now if now.tzinfo else now.replace(tzinfo=UTC)
-        return None
 
     def has_blob(self, digest: str) -> bool:
         """True if the registry reports a blob of the repository. Its content is not checked."""
@@ -392,16 +374,3 @@ class Repository:
             f"{self._http.registry}: {action}: content does not match its digest",
             hint="Remove it from the registry's storage, then push again: a push does not replace damaged data.",
         )
-
-
-def labels_of(repository: Repository, reference: str) -> dict[str, str]:
-    """Labels of the image that a tag or digest names. For an index, the labels of the image for this machine.
-
-    Raises VerifyError without such an image, or if it is invalid.
-    """
-    try:
-        if manifest := repository.image_manifest(reference, arch_of(platform.machine())):
-            return oci.read_labels(manifest.content, repository.read_blob)[1]
-    except VerifyError as error:
-        raise VerifyError(f"{repository.name}: {reference}: {error}", hint=error.hint) from error
-    raise VerifyError(f"{repository.name} has no {reference} for Linux on {arch_of(platform.machine())}")

@@ -14,7 +14,7 @@ from builder.registry.client import Repository
 from builder.registry.failures import StoppedError
 
 LOOKUPS = 8  # small requests, which mostly wait for the registry
-CHECKS = 4  # of images, each with programs of its own: cosign, a scanner
+CHECKS = 4  # of images: a check starts programs of its own, cosign or a scanner
 FINISHES = 4  # of images, which mostly wait for the registry
 NOTICE_S = 1  # seconds until an interrupt is noticed, at most
 GRACE_S = 5  # seconds for requests that wait for a response when the command is interrupted

@@ -100,12 +100,12 @@ class Addition:
             raise UsageError(
                 f"{target} was put on a digest, which never changes", hint=f"Make it again on a tag of {parent.name}."
             )
-        return cls(parent=parent, target=target, request=request, earlier={each.arch: each for each in earlier})
+        return cls(parent=parent, target=target, request=request, earlier={image.arch: image for image in earlier})
 
     def labels(self, parent: Parent, wheels: Iterable[LockedWheel]) -> dict[str, str]:
         """All labels of the new image, of which one has the request and the new wheels, for `of_image`."""
         digest = parent.image.manifest.digest
-        lock = {"wheels": [[each.file, each.sha256, each.size] for each in wheels]}
+        lock = {"wheels": [[wheel.file, wheel.sha256, wheel.size] for wheel in wheels]}
         request = self.request.model_dump(exclude_defaults=True)
         if self.request.index.startswith("/"):  # a folder of this machine; its name alone is looked up again
             request["index"] = f"./{Path(self.request.index).name}"
@@ -123,7 +123,7 @@ class Addition:
 def read_requested(packages: Iterable[str], files: Iterable[Path], place: str) -> tuple[Requested, ...]:
     """The requirements of `packages`, and those in files. Raises UsageError, with the place."""
     requested = [parse_requirement(text, place) for text in packages]
-    return (*requested, *(each for file in files for each in read_requirements(file)))
+    return (*requested, *(requirement for file in files for requirement in read_requirements(file)))
 
 
 def read_variables(texts: Iterable[str]) -> dict[str, str]:
@@ -157,18 +157,18 @@ def read_team_file(path: Path) -> list[Addition]:
     except ValidationError as error:
         raise UsageError(validation.explain(error, _TeamFile, located)) from None
     additions = []
-    for number, each in enumerate(team.images):
+    for number, entry in enumerate(team.images):
         place = located.where(("images", number))
         try:
-            parent, target = ImageRef.parse(each.parent), ImageRef.parse(each.image)
+            parent, target = ImageRef.parse(entry.parent), ImageRef.parse(entry.image)
         except ValueError as error:
             raise UsageError(f"{place}: {error}") from error
-        requested = read_requested(each.packages, [path.parent / name for name in each.requirements], place)
-        folder = path.parent / each.index
-        index = str(folder.absolute()) if each.index and folder.is_dir() else each.index
-        request = AdditionRequest(requirements=requested, env=each.env, index=index, keep=each.keep)
+        requested = read_requested(entry.packages, [path.parent / name for name in entry.requirements], place)
+        folder = path.parent / entry.index
+        index = str(folder.absolute()) if entry.index and folder.is_dir() else entry.index
+        request = AdditionRequest(requirements=requested, env=entry.env, index=index, keep=entry.keep)
         additions.append(Addition(parent=parent, target=target, request=request))
-    names = [str(each.target) for each in additions]
+    names = [str(addition.target) for addition in additions]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"{path} has two images {twice[0]}")
     return additions

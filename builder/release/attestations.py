@@ -84,7 +84,9 @@ class Attestations:
             as_cell = f"as cell {annotations['cell'][:100]!a} of" if "cell" in annotations else "as"
             detail = f"no trusted signer signed it {as_cell} {annotations['image']}"
         elif not any(_is_for(signature, self.reference.tag) for signature in signatures):
-            signed = sorted({tag for each in signatures for tag in (each.get("tag"), each.get("release")) if tag})
+            signed = sorted(
+                {tag for signature in signatures for tag in (signature.get("tag"), signature.get("release")) if tag}
+            )
             detail = f"signed for {', '.join(signed) or 'no tag'}, not for {self.reference.tag}"
         else:
             return Finding(part=part, digest=digest, state="signed", detail=f"by {signer}")
@@ -120,8 +122,8 @@ class Attestations:
         stated, reason = self._provenance
         if stated is None:
             return self._finding("provenance", reason)
-        locked = {each.sha256 for each in stated.dependencies}
-        wheels = {sha256: file for each in contents if each for file, sha256 in each.wheels}
+        locked = {dependency.sha256 for dependency in stated.dependencies}
+        wheels = {sha256: file for content in contents if content for file, sha256 in content.wheels}
         if missing := [printable(file[:100]) for sha256, file in wheels.items() if sha256 not in locked]:
             return self._finding("provenance", f"it does not name {listed(missing, SHOWN)}")
         if self._parent:

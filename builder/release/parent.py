@@ -214,14 +214,14 @@ def read_parent(source: ImageSource) -> Parent:
     of_wheels = [layer_wheels for layer_wheels in source.contents if layer_wheels]
     if not of_wheels or not re.fullmatch(r"3\.[0-9]{1,2}", python) or not all(layer.toc for layer in image.layers):
         raise VerifyError("builder did not make the image: it has no history of wheels, or other layers", hint=_OTHER)
-    if older := [each.format for each in of_wheels if each.format != LAYER_FORMAT]:
+    if older := [layer_wheels.format for layer_wheels in of_wheels if layer_wheels.format != LAYER_FORMAT]:
         raise VerifyError(
             f"its layer format is {older[0]}, this builder's is {LAYER_FORMAT}",
             hint="Use a release of the image that this version of builder made, or the version that made this one.",
         )
     inner = config.get("config")
     variables = (inner.get("Env") or []) if isinstance(inner, dict) else None
-    is_valid = isinstance(variables, list) and all(isinstance(each, str) for each in variables)
+    is_valid = isinstance(variables, list) and all(isinstance(variable, str) for variable in variables)
     if config.get("architecture") not in get_args(Arch) or not is_valid:
         raise VerifyError("its configuration is not one that builder writes", hint=_OTHER)
 
@@ -233,7 +233,7 @@ def read_parent(source: ImageSource) -> Parent:
         source=source,
         config=content,
         tocs=[toc for _, toc in look_up(read_toc, image.layers)],
-        packages={each.name: each for each in source.wheels},
+        packages={package.name: package for package in source.wheels},
         python=python,
         arch=config["architecture"],
     )

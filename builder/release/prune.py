@@ -104,7 +104,9 @@ def unneeded(contents: RegistryContents, keep: int, today: date) -> list[Item]:
     # Two tags may name one manifest, and deleting it deletes both.
     used = {digest for tag, digest in documents.tags.items() if tag not in old}
     gone = {digest: tag for tag, digest in documents.tags.items() if tag in old and digest not in used}
-    items = [Item(repository=documents.repository, digest=each, kind="document", text=gone[each]) for each in gone]
+    items = [
+        Item(repository=documents.repository, digest=digest, kind="document", text=gone[digest]) for digest in gone
+    ]
     for repository in contents.staged:
         tagged = {digest for tag, digest in repository.tags.items() if tag in contents.plans or not _is_ours(tag)}
         items += [
@@ -142,7 +144,10 @@ def _attachments(contents: RepositoryContents, gone: Collection[str]) -> list[It
 
 def _describe(registry: RegistryContents, image: str) -> str:
     stamps = {
-        release.stamp: each.cell for release in registry.releases for each in release.images if each.digest == image
+        release.stamp: released.cell
+        for release in registry.releases
+        for released in release.images
+        if released.digest == image
     }
     if not stamps:
         return "in no release"

@@ -156,7 +156,7 @@ def group_by_tags(images: Iterable[Candidate], host: Host) -> list[TagGroup]:
     for image in images:
         by_references.setdefault(image.references, []).append(image)
     references = {name.name: name for names in by_references for name in names}
-    repositories = {name: Repository(each, host=host, write=True) for name, each in references.items()}
+    repositories = {name: Repository(reference, host=host, write=True) for name, reference in references.items()}
     # One list for each repository: the stamped tags of a release are new, and need no request of their own.
     taken = {name: set(repository.list_tags()) for name, repository in repositories.items()}
 
@@ -225,7 +225,7 @@ def check_tags(groups: Sequence[TagGroup], view: View, *, roll_back: bool, allow
         raise RegistryError(
             "nothing was pushed: these tags would have no image for an architecture that matrix.yaml has, or that "
             "they have now\n" + "\n".join(f"  {line}" for line in missing),
-            hint="Publish the images for all architectures together: `builder stage` on a machine of each, then "
+            hint="Publish the images for all architectures together: `builder stage` on machines of all of them, then "
             f"`builder release`. Or use --allow-missing-arch: {WITHOUT_ARCH}",
         )
 

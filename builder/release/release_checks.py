@@ -77,9 +77,9 @@ class ReleaseChecks:
         cells = [self._planned[entry.cell].cell for entry in entries if entry.cell in self._planned]
         refused += support.refusals(project.matrix, cells, self._run.today)
         with self._run.view.live():
-            checked = [each for _, each in look_up(self.check_image, entries, CHECKS)]
-        images = [each for each in checked if isinstance(each, Candidate)]
-        refused += [each for each in checked if isinstance(each, BuilderError)]
+            checked = [result for _, result in look_up(self.check_image, entries, CHECKS)]
+        images = [result for result in checked if isinstance(result, Candidate)]
+        refused += [result for result in checked if isinstance(result, BuilderError)]
         if "missing-arch" not in allowed:
             refused += self._missing_arch(images)
         if refused:

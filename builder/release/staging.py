@@ -130,7 +130,7 @@ class StagingArea:
             public = ImageRef(registry=registry or matrix.registry, repository=f"{matrix.namespace}/{name}")
             repositories = (public, *map(area.repository, (*matrix.image_names, INDEX)))
             # GHCR.io:443 is ghcr.io.
-            place, *places = (each.name.lower().replace(":443/", "/") for each in repositories)
+            place, *places = (repository.name.lower().replace(":443/", "/") for repository in repositories)
             if place in places:
                 raise UsageError(
                     f"staging: {public} is the place of public images",
@@ -149,7 +149,7 @@ class StagingArea:
         return staged_repository(self._text, self._default, name)
 
     def open(self, name: str, *, write: bool = False) -> Repository:
-        """A repository, the same each time: it has a connection and a login, and keeps what was read by digest."""
+        """A repository, always the same object: it has a connection and a login, and keeps what was read by digest."""
         if (name, write) not in self._opened:
             self._opened[name, write] = Repository(self.repository(name), host=self._host, write=write)
         return self._opened[name, write]

@@ -222,7 +222,7 @@ class StatusReader:
                 found.append(attached(tagged.repository, tagged.digest))
             except (VerifyError, RegistryError, SigningError) as error:  # own results count without cosign
                 found.append(Coverage(refused=(str(error).splitlines()[0],)))
-        every, refused = (sum((getattr(each, name) for each in found), ()) for name in ("reports", "refused"))
+        every, refused = (sum((getattr(tested, name) for tested in found), ()) for name in ("reports", "refused"))
         return results.coverage_of(every, refused) if found else None
 
     def _tagged(self, planned: PlannedImage, expected: str) -> TaggedImage:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Literal
 
 from packaging.version import InvalidVersion, Version
@@ -22,7 +21,6 @@ from builder.registry.client import INDEXES, Repository
 from builder.registry.parallel import look_up
 
 State = Literal["set", "moved", "unchanged"]
-AHEAD = timedelta(hours=1)  # how far a machine's clock may be ahead of the registry's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,18 +44,6 @@ class TagChange:
         """The change for `--format json`."""
         reference = f"{self.name}:{self.tag}"
         return {"reference": reference, "before": self.before, "after": self.digest, "state": self.state}
-
-
-def first_stamp(repository: Repository, day: date) -> str:
-    """The first stamp of a day. Raises RegistryError if the day has not begun by the registry's clock."""
-    now = repository.clock()
-    if now and datetime.combine(day, time.min, UTC) > now + AHEAD:
-        raise RegistryError(
-            f"a release of {day} would be in the future: the clock of {repository.name} shows "
-            f"{now.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
-            hint="Correct the clock of this machine, or that of the registry, then run this again.",
-        )
-    return f"{day:%Y%m%d}"
 
 
 def read_tags(repository: Repository, names: Iterable[str]) -> dict[str, str | None]:
@@ -106,7 +92,7 @@ def named_images(repository: Repository, reference: str) -> dict[str, dict[str, 
 
 
 def tag(repository: Repository, manifest: Manifest, changes: list[TagChange], before: Mapping[str, str | None]) -> None:
-    """Sets tags to a pushed manifest; appends to `changes` after each.
+    """Sets tags to a pushed manifest; appends to `changes` after each tag.
 
     `before` has the digest of each tag when the push began. Raises RegistryError for a tag that changed since. Call
     `confirm` at the end.

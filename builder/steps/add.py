@@ -126,7 +126,7 @@ def add(run: Run, additions: Sequence[Addition], options: AddOptions) -> list[Ad
     """
     # apt takes 0.5 s, and no archive of Debian is used here.
     run = replace(run, host=replace(run.host, archives=Apt()))
-    if not options.dry_run and (options.test or not all(each.target.registry for each in additions)):
+    if not options.dry_run and (options.test or not all(addition.target.registry for addition in additions)):
         run.engine.check()  # before anything is downloaded
     run = replace(run, host=replace(run.host, index=added_wheels.with_indexes(run.host.index, additions)))
     program, progress = Uv(run.host), Meter(run.view, "wheels", "downloaded", 0).add
@@ -156,12 +156,12 @@ def add(run: Run, additions: Sequence[Addition], options: AddOptions) -> list[Ad
         return made
 
     # What this machine can run is tried before anything is pushed.
-    made = [try_images(run, each) if options.test or not each.target.registry else each for each in made]
+    made = [try_images(run, added) if options.test or not added.target.registry else added for added in made]
 
     # All images are complete in their registries, and signed, before the first tag is set.
     signer = options.signer and replace(options.signer, trust=options.trust)
-    complete = [push(run, each, signer) if each.target.registry else each for each in made]
-    return [set_tag(run, each) for each in complete]
+    complete = [push(run, added, signer) if added.target.registry else added for added in made]
+    return [set_tag(run, added) for added in complete]
 
 
 def _say(run: Run, step: str, result: str) -> None:
@@ -173,7 +173,7 @@ def read_parents(run: Run, addition: Addition, arch: str) -> list[Parent]:
 
     A repeated addition is for the architectures that it had. Raises VerifyError if one is missing.
     """
-    parents = {each.arch: each for each in find_parents(run, addition.parent, arch)}
+    parents = {parent.arch: parent for parent in find_parents(run, addition.parent, arch)}
     if not addition.earlier:
         return list(parents.values())
     if missing := sorted(addition.earlier.keys() - parents.keys()):
@@ -181,7 +181,7 @@ def read_parents(run: Run, addition: Addition, arch: str) -> list[Parent]:
     if new := sorted(parents.keys() - addition.earlier.keys()):
         run.view.say(f"{addition.target} is not for {', '.join(new)}, which {addition.parent} has now")
     parents = {arch: parents[arch] for arch in addition.earlier}
-    before = {arch: each.image.labels.get(PARENT_LABEL) for arch, each in addition.earlier.items()}
+    before = {arch: image.image.labels.get(PARENT_LABEL) for arch, image in addition.earlier.items()}
     if before == {arch: parent.image.manifest.digest for arch, parent in parents.items()}:
         _say(run, "parent", f"{addition.parent} is still the same: {addition.target} is up to date")
         return []
@@ -235,9 +235,9 @@ def make_image(
     for warning in added_layers.check_added_paths(str(addition.target), parent, layers):
         run.view.say(warning)
     image = added_layers.write_added_image(run.store, parent, addition, wheels, layers)
-    sizes = sum(each.layer.size for each in layers)
+    sizes = sum(layer.layer.size for layer in layers)
     _say(run, "layers", f"{len(layers)} new ({size(sizes)}), {len(parent.image.layers)} of the parent (0 B)")
-    return AddedImage(parent=parent, wheels=wheels, image=image, layers=[each.layer for each in layers])
+    return AddedImage(parent=parent, wheels=wheels, image=image, layers=[layer.layer for layer in layers])
 
 
 def try_images(run: Run, added: Added) -> Added:
@@ -246,7 +246,7 @@ def try_images(run: Run, added: Added) -> Added:
     An image whose target has no registry stays in the engine. Raises EngineError if this machine can run no image.
     """
     info = run.engine.info()
-    others = [each.parent.arch for each in added.images if each.parent.arch != info.arch]
+    others = [image.parent.arch for image in added.images if image.parent.arch != info.arch]
     if len(others) == len(added.images):
         raise EngineError(
             f"{added.target}: this machine cannot try images for {', '.join(others)}",
@@ -256,7 +256,9 @@ def try_images(run: Run, added: Added) -> Added:
         run.view.say(f"{added.target}: not tried on this machine: {', '.join(others)}")
     with run.store.locked(fcntl.LOCK_EX, "engine.lock"):
         run.engine.sweep(str(run.store.root))  # what a killed builder left
-        images = [each if each.parent.arch in others else try_image(run, added.addition, each) for each in added.images]
+        images = [
+            image if image.parent.arch in others else try_image(run, added.addition, image) for image in added.images
+        ]
     return replace(added, images=images)
 
 
@@ -268,7 +270,7 @@ def try_image(run: Run, addition: Addition, added: AddedImage) -> AddedImage:
         transfer.fetch_blobs(source.repository, store, blobs, Meter(run.view, "parent", "downloaded", 0).add)
     is_kept = bool(engine.image(added.image.image_id(engine.info().store)))
     loader = Loader(engine, store, str(store.root), run.view)
-    image_id = loader.load(added.image, Meter(run.view, "image", "loaded", 0).add)
+    image_id = loader.load(added.image)
     try:
         modules = try_packages(run, addition, added, image_id)
         _say(run, "tests", f"{counted(len(modules), 'module')} imported, {PIP_CHECK} passed ({added.parent.arch})")
@@ -285,8 +287,8 @@ def try_packages(run: Run, addition: Addition, added: AddedImage, image_id: str)
     Raises ImageTestError for a module that cannot be imported, and for requirements that are not met.
     """
     # A requirement with a marker for another system is not installed.
-    installed = {*added.parent.packages, *(each.name for each in added.wheels)}
-    names = [each.name for each in addition.request.requirements if each.name in installed]
+    installed = {*added.parent.packages, *(package.name for package in added.wheels)}
+    names = [requirement.name for requirement in addition.request.requirements if requirement.name in installed]
     python, pip_options = f"/{wheel.ENVIRONMENT}/bin/python", {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     with run.engine.running(image_id, checkout=str(run.store.root)) as container:
         imports = container.run([python, "-c", IMPORTS, *names], {}, IMPORT_S)
@@ -295,7 +297,7 @@ def try_packages(run: Run, addition: Addition, added: AddedImage, image_id: str)
         if done.returncode:
             lines = "\n".join([done.stdout, done.stderr]).strip().splitlines()[-SHOWN:]
             raise ImageTestError(f"{addition.target}: {problem}\n" + "\n".join(lines), hint="Nothing was pushed.")
-    return [each for each in imports.stdout.split() if all(map(str.isidentifier, each.split(".")))]
+    return [module for module in imports.stdout.split() if all(map(str.isidentifier, module.split(".")))]
 
 
 def _evidence(engine: Engine, image: Image, modules: Sequence[str]) -> Evidence:
@@ -306,7 +308,7 @@ def _evidence(engine: Engine, image: Image, modules: Sequence[str]) -> Evidence:
         plan="",
         suite={},
         kind="image",
-        passed=(*(f"import {each}" for each in modules), PIP_CHECK),
+        passed=(*(f"import {module}" for module in modules), PIP_CHECK),
         failed=(),
         no_gpu="the image is for the CPU" if is_cpu else "`builder add` runs no GPU tests",
         machine={"engine": info.version, "kernel": platform.release(), **({"engine_id": info.id} if info.id else {})},
@@ -317,12 +319,12 @@ def _evidence(engine: Engine, image: Image, modules: Sequence[str]) -> Evidence:
 def push(run: Run, added: Added, signer: Signer | None) -> Added:
     """Pushes the images by digest, with results and signatures. Raises RefusedError for a tag that must not move."""
     target, repository = added.target, Repository(added.target, host=run.host, write=True)
-    sents = [push_added_image(run, repository, added.addition, each) for each in added.images]
-    for each in (each for each in added.images if each.results):
-        reports.attach_evidence(repository, each.image.manifest.descriptor, each.results, signer)
+    sents = [push_added_image(run, repository, added.addition, image) for image in added.images]
+    for image in (image for image in added.images if image.results):
+        reports.attach_evidence(repository, image.image.manifest.descriptor, image.results, signer)
     manifest = added.images[0].image.manifest
-    if any(isinstance(each.parent.source, RegistrySource) and each.parent.source.index for each in added.images):
-        platforms = {str(each.parent.arch): each.image.manifest.descriptor for each in added.images}
+    if any(isinstance(image.parent.source, RegistrySource) and image.parent.source.index for image in added.images):
+        platforms = {str(image.parent.arch): image.image.manifest.descriptor for image in added.images}
         manifest = Manifest.of(oci.platform_index(platforms), oci.INDEX_TYPE)
         repository.put_manifest(manifest.digest, manifest.content, manifest.media_type)
     is_dated = tags.is_stamp(target.tag.rpartition("-")[2])
@@ -330,7 +332,7 @@ def push(run: Run, added: Added, signer: Signer | None) -> Added:
         raise RefusedError(f"{target} exists already: a tag with a date never moves", hint="Choose another tag.")
     if signer:
         sign(signer, repository, added, manifest)
-    sent = Sent(**{name: sum(getattr(each, name) for each in sents) for name in ("sent", "mounted", "present")})
+    sent = Sent(**{name: sum(getattr(counts, name) for counts in sents) for name in ("sent", "mounted", "present")})
     return replace(added, manifest=manifest, sent=sent)
 
 
@@ -352,19 +354,21 @@ def sign(signer: Signer, repository: Repository, added: Added, manifest: Manifes
     # show it. The name of a wheel and its SHA-256 stay.
     request = added.addition.request
     public = request.model_dump(exclude_defaults=True, exclude={"index"}) | {"env": sorted(request.env)}
-    public["requirements"] = [re.sub(r"(?i)https?://\S*/", "", str(each)) for each in request.requirements]
+    public["requirements"] = [
+        re.sub(r"(?i)https?://\S*/", "", str(requirement)) for requirement in request.requirements
+    ]
     target, statements = added.target, dict[str, dict[str, bytes]]()  # by image
-    for each in added.images:
-        parent, name = each.parent, added.addition.parent.name
-        replaced = {wheel.name for wheel in each.wheels}
+    for image in added.images:
+        parent, name = image.parent, added.addition.parent.name
+        replaced = {wheel.name for wheel in image.wheels}
         kept = [wheel for name, wheel in parent.packages.items() if name not in replaced]
-        tested = reports.test_result(coverage_of(Proof(evidence=result, signer=OWN) for result in each.results))
-        statements[each.image.manifest.digest] = {
+        tested = reports.test_result(coverage_of(Proof(evidence=result, signer=OWN) for result in image.results))
+        statements[image.image.manifest.digest] = {
             sbom_and_provenance.SBOM: sbom_and_provenance.sbom_of_additions(
-                repository.name, each.image, kept, each.wheels, parent.debian
+                repository.name, image.image, kept, image.wheels, parent.debian
             ),
             sbom_and_provenance.PROVENANCE: sbom_and_provenance.provenance_of_additions(
-                public, name, parent.image.manifest.digest, each.wheels
+                public, name, parent.image.manifest.digest, image.wheels
             ),
             **({reports.TEST_RESULT: tested} if tested else {}),
         }
@@ -383,7 +387,7 @@ def set_tag(run: Run, added: Added) -> Added:
         _say(run, "pushed", f"{added.target}@{added.digest}  {added.sent}")
         return added
     info = run.engine.info()
-    [image] = [each.image for each in added.images if each.parent.arch == info.arch]
+    [image] = [added_image.image for added_image in added.images if added_image.parent.arch == info.arch]
     run.engine.tag(image.image_id(info.store), added.target)
     run.store.name(str(added.target), image.manifest.descriptor)
     _say(run, "loaded", f"{added.target}  {image.manifest.digest}")

@@ -58,7 +58,7 @@ def changed_images(before: Mapping[str, str], images: Sequence[PlannedImage]) ->
 
 
 def split_by_disk(images: Sequence[PlannedImage], disk: int) -> list[list[PlannedImage]]:
-    """Parts that take about `disk` bytes each, with every layer that their images have counted once.
+    """Parts of about `disk` bytes, with every layer that their images have counted once.
 
     Images of one group stay together where they fit. A part has at least one image, however large, at most
     MAX_IMAGES, and one architecture.

@@ -156,7 +156,7 @@ def lock_stale_systems(
 def build_test_tag(
     run: Run, maker: Assembler | DockerfileBuilder, tester: Tester | None, planned: Plan, jobs: int
 ) -> list[Outcome]:
-    """Builds, tests and tags each image, each only if that is not done; without a tester, only builds.
+    """Builds, tests and tags each image where that is not done; without a tester, only builds.
 
     Closes `maker`. Raises ImageTestError if required GPU tests cannot run, before anything is built.
     """
@@ -209,7 +209,7 @@ def build_test_tag(
         if todo and tester:
             check_docker_client()
 
-        # Missing layers are made at the same time, each once for all images. An image begins when its own are made.
+        # Missing layers are made at the same time, once for all images. An image begins when its own are made.
         with view.live():
             missing = [image for image in todo if not present[image.id]]
             try:
@@ -249,7 +249,7 @@ def _missing_names(run: Run, image: PlannedImage, loaded: LoadedImage) -> list[s
     info = run.engine.image(loaded.id)
     missing = []
     for name in reversed(image.local_names):
-        # The engine lists names in its own form (without `docker.io/`, for example): look up each that is not listed.
+        # The engine lists names in its own form (without `docker.io/`, for example): look up names that are not listed.
         if not info or name not in info.tags:
             tagged = run.engine.image(name)
             if tagged is None or tagged.id != loaded.id:

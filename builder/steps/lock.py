@@ -71,7 +71,7 @@ def lock(
         before = PYTHON_LOCKS.find(project.root, release)
         try:
             after = builds.lock(release, before)
-        except LockError as error:
+        except (FetchError, LockError) as error:
             failures[f"Python {release}"] = [error]
             continue
         if PYTHON_LOCKS.write(project.root, release, after):
@@ -79,7 +79,7 @@ def lock(
             done.append(f"Python {release}")
 
     # Faults of matrix.yaml about a Python and its Debian release. No wheels are locked for such a cell: they would be
-    # for another Python. All cells of a Python have its packages and the same release, so one lock for each is enough.
+    # for another Python. All cells of a Python have its packages and the same release, so one lock is enough.
     faulty: set[str] = set()
     for python, cell in {cell.python: cell for cell in chosen}.items():
         # A lock that could not be made is among the failures.
@@ -89,7 +89,7 @@ def lock(
             name = f"Debian {system.debian}"
             known = {str(error) for error in failures.setdefault(name, [])}
             failures[name] += [fault for fault in faults if str(fault) not in known]
-            done = [each for each in done if each != name and not each.startswith(f"{name} ")]
+            done = [item for item in done if item != name and not item.startswith(f"{name} ")]
 
     # Wheels.
     sound = [cell for cell in chosen if cell.python not in faulty]
@@ -132,7 +132,7 @@ def _error(
     return IncompleteError("\n".join(lines))
 
 
-def lock_systems(run: Run, chosen: Sequence[Cell], *, refresh: bool) -> tuple[list[str], list[LockError]]:
+def lock_systems(run: Run, chosen: Sequence[Cell], *, refresh: bool) -> tuple[list[str], list[BuilderError]]:
     """Locks the operating systems of `chosen` that have no lock, or all of them with `refresh`.
 
     Returns the changed paths, and the errors. Releases that fail do not stop the others.
@@ -141,13 +141,13 @@ def lock_systems(run: Run, chosen: Sequence[Cell], *, refresh: bool) -> tuple[li
     requests = os_lock.requests_of_cells(project.matrix, chosen)
     present = {request: OS_LOCKS.find(project.root, request) for request in requests}
     new: dict[OsRequest, OsLock] = {}
-    failures: list[LockError] = []
+    failures: list[BuilderError] = []
     stale = [request for request, before in present.items() if refresh or before is None]
     for release, arch, group in os_resolve.by_archive(stale):
         say(f"Debian {release}: reading the lists of packages{'' if arch == AMD64 else f' for {arch}'}")
         try:
             resolved, errors = os_resolve.resolve_systems(project.matrix, run.host, group, ContainerApt(run))
-        except LockError as error:
+        except (FetchError, LockError) as error:
             failures.append(error)
         else:
             new |= resolved
@@ -263,7 +263,7 @@ def _record_release_days(run: Run, chosen: Sequence[Cell], resolved: Collection[
             listed.newest,
             *(listed.release(Version(line.release)) for line in frameworks[name].versions.values()),
         ]
-        if dated := {each.version: each.day for each in releases if each and each.day}:
+        if dated := {release.version: release.day for release in releases if release and release.day}:
             days[name] = {str(version): dated[version] for version in sorted(dated)}
     if days == known:
         return []

@@ -74,12 +74,12 @@ def refresh(
                     revision=git.state(project.root), signer=signer,
                 )  # fmt: skip
             report.stamp = staged.stamp
-            sent = {each.image.id: each for each in staged.outcomes}
+            sent = {outcome.image.id: outcome for outcome in staged.outcomes}
             report.outcomes = [
-                replace(each, digest=sent[each.image.id].digest, sent=sent[each.image.id].sent)
-                if each.image.id in sent
-                else each
-                for each in results
+                replace(outcome, digest=sent[outcome.image.id].digest, sent=sent[outcome.image.id].sent)
+                if outcome.image.id in sent
+                else outcome
+                for outcome in results
             ]
         except BuilderError as error:
             failures.append(error)

@@ -1,4 +1,4 @@
-"""Releases staged images: reads the reports of each from the registry, and publishes them if all are covered.
+"""Releases staged images: reads their reports from the registry, and publishes them if all are covered.
 
 Only the checkout and the registry are needed. The published images are recorded beside the staged release, before
 the first tag, in an artifact with the tag `released-<stamp>`.
@@ -84,7 +84,7 @@ def roll_back(run: Run, area: StagingArea, stamp: str, registry: str = "") -> Re
             listed[full.name] = repository.list_tags()
         stamps = tags.stamps_of(full.tag, listed[full.name])
         public.update(stamps)
-        earlier = [each for each in stamps if tags.stamp_order(each) <= tags.stamp_order(stamp)]
+        earlier = [other for other in stamps if tags.stamp_order(other) <= tags.stamp_order(stamp)]
         manifest = repository.manifest(tags.stamped(full, earlier[0]).tag) if earlier else None
         # An image that had not changed since an earlier release got no tag with this stamp: compare the digest.
         if str(full) in tagged and tagged[str(full)] != (manifest.digest if manifest else ""):

@@ -17,9 +17,9 @@ from builder.evidence.suite import Suite
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry.parallel import pipeline
 from builder.registry.transfer import Sent
-from builder.release import publish, staging, tagging
+from builder.release import publish, staging
 from builder.release.publish import Candidate, NotBuiltError
-from builder.release.staging import INDEX, StagedImage, StagingArea, plan_tag, repository_name
+from builder.release.staging import StagedImage, StagingArea, plan_tag, repository_name
 
 
 def stage(
@@ -43,7 +43,7 @@ def stage(
     """
     if not plan.images:  # built-in sets may be empty; an empty release would be the newest one
         return Report()
-    day = tagging.first_stamp(area.open(INDEX), run.today)
+    day = f"{run.today:%Y%m%d}"
     signer = signer and signer.with_trust(run.project)
     suite = Suite.of(*run.project.folders)
     images = errors.collect(
@@ -61,7 +61,7 @@ def stage(
             return image, None
         # Blobs may be mounted from other repositories of the same registry.
         own = area.repository(repository_name(image.planned))
-        others = [area.repository(each.repository) for each in listed]
+        others = [area.repository(part.repository) for part in listed]
         if lookup and not image.coverage.reports:
             others += lookup.references()
         names = dict.fromkeys(other.repository for other in others if other.registry == own.registry)

@@ -44,7 +44,7 @@ class VerifyOptions:
 
 
 def verify_named(run: Run, reference: ImageRef, options: VerifyOptions) -> list[tuple[ImageSource, Iterator[Finding]]]:
-    """The images that a name means, each with its findings, which are made as they are read.
+    """The images that a name means, with their findings, which are made as they are read.
 
     Raises UsageError if there is no such image.
     """
@@ -183,7 +183,9 @@ def _planned_image(run: Run, cell: str) -> PlannedImage | None:
     if not run.checkout:
         return None
     try:
-        images = plan.make_plan(run.checkout, [each for each in run.checkout.cells if each.id == cell]).images
+        images = plan.make_plan(
+            run.checkout, [candidate for candidate in run.checkout.cells if candidate.id == cell]
+        ).images
     except (UsageError, StaleError):
         return None
     return images[0] if images else None

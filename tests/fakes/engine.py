@@ -11,11 +11,12 @@ import subprocess
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from docker.models.containers import Container
 from rich.console import Console
 
 from builder.build.context import LoadedImage
@@ -24,7 +25,7 @@ from builder.build.image_tests import NO_RESULTS, Tester
 from builder.common.errors import BuilderError, EngineError, ImageTestError
 from builder.common.files import digest_of_bytes, digest_of_data
 from builder.common.reference import ImageRef
-from builder.engine.client import Engine
+from builder.engine.client import Engine, RunningContainer
 from builder.engine.model import EngineInfo, ImageInfo
 from builder.evidence.results import OWN, Coverage, Evidence, Proof, coverage_of
 from builder.matrix.tags import PLAN_LABEL
@@ -59,7 +60,7 @@ class FakeEngine(Engine):
     """Images in a dict; `calls` are the calls that change something, in order.
 
     `diff_ids` are the layers of loaded images, `loaded` the names in each archive, `pulled` the blobs of each image
-    that was pulled from this process; `files` are those of images, by id and path.
+    that was pulled from this process; `files` are those of images, by id and path. With `broken`, no container starts.
     """
 
     def __init__(self, *, registry: bool = True, is_remote: bool = False, info: EngineInfo = INFO) -> None:
@@ -72,6 +73,7 @@ class FakeEngine(Engine):
         self.loaded: list[list[str]] = []
         self.pulled: list[list[str]] = []
         self.blobs: set[str] = set()
+        self.broken = ""
 
     def check(self) -> None:
         """It answers."""
@@ -105,13 +107,12 @@ class FakeEngine(Engine):
             raise EngineError(f"pulling {reference}: no registry answers")
         self.add_image(reference)
 
-    def pull_local(self, reference: str, feed: Callable[[Mapping[str, Any]], None]) -> None:
+    def pull_local(self, reference: str) -> None:
         """As an engine does: only the layers that it lacks, each checked."""
         if self.is_remote:
             raise EngineError("connection refused")
         registry, _, rest = reference.partition("/")
         name, _, manifest_digest = rest.partition("@")
-        feed({"status": "Pulling from it", "id": "it"})
         with closing(Loopback(registry)) as connection:
             manifest = json.loads(connection.content(f"/v2/{name}/manifests/{manifest_digest}", manifest_digest))
             image_id = manifest["config"]["digest"]
@@ -121,9 +122,7 @@ class FakeEngine(Engine):
             for number, blob in enumerate(layer["digest"] for layer in manifest["layers"]):
                 if self._has(chain, number, blob):
                     continue
-                size = len(connection.content(f"/v2/{name}/blobs/{blob}", blob))
-                for status in ("Downloading", "Extracting"):
-                    feed({"status": status, "progressDetail": {"current": size, "total": size}, "id": blob})
+                connection.content(f"/v2/{name}/blobs/{blob}", blob)
                 self.pulled[-1].append(blob)
                 self.blobs.add(blob)
         image_id = manifest_digest if self.settings.store == "containerd" else image_id
@@ -150,6 +149,12 @@ class FakeEngine(Engine):
 
     def sweep(self, checkout: str) -> None:
         self.calls.append("sweep")
+
+    @contextmanager
+    def running(self, image: str, *, checkout: str, **options: Any) -> Iterator[RunningContainer]:
+        if self.broken:
+            raise EngineError(f"starting {image}: {self.broken}")
+        yield RunningContainer(Container())
 
     def has_remote(self, reference: str) -> bool:
         return self.registry

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from builder.common.errors import LockError
+from builder.common.errors import FetchError, LockError
 from builder.debian import os_lock
 from builder.debian.archives import HERE, STORE, Archives, Kept, PackageLocations
 from builder.debian.os_lock import OS_LOCKS, DebianPackage, OsLock, OsRequest
@@ -132,7 +132,7 @@ class FakeArchive:
     @contextmanager
     def __call__(self, release: str, host: Host, _: object, arch: Arch = AMD64) -> Iterator[FakeArchive]:
         if release == self.broken:
-            raise LockError(f"Debian {release}: apt-get update failed")
+            raise FetchError(f"Debian {release}: apt-get update failed")
         self.release, self.arch, self.sources = release, arch, host.sources_list(release)
         yield self
 

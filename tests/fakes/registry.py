@@ -6,7 +6,6 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, urlsplit
@@ -29,8 +28,7 @@ class MemoryRegistry(Repository):
     """A repository in memory; `calls` are the changes, in order.
 
     `has` are blobs without contents, `others` those of other repositories by name. `api` is what its referrers API
-    answers, None without one. `now` is the time by its clock, if it has one. `before_put` are called before the next
-    manifests under a fallback tag are stored.
+    answers, None without one. `before_put` are called before the next manifests under a fallback tag are stored.
     """
 
     def __init__(
@@ -49,7 +47,6 @@ class MemoryRegistry(Repository):
         self.before_put: list[Callable[[], object]] = []
         self.on_upload: Callable[[str], None] = lambda _: None
         self.on_put: Callable[[str], None] = lambda _: None
-        self.now: datetime | None = None
         self.stop = threading.Event()
         self.running = self.most = 0
         self._lock = threading.Lock()
@@ -57,9 +54,6 @@ class MemoryRegistry(Repository):
     def stoppable(self, stop: threading.Event) -> Repository:
         self.stop = stop
         return self
-
-    def clock(self) -> datetime | None:
-        return self.now
 
     def retry_program(self, run: Callable[[], str], digest: str) -> str:
         return run()

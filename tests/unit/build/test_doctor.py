@@ -18,6 +18,7 @@ from builder.index.host import Host
 from builder.index.session import IndexSession
 from builder.index.settings import IndexSettings
 from builder.matrix.project import Project
+from builder.matrix.tags import CELL_LABEL
 from tests.fakes.engine import INFO, FakeEngine
 from tests.fakes.run import new_run
 from tests.fakes.wire import Reply, Sent, Wire, untrusted
@@ -27,8 +28,13 @@ Edit = Callable[[str, str], Project]
 MIRROR = "https://me:pw@mirror.example.test/simple"
 
 
-def engine(**changes: Any) -> FakeEngine:
-    return FakeEngine(info=replace(INFO, **changes))
+def engine(*cells: str, broken: str = "", **changes: Any) -> FakeEngine:
+    """An engine with images of these cells, or of one cell for amd64."""
+    fake = FakeEngine(info=replace(INFO, **changes))
+    fake.broken = broken
+    for cell in cells or ("em-1.9-cpu-py311",):
+        fake.add_image(cell, labels={CELL_LABEL: cell})
+    return fake
 
 
 @pytest.fixture
@@ -93,6 +99,14 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "old podman": ({"engine": engine(name="Podman", version="4.2.0")}, "engine", "missing", "4.3 or newer"),
     "rootless": ({"engine": engine(is_rootless=True)}, "engine", "ok", "Docker Engine 26.1.5, rootless"),
     "containerd": ({"engine": engine(store="containerd")}, "engine", "ok", ", containerd, "),
+    "containers": ({}, "containers", "ok", "started one of em-1.9-cpu-py311"),
+    "no containers": (
+        {"engine": engine(broken="OCI runtime create failed")},
+        "containers", "missing", "starting sha256:",
+    ),
+    "only an image for arm64": (
+        {"engine": engine("em-1.9-cpu-py311-arm64")}, "containers", "note", "not tried: the engine has no image",
+    ),
     "arm64": ({"engine": engine(architecture="aarch64")}, "machine", "ok", "aarch64"),
     "another": ({"engine": engine(architecture="riscv64")}, "machine", "missing", "riscv64"),
     "no client": ({"which": set()}, "docker", "missing", "apt-get install docker.io"),

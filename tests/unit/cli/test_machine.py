@@ -93,15 +93,18 @@ def test_a_cell_is_its_tested_image(run: Run, tiny: Project, monkeypatch: pytest
 # ---- doctor
 
 
-@pytest.mark.parametrize(("state", "code"), [("ok", 0), ("note", 0), ("missing", 6)])
+@pytest.mark.parametrize(
+    ("name", "state", "code"),
+    [("thing", "ok", 0), ("thing", "note", 0), ("thing", "missing", 6), ("index", "missing", 13)],
+)
 def test_doctor_fails_only_if_something_is_missing(
-    run: Run, monkeypatch: pytest.MonkeyPatch, state: doctor.State, code: int
+    run: Run, monkeypatch: pytest.MonkeyPatch, name: str, state: doctor.State, code: int
 ) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda *_: iter([("thing", state, "[detail]")]))
+    monkeypatch.setattr(doctor, "examine", lambda *_: iter([(name, state, "[detail]")]))
     result = run("doctor")
     assert result.code == code
-    assert result.out.split() == [state, "thing", "[detail]"]
-    assert ("missing: thing" in result.err) is bool(code)
+    assert result.out.split() == [state, name, "[detail]"]
+    assert (f"missing: {name}" in result.err) is bool(code)
 
 
 def test_what_is_not_needed_in_staging_is_printed_as_json(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, date, datetime
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,7 @@ from builder.common import git
 from builder.evidence.signing import Signer
 from builder.layers.store import Store
 from builder.matrix.project import Project
-from builder.registry import transfer
 from builder.release import publish, staging
-from tests.fakes.registry import MemoryRegistry
 from tests.unit.cli.conftest import CELL, Result, Run
 from tests.unit.release.test_publish import EMBER, PublishBench
 from tests.unit.steps import test_release, test_stage
@@ -109,17 +107,6 @@ def test_stage_prints_the_output_of_a_github_step(stage: Run) -> None:
     result = stage(EMBER, "--format", "github")
     assert result.code == 0, result.err
     assert re.fullmatch(r"stamp=[0-9]{8}\n", result.out)
-
-
-@pytest.mark.parametrize("option", [[], ["--images-only"]], ids=str)
-def test_nothing_is_staged_by_a_machine_whose_clock_is_ahead(
-    stage: Run, monkeypatch: pytest.MonkeyPatch, option: list[str]
-) -> None:
-    monkeypatch.setattr(MemoryRegistry, "clock", lambda _: datetime(2026, 11, 22, 12, tzinfo=UTC))
-    monkeypatch.setattr(transfer, "send_image", None)
-    result = stage(EMBER, *option, today=date(2026, 11, 23))
-    assert result.code == 14
-    assert "a release of 2026-11-23 would be in the future: the clock of " in result.err
 
 
 def test_a_stamp_of_a_later_day_than_today_is_explained(stage: Run, tiny: Project) -> None:

@@ -20,8 +20,7 @@ from packaging.version import Version
 from builder.cli import explain as command
 from builder.cli.context import Context
 from builder.common import strict_yaml
-from builder.common.errors import BuilderError, FetchError, RefusedError, UsageError, VerifyError
-from builder.common.files import digest_of_bytes
+from builder.common.errors import FetchError, RefusedError, UsageError
 from builder.compat import explain, gpus
 from builder.compat.explain import Explainer, Explanation, Resolve
 from builder.compat.gpus import Gpu
@@ -32,8 +31,6 @@ from builder.lock.resolve import Resolver
 from builder.matrix import cells, facts, reader
 from builder.matrix.cells import Cell
 from builder.matrix.schema import FrameworkVersion, Matrix
-from builder.registry.client import labels_of
-from tests.fakes.wire import Reply, Sent, Wire, connect
 from tests.paths import UNIT
 
 STORED = UNIT / "metadata"
@@ -532,99 +529,6 @@ def test_gpus_of_this_machine(run: Callable[..., Result], monkeypatch: pytest.Mo
     ]
     monkeypatch.setattr(gpus, "read_gpus", lambda: ("", ()))
     assert isinstance(run("--gpu", "this").exception, UsageError)
-
-
-def described(labels: Mapping[str, str]) -> tuple[bytes, bytes]:
-    """Manifest and configuration of an image with these labels."""
-    data = {"architecture": "amd64", "config": {"Labels": labels}, "rootfs": {"diff_ids": []}}
-    config = json.dumps(data).encode()
-    blob = {"digest": digest_of_bytes(config), "size": len(config)}
-    return json.dumps({"config": blob, "layers": []}).encode(), config
-
-
-MANIFEST, CONFIG = described({"io.github.gpu-images.cuda": "12.8", "io.github.gpu-images.driver": "525.60.13"})
-LISTED = json.dumps(
-    {
-        "manifests": [
-            {"digest": "sha256:" + "7" * 64, "size": 1, "platform": {"architecture": "arm64", "os": "linux"}},
-            {"digest": "sha256:" + "8" * 64, "size": 1, "platform": {"architecture": "amd64", "os": "windows"}},
-            {
-                "digest": digest_of_bytes(MANIFEST),
-                "size": len(MANIFEST),
-                "platform": {"architecture": "amd64", "os": "linux"},
-            },
-        ]
-    }
-).encode()
-
-
-def reply(content: bytes, kind: str = "manifest") -> Reply:
-    return Reply(body=content, headers={"Content-Type": f"application/vnd.oci.image.{kind}.v1+json"})
-
-
-def serve(monkeypatch: pytest.MonkeyPatch, first: Reply, config: bytes = CONFIG) -> Wire:
-    def answer(sent: Sent) -> Reply:
-        if "/blobs/" in sent.path:
-            return Reply(body=config)
-        return reply(MANIFEST) if sent.path.endswith(digest_of_bytes(MANIFEST)) else first
-
-    return Wire.install(monkeypatch, answer)
-
-
-@pytest.mark.parametrize(("content", "kind"), [(MANIFEST, "manifest"), (LISTED, "index")])
-def test_labels_of_an_image_in_a_registry(monkeypatch: pytest.MonkeyPatch, content: bytes, kind: str) -> None:
-    wire = serve(monkeypatch, reply(content, kind))
-    assert labels_of(connect(), "2.9") == {
-        "io.github.gpu-images.cuda": "12.8",
-        "io.github.gpu-images.driver": "525.60.13",
-    }
-    assert [line for line in wire.lines if "/blobs/" in line] == [f"GET /v2/a/b/blobs/{digest_of_bytes(CONFIG)}"]
-
-
-def test_an_image_of_a_registry_is_judged_by_its_labels(
-    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "matrix.yaml").write_text(MATRIX.replace('registry: ""', "registry: registry.example.test"))
-    manifest, old = described({"io.github.gpu-images.cuda": "13.2", "io.github.gpu-images.driver": "580.65.06"})
-    wire = serve(monkeypatch, reply(manifest), old)
-    name = "registry.example.test/org/pt-cuda:2.9"
-    result = run("--gpu", "H100", "--driver", "570.82", name)
-    assert isinstance(result.exception, RefusedError)
-    assert f"  does not run  {name}: driver 570.82 is too old: CUDA 13.2" in result.output
-    assert "GET /v2/org/pt-cuda/manifests/2.9" in wire.lines
-
-
-def test_an_image_without_the_name_of_its_registry_is_refused(run: Callable[..., Result]) -> None:
-    """Docker Hub was asked for it."""
-    refused = run("--gpu", "H100", "org/pt-cuda:2.9").exception
-    assert isinstance(refused, UsageError)
-    assert str(refused) == "org/pt-cuda:2.9 has no registry"
-
-
-HOSTILE = ("../../../admin?x=", "sha256:" + "7" * 63, "sha256:" + "7" * 64 + "\n", "sha512:" + "7" * 64, None, 7)
-
-
-@pytest.mark.parametrize("digest", HOSTILE)
-def test_an_invalid_digest_is_never_requested(monkeypatch: pytest.MonkeyPatch, digest: object) -> None:
-    listed = {"manifests": [{"digest": digest, "platform": {"architecture": "amd64", "os": "linux"}}]}
-    for content, kind in ((listed, "index"), ({"config": {"digest": digest, "size": 7}, "layers": []}, "manifest")):
-        wire = serve(monkeypatch, reply(json.dumps(content).encode(), kind))
-        with pytest.raises(VerifyError):
-            labels_of(connect(), "2.9")
-        assert wire.lines == ["GET /v2/a/b/manifests/2.9"]
-
-
-@pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b'{"config": {"digest": 7}}', b'{"config": []}'])
-def test_an_invalid_image_is_reported(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
-    serve(monkeypatch, reply(content))
-    with pytest.raises(BuilderError):
-        labels_of(connect(), "2.9")
-
-
-def test_an_absent_image_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    serve(monkeypatch, Reply(status=404))
-    with pytest.raises(VerifyError):
-        labels_of(connect(), "2.9")
 
 
 # ---- named indexes

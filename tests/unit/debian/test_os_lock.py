@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from builder.common.errors import IncompleteError, LockError, MatrixError, StaleError
+from builder.common.errors import BuilderError, FetchError, IncompleteError, LockError, MatrixError, StaleError
 from builder.debian import apt, os_lock, os_resolve
 from builder.debian.archives import Kept
 from builder.debian.os_lock import OS_LOCKS, OsLock, OsRequest
@@ -156,6 +156,17 @@ def test_a_package_that_apt_does_not_show(tmp_path: Path, other: str, message: s
         archive.resolve(OsRequest(debian="newbird", packages=("editor",)), locks.TIME)
 
 
+@pytest.mark.parametrize(("failing", "kind"), [("update", FetchError), ("install", LockError)])
+def test_an_archive_that_does_not_respond_is_no_wrong_package(
+    tmp_path: Path, failing: str, kind: type[BuilderError]
+) -> None:
+    def run(command: Sequence[str], **_: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 100 if command[1] == failing else 0, "", "E: it failed")
+
+    with pytest.raises(kind, match=f"Debian newbird: apt-get {failing} failed\n  \\| E: it failed"):
+        apt.Archive("newbird", Host(), tmp_path, run).resolve(TINI, locks.TIME)
+
+
 def test_cells_with_the_same_packages_share_a_lock(tiny: Project, edit: Edit) -> None:
     before = request_of(tiny)
     assert request_of(tiny, f"{CELL}-board").path == before.path
@@ -173,7 +184,7 @@ def archive(monkeypatch: pytest.MonkeyPatch) -> locks.FakeArchive:
     return fake
 
 
-def update(project: Project, *names: str, refresh: bool = False) -> tuple[list[str], list[LockError], list[str]]:
+def update(project: Project, *names: str, refresh: bool = False) -> tuple[list[str], list[BuilderError], list[str]]:
     """The changed paths, the errors, and what was said."""
     console = MemoryConsole()
     changed, failures = locking.lock_systems(new_run(project, console=console), project.select(names), refresh=refresh)
@@ -268,7 +279,7 @@ def test_a_lock_of_no_cell_is_found_and_removed(tiny: Project, archive: locks.Fa
     with pytest.raises(StaleError, match=f"  {path}: belongs to no cell"):
         checks.check_locks(project, [])
     archive.broken = "newbird"
-    with pytest.raises(LockError):
+    with pytest.raises(FetchError):
         update_all(project, CELL, refresh=True)
     assert (project.root / path).exists(), "undoing the edit needs it again"
     assert f"{path} (removed: no cell needs it)" in update_all(project)
@@ -424,7 +435,7 @@ def test_a_debian_release_that_fails_does_not_stop_the_others(tiny: Project, arc
 
 def test_debian_releases_that_all_fail_have_the_error_of_the_first(tiny: Project, archive: locks.FakeArchive) -> None:
     archive.broken = "newbird"
-    with pytest.raises(LockError):
+    with pytest.raises(FetchError):
         update_all(tiny, CELL, refresh=True)
 
 

@@ -7,7 +7,6 @@ import json
 import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +21,7 @@ from urllib3.exceptions import ProtocolError
 from builder.common.errors import DiskError, EngineError, NoEngineError
 from builder.common.reference import ImageRef
 from builder.engine.address import EngineAddress
-from builder.engine.client import UNPACK_TRIES, Engine
+from builder.engine.client import Engine
 from builder.engine.model import EngineInfo, translated
 from tests.fakes.engine import INFO
 
@@ -158,7 +157,7 @@ LOCAL = f"127.0.0.1:80/a/image@sha256:{'0' * 64}"
 
 
 def pull_local(engine: Engine, _: Path) -> None:
-    engine.pull_local(LOCAL, lambda _: None)
+    engine.pull_local(LOCAL)
 
 
 def import_tar(engine: Engine, file: Path) -> None:
@@ -187,19 +186,9 @@ def test_an_error_in_the_stream_of_an_answer(
 def test_a_local_pull_names_the_digest_and_has_a_short_time_limit_until_it_starts() -> None:
     """The engine may take long over a large layer, but not to reach this machine."""
     pull = Answer({"status": "a"}, {"status": "b"})
-    fed: list[Mapping[str, Any]] = []
-    pull.engine().pull_local(LOCAL, fed.append)
+    pull.engine().pull_local(LOCAL)
     assert pull.asked == [("/images/create", {"fromImage": "127.0.0.1:80/a/image", "tag": "sha256:" + "0" * 64})]
     assert pull.timeouts == [30, 3600]
-    assert fed == [{"status": "a"}, {"status": "b"}]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), EngineError("x")], ids=["Ctrl-C", "error"])
-def test_a_local_pull_is_cancelled(error: BaseException) -> None:
-    """The engine stops when the connection is closed."""
-    pull = Answer({"status": "x"})
-    with pytest.raises(type(error)):
-        pull.engine().pull_local(LOCAL, raising(error))
     assert pull.is_closed
 
 
@@ -394,25 +383,6 @@ def test_a_container_is_removed_at_the_end() -> None:
         "put / tar",
         "remove {'force': True, 'v': True}",
     ]
-
-
-@pytest.mark.parametrize(
-    ("message", "failures", "tries"),
-    [("write: broken pipe", 2, 3), ("write: broken pipe", 9, UNPACK_TRIES), ("no space left", 9, 1)],
-)
-def test_files_are_copied_again_after_a_broken_pipe_of_podman(message: str, failures: int, tries: int) -> None:
-    fake, seen = FakeRunning(), list[bytes]()
-
-    def put_archive(path: str, files: BinaryIO) -> None:
-        seen.append(files.read())
-        if len(seen) <= failures:
-            raise APIError(f"passing bulk input to subprocess: {message}")
-
-    fake.put_archive = put_archive  # type: ignore[method-assign]
-    fails = pytest.raises(EngineError, match=message) if failures >= tries else nullcontext()
-    with engine(run=fake.run).running("debian", checkout="/checkout", network_mode=None) as container, fails:
-        container.put(io.BytesIO(b"tar"))
-    assert seen == [b"tar"] * tries
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,6 @@ def test_a_layer_of_many_members_inflated(served: Served) -> None:
     assert response.status == 200
     assert int(response.headers["Content-Length"]) == len(PLAIN)
     assert digest_of_bytes(body) == PLAIN_DIGEST
-    assert not served.endpoint.is_broken
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -147,7 +146,6 @@ def test_a_damaged_layer_is_cut_off(served: Served, damage: str) -> None:
         path.write_bytes(MEMBERS[:-50] if damage == "truncated" else MEMBERS[:1000] + b"\0" * 9 + MEMBERS[1009:])
     with pytest.raises(http.client.IncompleteRead):
         served.ask("blobs", PLAIN_DIGEST)
-    assert served.endpoint.is_broken
 
 
 @pytest.mark.parametrize(
@@ -176,20 +174,15 @@ def test_a_client_that_hangs_up_is_no_fault(
         connection.getresponse().read(10)
     response, _ = served.request("/v2/")
     assert response.status == 200
-    assert not served.endpoint.is_broken
     assert capfd.readouterr() == ("", "")
 
 
 def test_nothing_is_served_afterwards(store: Store) -> None:
-    """Neither on a new connection, nor on one that is open."""
     with Endpoint({}) as endpoint:
         served = Served(endpoint, store, OTHER)
-        open_ = served.connection()
-        open_.request("GET", "/v2/")
-        assert open_.getresponse().read() == b""
-    with closing(open_), pytest.raises(ConnectionRefusedError):
+        assert served.request("/v2/")[0].status == 200
+    with pytest.raises(ConnectionRefusedError):
         served.request("/v2/")
-    assert open_.sock is None or open_.sock.fileno() == -1 or open_.sock.recv(1) == b""
 
 
 def test_each_endpoint_has_a_secret_of_its_own() -> None:

@@ -502,7 +502,7 @@ def tls_error(reason: str) -> Exception:
     return requests.exceptions.SSLError(cause)
 
 
-UPGRADE = "Choose another version: builder lock --upgrade-package Tiny_Wheel && builder render"
+UPGRADE = "Choose another version: builder lock --upgrade-package PACKAGE CELLS && builder render"
 DOCTOR = "`builder doctor` checks the index."
 DISTRUST = "Do not use this index until the difference is explained."
 KEPT = "Several attempts failed. The part that was downloaded is kept: run again."

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from builder.common.console import View
-from builder.common.errors import FetchError, LockError, UnreachableError
+from builder.common.errors import BuilderError, FetchError, LockError
 from builder.index.host import Host
 from builder.index.local_index import LocalIndex
 from builder.index.releases import Index
@@ -171,7 +171,7 @@ REQUIREMENTS = {
     "wheels of another Python": ("  cause: Because x==1 has no wheels with a matching Python version tag", BUILD),
     "yanked": (
         'warning: `ember==1.10.0` is yanked (reason: "broken")',
-        f"builder lock --upgrade-package ember {NO_TOOLKIT} && builder render",
+        "builder lock --upgrade-package PACKAGE CELLS && builder render",
     ),
 }
 REQUESTS = {
@@ -204,14 +204,14 @@ REQUESTS = {
     ("output", "hint", "kind"),
     [
         *(pytest.param(*row, LockError, id=name) for name, row in REQUIREMENTS.items()),
-        *(pytest.param(*row, UnreachableError, id=name) for name, row in REQUESTS.items()),
+        *(pytest.param(*row, FetchError, id=name) for name, row in REQUESTS.items()),
     ],
 )
 def test_a_failure_is_one_of_the_requirements_or_of_the_index(
-    tiny: Project, uv: Uv, output: str, hint: str, kind: type[LockError]
+    tiny: Project, uv: Uv, output: str, hint: str, kind: type[BuilderError]
 ) -> None:
     uv.result = 0 if "yanked" in output else 2, output
-    with pytest.raises(LockError) as caught:
+    with pytest.raises(BuilderError) as caught:
         uv.resolve(tiny, NO_TOOLKIT)
     assert type(caught.value) is kind
     assert hint in caught.value.hint
@@ -660,7 +660,7 @@ def test_the_reason_for_a_cell_that_the_matrix_need_not_have(tiny: Project, uv: 
 def test_an_unreachable_index_is_neither_a_conflict_nor_a_reason(tiny: Project, edit: Edit, uv: Uv) -> None:
     present = locks.lock_of(tiny, tiny.groups[NO_TOOLKIT])
     uv.result = 2, "error: Failed to fetch: https://index.example.test/simple/ember/"
-    with pytest.raises(UnreachableError):
+    with pytest.raises(FetchError):
         uv.resolve(with_extra(edit), NO_TOOLKIT, present)
     assert uv.conflicts == []
     with pytest.raises(FetchError):
@@ -679,7 +679,7 @@ def test_uv_uses_the_main_index_alone_and_gets_no_login(tiny: Project, uv: Uv, m
 def test_the_mirror_is_not_named(tiny: Project, uv: Uv) -> None:
     uv.result = 2, "error: Failed to fetch: https://me:pw@mirror.example.test/simple/x/"
     index = IndexSettings(url="https://me:pw@mirror.example.test/simple")
-    with pytest.raises(LockError) as caught:
+    with pytest.raises(FetchError) as caught:
         uv.resolver(tiny, index).lock(tiny.groups[GROUP], None, {})
     assert "Failed to fetch: https://<mirror>/simple/x/" in str(caught.value)
     assert "pw" not in str(caught.value)
@@ -691,7 +691,7 @@ def test_a_uv_that_stalls(tiny: Project, uv: Uv) -> None:
 
     resolver = uv.resolver(tiny)
     resolver.uv.run = stall
-    with pytest.raises(UnreachableError, match="timed out"):
+    with pytest.raises(FetchError, match="timed out"):
         resolver.lock(tiny.groups[GROUP], None, {})
 
 
@@ -704,7 +704,7 @@ def test_a_file_that_the_index_lists_but_does_not_have(tiny: Project, uv: Uv) ->
 
     resolver = uv.resolver(tiny)
     resolver.uv.run = lose
-    with pytest.raises(LockError, match=r"does not serve emberkit-2\.0-py3-none-any\.whl"):
+    with pytest.raises(FetchError, match=r"does not serve emberkit-2\.0-py3-none-any\.whl"):
         resolver.lock(tiny.groups[GROUP], None, {})
 
 
@@ -723,7 +723,7 @@ def test_sizes_are_requested_with_the_settings_of_the_index(
         assert sent.headers["Authorization"].startswith("Basic ")
         assert sent.options["verify"] == "/ca.pem"
     wire.answers = lambda _: Reply(status=403)
-    with pytest.raises(LockError, match="403 Forbidden"):
+    with pytest.raises(FetchError, match="403 Forbidden"):
         uv.resolver(tiny, settings).lock(tiny.groups[NO_TOOLKIT], None, {})
 
 
@@ -786,6 +786,6 @@ def test_a_failure_of_an_index_is_not_one_of_the_requirements(
     """Even if uv found other versions, or blames the requirements."""
     uv.result = result
     failure = FetchError("notebook: the index company returned 403 Forbidden", hint="Give a login.")
-    with pytest.raises(UnreachableError, match=str(failure)) as caught:
+    with pytest.raises(FetchError, match=str(failure)) as caught:
         resolve_with_indexes(uv, company, failures=[failure])
     assert caught.value.hint == failure.hint

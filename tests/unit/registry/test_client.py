@@ -7,7 +7,6 @@ import json
 import threading
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -309,26 +308,6 @@ def test_stopped_during_a_download(lay: Lay, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(StoppedError):
         connect().stoppable(stop).download(DIGEST, len(CONTENT), io.BytesIO(), count)
     assert read == [100]
-
-
-NOON = "Sun, 22 Nov 2026 12:00:01"
-
-
-@pytest.mark.parametrize(
-    ("status", "headers", "is_known"),
-    [
-        (200, {"Date": f"{NOON} GMT"}, True),
-        (404, {"Date": f"{NOON} -0000"}, True),
-        (200, {}, False),
-        (200, {"Date": "yesterday"}, False),
-        (200, {"Date": f"{NOON} GMT", "Age": "86400"}, False),  # a cache repeats old answers
-        # It may hide a repository that does not exist yet.
-        *((status, {"Date": f"{NOON} GMT"}, False) for status in (400, 401, 403)),
-    ],
-)
-def test_the_clock_of_a_registry(lay: Lay, status: int, headers: dict[str, str], is_known: bool) -> None:
-    lay(lambda _: Reply(status=status, headers=headers))
-    assert connect().clock() == (datetime(2026, 11, 22, 12, 0, 1, tzinfo=UTC) if is_known else None)
 
 
 def test_referrers_and_tags_are_read_page_by_page(lay: Lay) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import date, datetime
 from typing import Any
 
 import pytest
@@ -90,34 +89,6 @@ def test_a_manifest_with_another_digest_is_not_tagged() -> None:
     with pytest.raises(VerifyError, match="to tag is not sha256:"):
         tagging.tag(registry, wrong, [], {"1.0": None})
     assert registry.calls == []
-
-
-# ---- stamps
-
-
-@pytest.mark.parametrize(
-    ("now", "is_future"),
-    [
-        ("2026-11-21T12:00:00+00:00", True),
-        ("2026-11-21T22:59:59+00:00", True),
-        ("2026-11-21T23:00:00+00:00", False),
-        ("2026-11-22T00:59:59+02:00", True),
-        ("2026-11-22T09:00:00+00:00", False),
-        ("2027-01-01T00:00:00+00:00", False),
-        ("", False),
-    ],
-)
-def test_a_stamp_from_the_future_is_refused_when_it_is_made(now: str, is_future: bool) -> None:
-    """One stage with a clock a day ahead made all other releases older than it."""
-    registry = MemoryRegistry()
-    registry.now = datetime.fromisoformat(now) if now else None
-    if not is_future:
-        assert tagging.first_stamp(registry, date(2026, 11, 22)) == "20261122"
-        return
-    with pytest.raises(RegistryError, match=r"^a release of 2026-11-22 would be in the future") as caught:
-        tagging.first_stamp(registry, date(2026, 11, 22))
-    assert "shows 2026-11-21 " in str(caught.value)
-    assert "clock" in caught.value.hint
 
 
 # ---- never back

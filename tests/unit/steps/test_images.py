@@ -246,18 +246,6 @@ def test_a_failure_that_images_share_is_shown_once(bench: BuildBench) -> None:
     assert caught.value.hint == "run again"
 
 
-def test_the_hint_for_a_deleted_wheel_names_a_cell_of_each_group(tiny: Project) -> None:
-    """The other cells of the group share its lock; a command for all cells would change the locks of others too."""
-    error = FetchError("some.whl: not listed by the index", hint="It was withdrawn.", package="some")
-    ids = [FIRST, "qz-0.5-cu129-py311", SECOND]
-    planned = plan.make_locked_plan(tiny, tiny.select(ids))
-    failure = outcomes.failure([Outcome(image=image, error=error) for image in planned.images])
-    assert isinstance(failure, FetchError)
-    assert str(failure) == f"{', '.join(ids)}: some.whl: not listed by the index"
-    command = f"builder lock --upgrade-package some {FIRST} qz-0.5-cu129-py311 && builder render"
-    assert failure.hint == f"It was withdrawn. Choose another version: {command}"
-
-
 def raises(error: BaseException, at: str) -> Callable[[str], None]:
     """For `before` of the method: raises at one image, or in `start`."""
 
