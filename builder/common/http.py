@@ -39,7 +39,7 @@ class Fault(Enum):
     """A kind of failed request: a sentence about a server, and exceptions. The first kind that matches counts."""
 
     CERTIFICATE = "the certificate of {} is not trusted", ssl.SSLCertVerificationError
-    CLIENT_CERTIFICATE = ("{} requires a client certificate, or refuses this one",)
+    CLIENT_CERTIFICATE = ("{} requires a client certificate",)
     NO_TLS = ("{} does not use https",)
     TLS = "the TLS connection to {} failed", ssl.SSLError, requests.exceptions.SSLError, urllib3.exceptions.SSLError
     PROXY = "cannot connect to {} through the proxy", requests.exceptions.ProxyError

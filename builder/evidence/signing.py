@@ -249,8 +249,5 @@ def _cosign_manifest(repository: Repository, digest: str, command: str, *options
             path = Path(folder) / "ca.pem"
             path.write_bytes(pem)
             connection_options.append(f"--registry-cacert={path}")
-        if transport.client:
-            certificate, key = transport.client
-            connection_options += [f"--registry-client-cert={certificate}", f"--registry-client-key={key}"]
         words = (command, *options, *connection_options, f"{repository.name}@{digest}")
         return repository.retry_program(lambda: run_cosign(*words), digest)

@@ -1,4 +1,4 @@
-"""The connection to a registry: plain http or TLS, and the certificates of /etc/docker/certs.d.
+"""The connection to a registry: plain http or TLS, and the authorities in /etc/docker/certs.d.
 
 Source: Docker documentation, "Verify repository client with certificates".
 """
@@ -22,25 +22,23 @@ from builder.index.host import Host, RegistrySettings
 FOLDER = Path("/etc/docker/certs.d")
 CONNECTIONS = 16  # kept open; more are made when needed
 _PRIVATE = tuple(map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
-_HALVES = {".cert": ".key", ".key": ".cert"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transport:
     """The connection to a registry. `bundle` is a file with the usual authorities, empty for the default.
 
-    `authorities` are trusted too. `client` is a certificate of this machine, and its key.
+    `authorities` are trusted too.
     """
 
     registry: str
     registries: RegistrySettings
     bundle: str = ""
     authorities: tuple[Path, ...] = ()
-    client: tuple[Path, Path] | None = None
 
     @classmethod
     def of(cls, registry: str, host: Host) -> Transport:
-        """The connection to a registry (`host:port`). Raises RegistryError, FileError."""
+        """The connection to a registry (`host:port`). Raises FileError."""
         files: list[Path] = []
         if not host.registries.allow_http(registry):
             try:
@@ -49,20 +47,11 @@ class Transport:
                 pass  # most registries have a certificate of a usual authority
             except OSError as error:
                 raise of_file(error) from error
-        for path in files:
-            half = path.with_suffix(_HALVES.get(path.suffix, path.suffix))
-            if half not in files:
-                raise RegistryError(
-                    f"{half} is missing: {path.name} needs it",
-                    hint="A client certificate is a .cert and a .key; an authority is a .crt.",
-                )
-        certificate = next((path for path in files if path.suffix == ".cert"), None)
         return cls(
             registry=registry,
             registries=host.registries,
             bundle=host.index.ca_bundle,
             authorities=tuple(path for path in files if path.suffix == ".crt"),
-            client=(certificate, certificate.with_suffix(".key")) if certificate else None,
         )
 
     @property
@@ -95,22 +84,15 @@ class Transport:
         return self.is_plain and is_near and self.registries.allow_http(url)
 
     def adapter(self) -> HTTPAdapter:
-        """An adapter that uses these certificates. Raises RegistryError for one that cannot be used."""
-        if not (self.authorities or self.client):
+        """An adapter that uses these authorities. Raises RegistryError for one that cannot be used."""
+        if not self.authorities:
             return HTTPAdapter(pool_maxsize=CONNECTIONS)
         context = create_urllib3_context()
-        names = ""  # of the files that are read, which the error does not have
-        try:
-            for path in self.authorities:
-                names = str(path)
+        for path in self.authorities:
+            try:
                 context.load_verify_locations(path)
-            if self.client:
-                names = " with ".join(map(str, self.client))
-                context.load_cert_chain(*self.client, password="")  # without it, OpenSSL would prompt for a password
-        except OSError as error:  # also of OpenSSL
-            raise RegistryError(
-                f"{names} cannot be used: {error.strerror}", hint="Use PEM files, and a key without a password."
-            ) from None
+            except OSError as error:  # also of OpenSSL
+                raise RegistryError(f"{path} cannot be used: {error.strerror}", hint="Use a PEM file.") from None
         return _Adapter(context)
 
     @property

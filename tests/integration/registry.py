@@ -117,14 +117,10 @@ def htpasswd(folder: Path) -> str:
     return f"auth: {{htpasswd: {{realm: tests, path: {folder}/htpasswd}}}}"
 
 
-def certificate(folder: Path, name: str, *, clients: Path | None = None) -> str:
-    """Configuration for https under a name, with a self-signed certificate: `cert.pem`.
-
-    `clients` is a certificate that clients need.
-    """
+def certificate(folder: Path, name: str) -> str:
+    """Configuration for https under a name, with a self-signed certificate: `cert.pem`."""
     make_key(folder, name)
-    required = f", clientcas: [{clients}]" if clients else ""
-    return f", tls: {{certificate: {folder}/cert.pem, key: {folder}/key.pem{required}}}"
+    return f", tls: {{certificate: {folder}/cert.pem, key: {folder}/key.pem}}"
 
 
 def make_key(folder: Path, name: str) -> None:

@@ -470,11 +470,3 @@ def test_cosign_reaches_a_registry_as_the_client_does(
     monkeypatch.setattr(transport.Transport, "adapter", lambda _: HTTPAdapter())
     signer.sign_manifest(repository(AWAY, bundle=str(bundle)), DIGEST, {})
     assert list(cosign.programs.files.values()) == ["one.crt\ntwo.crt\nusual"]
-
-    for name in ("b.cert", "b.key"):
-        (tmp_path / AWAY / name).touch()
-    signer.sign_manifest(repository(AWAY), DIGEST, {}, {"cyclonedx": b"{}"})
-    folder = tmp_path / AWAY
-    assert {f"--registry-client-cert={folder}/b.cert", f"--registry-client-key={folder}/b.key"} < set(
-        cosign.programs.calls[-1]
-    )

@@ -552,7 +552,7 @@ FAULTS: dict[str, tuple[str, Reply | Exception, str, str]] = {
     "no client certificate": (
         "file",
         tls_error("TLSV13_ALERT_CERTIFICATE_REQUIRED"),
-        "the index requires a client certificate, or refuses this one",
+        "the index requires a client certificate",
         DOCTOR,
     ),
 }

@@ -87,8 +87,8 @@ ANSWERS: dict[str, Row] = {
     ),
     **{
         reason: (
-            of_tls(reason), RejectedError, 1, "requires a client certificate, or refuses this one",
-            f"Save a client certificate as /etc/docker/certs.d/{HOST}/client.cert",
+            of_tls(reason), RejectedError, 1, "the registry requires a client certificate",
+            "Client certificates are not supported: use a proxy",
         )
         for reason in (
             "SSLV3_ALERT_BAD_CERTIFICATE", "TLSV13_ALERT_CERTIFICATE_REQUIRED", "TLSV1_ALERT_UNKNOWN_CA",
