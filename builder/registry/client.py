@@ -29,7 +29,7 @@ from builder.layers.oci import Manifest
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, StoppedError, TransientError
 from builder.registry.http import DEFAULT_POLICY, Answer, Connection, Request
 from builder.registry.transport import Transport
-from builder.registry.upload import Upload
+from builder.registry.upload import FileBody
 
 DOCKER_HUB = ("", "docker.io", "index.docker.io")
 # Answers of registries, and of proxies in front of them, that do not have the referrers API.
@@ -128,16 +128,7 @@ class Repository:
 
     def has_blob(self, digest: str) -> bool:
         """True if the registry reports a blob of the repository. Its content is not checked."""
-        answer = self._http.send(self._blob_request("HEAD", "checking", digest, (200, 404, 405)))
-        if answer.status == HTTPStatus.METHOD_NOT_ALLOWED:
-            request = self._blob_request("GET", "checking", digest, (200, 206, 404), headers={"Range": "bytes=0-0"})
-
-            def begin() -> int:
-                with self._http.open(request) as response:  # the body is not read
-                    return response.status_code
-
-            return self._http.retry(begin) != HTTPStatus.NOT_FOUND
-        return answer.status == HTTPStatus.OK
+        return self._http.send(self._blob_head(digest)).status == HTTPStatus.OK
 
     def mount(self, digest: str, source: str) -> bool:
         """Mounts a blob from another repository of this registry; False if the registry cannot."""
@@ -163,13 +154,44 @@ class Repository:
         return answer.status == HTTPStatus.CREATED
 
     def upload(self, digest: str, path: Path, size: int, sent: Callable[[int], None]) -> None:
-        """Uploads a file as a blob. Calls `sent` with the number of bytes gained, negative for bytes lost."""
+        """Uploads a file as a blob, in one request: all of it again after a failure.
+
+        Calls `sent` with the number of bytes gained, negative for bytes lost.
+        """
+        action, reported, is_repeated = self._blob_action("uploading", digest), 0, False
+
+        def report(position: int) -> None:
+            nonlocal reported
+            self.check_stop()
+            sent(position - reported)
+            reported = position
+
+        def upload() -> None:
+            nonlocal is_repeated
+            # After a failure, look first: the blob may have arrived although the response was lost.
+            if is_repeated and self._http.send_once(self._blob_head(digest)).status == HTTPStatus.OK:
+                return
+            is_repeated = True
+            report(0)
+            begin = Request(action=action, method="POST", url=f"{self._http.url}/blobs/uploads/", expect=(202,))
+            url = self._http.location(self._http.send_once(begin))
+            put = Request(
+                action=action,
+                method="PUT",
+                url=f"{url}{'&' if '?' in url else '?'}{urlencode({'digest': digest})}",
+                expect=(200, 201, 204),
+                headers={"Content-Type": "application/octet-stream"},
+                body=FileBody(file=file, size=size, at=report) if size else None,
+                read_s=self._http.policy.commit_s,
+            )
+            self._http.send_once(put)
+
         try:
             with path.open("rb") as file:
-                action = self._blob_action("uploading", digest)
-                Upload(http=self._http, action=action, digest=digest, file=file, size=size, sent=sent).run()
+                self._http.retry(upload)
         except OSError as error:
             raise of_file(error) from error
+        report(size)
 
     def read_blob(self, digest: str) -> bytes:
         """A blob of at most 4 MiB, hash-checked."""
@@ -217,20 +239,12 @@ class Repository:
     def referrers(self, digest: str) -> list[bytes] | None:
         """The index, in pages, of the artifacts that refer to a manifest; None if the registry has no such API.
 
-        Also None if a limit of requests is exceeded after all retries, and the registry has a list under the fallback
-        tag. Source: OCI distribution specification 1.1, "Listing Referrers".
+        Source: OCI distribution specification 1.1, "Listing Referrers".
         """
         action, path = f"listing what refers to {short_digest(digest)}", f"/referrers/{digest}"
         if self._has_no_referrers.is_set():
             return None
-        try:
-            pages = self._pages(action, path, (200, *NO_REFERRERS), stays=True)
-        except RegistryError as error:
-            cause = error.__cause__
-            is_limit = isinstance(cause, TransientError) and cause.status == HTTPStatus.TOO_MANY_REQUESTS
-            if not is_limit or self.digest_of(fallback_tag(digest)) in (None, digest):
-                raise
-            return None
+        pages = self._pages(action, path, (200, *NO_REFERRERS), stays=True)
         # Some registries answer every unknown address with their web page.
         if pages[0].status == HTTPStatus.OK and "html" not in pages[0].headers.get("Content-Type", ""):
             return [page.body for page in pages]
@@ -335,13 +349,13 @@ class Repository:
         return digest
 
     def _digest_of(self, reference: str, send: Callable[[Request], Answer]) -> str | None:
-        answer = send(self._manifest_request("HEAD", "reading", reference, (200, 404, 405), headers=_ACCEPT))
+        answer = send(self._manifest_request("HEAD", "reading", reference, (200, 404), headers=_ACCEPT))
         if answer.status == HTTPStatus.NOT_FOUND:
             return None
         digest = answer.headers.get("Docker-Content-Digest", "")
-        if is_digest(digest) and answer.status == HTTPStatus.OK:
+        if is_digest(digest):
             return digest
-        manifest = self._manifest(reference, send)  # the header is optional, and some registries have no HEAD
+        manifest = self._manifest(reference, send)  # the header is optional
         return manifest.digest if manifest else None
 
     def _manifest(self, reference: str, send: Callable[[Request], Answer]) -> Manifest | None:
@@ -365,6 +379,9 @@ class Repository:
     def _blob_request(self, method: str, verb: str, digest: str, expect: tuple[int, ...], **options: Any) -> Request:
         action, url = self._blob_action(verb, digest), f"{self._http.url}/blobs/{digest}"
         return Request(action=action, method=method, url=url, expect=expect, **options)
+
+    def _blob_head(self, digest: str) -> Request:
+        return self._blob_request("HEAD", "checking", digest, (200, 404))
 
     def _blob_action(self, verb: str, digest: str) -> str:
         return f"{verb} blob {short_digest(digest)} of {self._repository}"

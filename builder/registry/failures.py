@@ -53,14 +53,11 @@ class RejectedError(RegistryError):
 class TransientError(RegistryError):
     """A failure that may not happen again at a retry, after at least `wait` seconds.
 
-    `is_connected`: there was a connection. `status` is that of the response, 0 without one.
+    `is_connected`: there was a connection.
     """
 
-    def __init__(
-        self, message: str, *, hint: str = "", wait: float = 0, is_connected: bool = True, status: int = 0
-    ) -> None:
+    def __init__(self, message: str, *, hint: str = "", wait: float = 0, is_connected: bool = True) -> None:
         super().__init__(message, hint=hint)
-        self.status = status
         self.wait = wait
         self.is_connected = is_connected
 
@@ -94,7 +91,7 @@ def error_of_response(
     message = f"{registry}: {action}: {answer}"
     if status in TRANSIENT:
         wait = retry_after(response.headers.get("Retry-After", ""), time.time())
-        return TransientError(message, hint=RUN_AGAIN, wait=wait, status=status)
+        return TransientError(message, hint=RUN_AGAIN, wait=wait)
     hint = ""
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         hint = login_hint(registry)

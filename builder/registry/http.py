@@ -79,7 +79,6 @@ class Connection:
         self.url = url
         self._origin = origin_of(url)
         self.scope = scope
-        self.rejects_chunks = threading.Event()  # set by the first upload whose chunk the registry rejects
         self.policy = policy
         self._stop = threading.Event()
         self._login = Login(self.registry)

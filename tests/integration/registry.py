@@ -160,8 +160,7 @@ class Habit(Enum):
 
     # GitLab: a tag `sha256-<hex>` that does not exist is the manifest with this digest.
     TAG_IS_DIGEST = auto()
-    # To `builder`, not to cosign: no HEAD requests, no chunks, a redirect to a web page instead of the referrers API,
-    # and 200 for what was stored.
+    # To `builder`, not to cosign: a redirect to a web page instead of the referrers API, and 200 for what was stored.
     ODD_ANSWERS = auto()
 
 
@@ -227,9 +226,6 @@ class Proxy(Loopback):
         elif fault is Fault.CUT_BEFORE_A_PROXY:
             self.took(request.command, len(request.rfile.read(size // 2)))
             request.close_connection = True
-        elif is_odd and request.command in ("HEAD", "PATCH"):
-            self.took(request.command, len(request.rfile.read(size)))
-            request.reply(405 if request.command == "HEAD" else 404, b"{}")
         elif is_odd and "/referrers/" in request.path:
             request.reply(302, headers=[("Location", "https://pages.example.test/")])
         else:

@@ -6,43 +6,19 @@ import errno
 import json
 import os
 import re
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import threading
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from builder.common.errors import FileError, RegistryError
 from builder.common.files import digest_of_bytes
-from builder.common.tasks import RetryPolicy
-from builder.registry import upload as registry_upload
-from builder.registry.client import Repository
-from builder.registry.failures import RejectedError
-from builder.registry.upload import parse_range
-from tests.fakes.wire import CONTENT, DIGEST, HOST, QUICK, Reply, Sent, Wire, broken, connect, errors
+from builder.registry import upload as upload_module
+from builder.registry.failures import RejectedError, StoppedError
+from tests.fakes.wire import CONTENT, DIGEST, HOST, QUICK, Reply, Sent, broken, connect, errors
 from tests.unit.registry.fixtures import Lay
-
-CHUNK = 300
-
-
-@pytest.fixture(autouse=True)
-def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_upload, "CHUNK", CHUNK)
-
-
-@pytest.mark.parametrize(
-    ("header", "size"),
-    [
-        ("", 0), ("0-0", 0), ("0-1", 2), ("bytes=0-99", 100), (" 0-5 ", 6), ("0-0099", 100),
-        ("1-5", None), ("0-", None), ("0-5/9", None), ("x", None), ("0-5\n0-7", None), ("0-\u0665", None), ("-1", None),
-    ],
-)  # fmt: skip
-def test_ranges(header: str, size: int | None) -> None:
-    assert parse_range(header) == size
 
 
 class Uploads:
@@ -50,7 +26,6 @@ class Uploads:
 
     def __init__(self, *, origin: str = "") -> None:
         self.origin = origin  # of Locations; relative if empty
-        self.parts: dict[str, bytes] = {}
         self.blobs: set[str] = set()
         self.before: Callable[[Sent], Reply | Exception | None] = lambda _: None
         self._names = map(str, count(1))
@@ -64,24 +39,13 @@ class Uploads:
         if sent.method == "HEAD":
             return Reply(status=200 if name in self.blobs else 404)
         if sent.method == "POST":
-            name = next(self._names)
-            self.parts[name] = b""
-        elif name not in self.parts:
-            return Reply(status=404, body=errors({"code": "BLOB_UPLOAD_UNKNOWN"}))
-        held = self.parts[name]
-        assert sent.body or "Content-Range" not in sent.headers, "the range of no bytes would be `1000-999`"
-        if sent.method in ("PATCH", "PUT") and sent.body:
-            if int(sent.headers.get("Content-Range", "0-").partition("-")[0]) != len(held):
-                return Reply(status=416)
-            self.parts[name] = held = held + sent.body
-        where = {"Location": f"{self.origin}/v2/a/b/blobs/uploads/{name}", "Range": f"0-{max(0, len(held) - 1)}"}
-        if sent.method == "PUT":
-            digest = query.removeprefix("digest=").replace("%3A", ":")
-            if digest != digest_of_bytes(held):
-                return Reply(status=400, body=errors({"code": "DIGEST_INVALID"}))
-            self.blobs.add(digest)
-            return Reply(status=201)
-        return Reply(status=204 if sent.method == "GET" else 202, headers=where)
+            where = f"{self.origin}/v2/a/b/blobs/uploads/{next(self._names)}?state=x"
+            return Reply(status=202, headers={"Location": where})
+        digest = query.removeprefix("state=x&digest=").replace("%3A", ":")
+        if digest != digest_of_bytes(sent.body):
+            return Reply(status=400, body=errors({"code": "DIGEST_INVALID"}))
+        self.blobs.add(digest)
+        return Reply(status=201)
 
 
 @pytest.fixture
@@ -90,38 +54,26 @@ def blob(tmp_path: Path) -> Path:
     return tmp_path / "blob"
 
 
-def upload(path: Path, registry: Repository | None = None) -> list[int]:
+def upload(path: Path) -> list[int]:
     """Uploads CONTENT; the progress."""
     progress: list[int] = []
-    (registry or connect()).upload(DIGEST, path, len(CONTENT), progress.append)
+    connect().upload(DIGEST, path, len(CONTENT), progress.append)
     assert sum(progress) == len(CONTENT)
     return progress
 
 
 @pytest.mark.parametrize("origin", ["", f"https://{HOST}", "https://uploads.example.test"])
-def test_an_upload_in_chunks(lay: Lay, blob: Path, origin: str) -> None:
-    uploads = Uploads(origin=origin)
+@pytest.mark.parametrize("size", [0, 1, len(CONTENT)])
+def test_a_blob_is_sent_in_one_request(lay: Lay, blob: Path, origin: str, size: int) -> None:
+    uploads, content = Uploads(origin=origin), CONTENT[:size]
     wire = lay(uploads)
-    upload(blob)
-    assert uploads.blobs == {DIGEST}
-    assert wire.methods == ["POST", "PATCH", "PATCH", "PATCH", "PUT"]
-    assert [sent.headers.get("Content-Range") for sent in wire.seen[1:]] == ["0-299", "300-599", "600-899", "900-999"]
-    assert [sent.headers["Content-Length"] for sent in wire.seen] == ["0", "300", "300", "300", "100"]
-    assert all(sent.url.startswith(origin or f"https://{HOST}") for sent in wire.seen[1:])
-    assert wire.seen[-1].options["timeout"] == (QUICK.connect_s, QUICK.commit_s)
-
-
-@pytest.mark.parametrize("size", [0, 1, CHUNK])
-def test_a_small_blob_goes_with_the_end(lay: Lay, blob: Path, size: int) -> None:
-    uploads = Uploads()
-    wire = lay(uploads)
-    content = CONTENT[:size]
     blob.write_bytes(content)
     connect().upload(digest_of_bytes(content), blob, size, lambda _: None)
     assert uploads.blobs == {digest_of_bytes(content)}
     assert wire.methods == ["POST", "PUT"]
-    assert "Content-Range" not in wire.seen[1].headers
+    assert wire.seen[1].url.startswith(origin or f"https://{HOST}")
     assert wire.seen[1].headers["Content-Length"] == str(size)
+    assert wire.seen[1].options["timeout"] == (QUICK.connect_s, QUICK.commit_s)
 
 
 def test_no_credentials_are_sent_to_another_host_of_uploads(lay: Lay, blob: Path, docker_config: Path) -> None:
@@ -134,76 +86,59 @@ def test_no_credentials_are_sent_to_another_host_of_uploads(lay: Lay, blob: Path
     )
     wire = lay(uploads)
     upload(blob)
-    there = [sent for sent in wire.seen if sent.url.startswith("https://uploads.")]
-    assert len(there) == 4
-    assert all("Authorization" not in sent.headers for sent in there)
+    [there] = [sent for sent in wire.seen if sent.url.startswith("https://uploads.")]
+    assert "Authorization" not in there.headers
 
 
-class FaultyUploads(Uploads):
-    """Has faults at some requests, by number."""
-
-    def __init__(self, faults: Mapping[int, str]) -> None:
-        super().__init__()
-        self.faults = faults
-        self.sent_bytes = 0
-        self._numbers = count()
-
-    def __call__(self, sent: Sent) -> Reply | Exception:
-        self.sent_bytes += len(sent.body)
-        fault = self.faults.get(next(self._numbers), "")
-        if fault == "lost upload":
-            self.parts.clear()
-        elif fault == "other bytes":
-            self.parts = {name: b"x" * len(held) for name, held in self.parts.items()}
-        elif fault == "more bytes":
-            self.parts = dict.fromkeys(self.parts, b"x" * 5000)
-        is_processed = fault in ("", "lost upload", "lost answer", "not finished")
-        answer = self.answer(sent) if is_processed else broken()
-        if fault == "not finished":
-            self.blobs.clear()
-        return broken() if fault in ("lost answer", "not finished") else answer
-
-
-# The most bytes that are sent again after each fault.
-RESENT = {
-    "not processed": CHUNK, "lost answer": 0, "not finished": 0,
-    "lost upload": len(CONTENT) + CHUNK, "other bytes": len(CONTENT) + CHUNK, "more bytes": len(CONTENT) + CHUNK,
-}  # fmt: skip
-
-
-@given(st.dictionaries(st.integers(0, 9), st.sampled_from([*RESENT]), max_size=3))
-@example({2: "other bytes"})
-@example({4: "not finished"})
-@example({4: "lost answer"})
-def test_an_upload_to_a_faulty_registry_ends_whole_and_sends_only_what_is_missing(faults: dict[int, str]) -> None:
-    uploads = FaultyUploads(faults)
-    with pytest.MonkeyPatch.context() as patch, tempfile.NamedTemporaryFile() as file:
-        patch.setattr(registry_upload, "CHUNK", CHUNK)
-        Wire.install(patch, uploads)
-        file.write(CONTENT)
-        file.flush()
-        upload(Path(file.name), connect(policy=replace(QUICK, retries=9)))
-    assert uploads.blobs == {DIGEST}
-    assert uploads.sent_bytes <= len(CONTENT) + sum(RESENT[fault] for fault in faults.values())
-
-
-def once(method: str, number: int, answer: Reply | Exception) -> Callable[[Sent], Reply | Exception | None]:
-    """`answer` for the request of that number (from 1) of that method."""
-    counted = [0]
+def once(method: str, answer: Reply | Exception) -> Callable[[Sent], Reply | Exception | None]:
+    """`answer` for the first request of that method."""
+    seen = list[str]()
 
     def trouble(sent: Sent) -> Reply | Exception | None:
-        counted[0] += sent.method == method
-        return answer if sent.method == method and counted[0] == number else None
+        seen.append(sent.method)
+        return answer if sent.method == method and seen.count(method) == 1 else None
 
     return trouble
 
 
-def test_a_later_chunk_that_is_invalid_ends_the_upload(lay: Lay, blob: Path) -> None:
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+def test_an_upload_begins_again_after_a_failure(lay: Lay, blob: Path, method: str) -> None:
     uploads = Uploads()
-    uploads.before = once("PATCH", 2, Reply(status=400))
-    lay(uploads)
-    with pytest.raises(RejectedError):
-        upload(blob)
+    uploads.before = once(method, broken())
+    wire = lay(uploads)
+    upload(blob)
+    assert uploads.blobs == {DIGEST}
+    assert wire.methods == ["POST", *(["PUT"] if method == "PUT" else []), "HEAD", "POST", "PUT"]
+
+
+def test_a_blob_that_arrived_although_the_answer_was_lost_is_not_sent_again(lay: Lay, blob: Path) -> None:
+    uploads = Uploads()
+
+    def lose(sent: Sent) -> Reply | Exception | None:
+        if sent.method == "PUT":
+            uploads.answer(sent)
+            return broken()
+        return None
+
+    uploads.before = lose
+    wire = lay(uploads)
+    upload(blob)
+    assert wire.methods == ["POST", "PUT", "HEAD"]
+
+
+def test_a_stopped_upload_sends_no_more(lay: Lay, blob: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload_module, "PIECE", 100)
+    lay(Uploads())
+    stop, progress = threading.Event(), list[int]()
+
+    def count_bytes(size: int) -> None:
+        progress.append(size)
+        if size:
+            stop.set()
+
+    with pytest.raises(StoppedError):
+        connect().stoppable(stop).upload(DIGEST, blob, len(CONTENT), count_bytes)
+    assert progress == [0, 100]
 
 
 def test_an_upload_that_ends_with_status_200(lay: Lay, blob: Path) -> None:
@@ -212,37 +147,6 @@ def test_an_upload_that_ends_with_status_200(lay: Lay, blob: Path) -> None:
     wire = lay(uploads)
     upload(blob)
     assert wire.methods.count("PUT") == 1
-
-
-@pytest.mark.parametrize("status", [400, 404, 405, 416])
-def test_a_registry_without_chunks_gets_the_blob_in_one_request(lay: Lay, blob: Path, status: int) -> None:
-    uploads = Uploads()
-    uploads.before = lambda sent: Reply(status=status) if sent.method == "PATCH" else None
-    wire = lay(uploads)
-    registry = connect()
-    upload(blob, registry)
-    assert wire.methods == ["POST", "PATCH", "POST", "PUT"]
-    assert len(wire.seen[-1].body) == len(CONTENT)
-    wire.seen.clear()
-    upload(blob, registry)
-    assert wire.methods == ["POST", "PUT"], "chunks are not tried again"
-
-
-def test_an_upload_that_the_registry_lost_does_not_end_the_use_of_chunks(lay: Lay, blob: Path) -> None:
-    uploads = Uploads()
-    uploads.before = once("PATCH", 1, Reply(status=404, body=errors({"code": "BLOB_UPLOAD_UNKNOWN"})))
-    wire = lay(uploads)
-    upload(blob)
-    assert wire.methods.count("PATCH") > 1
-
-
-def test_an_upload_fails_only_without_progress(lay: Lay, blob: Path) -> None:
-    """Every second request fails: there is progress after each failure."""
-    numbers = count()
-    uploads = Uploads()
-    uploads.before = lambda sent: broken() if sent.method == "PATCH" and next(numbers) % 2 == 0 else None
-    lay(uploads)
-    upload(blob, connect(policy=RetryPolicy(retries=1, first_delay_s=0.001)))
 
 
 def test_an_upload_whose_end_always_fails(lay: Lay, blob: Path) -> None:
