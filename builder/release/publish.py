@@ -33,7 +33,7 @@ from builder.registry.parallel import look_up
 from builder.registry.parallel import transfer as transfer_each
 from builder.registry.transfer import Sent
 from builder.release import tagging
-from builder.release.scan import ImageScan
+from builder.release.scan import UNSCANNED
 from builder.release.tagging import TagChange
 
 WITHOUT_ARCH = "on machines of that architecture, `docker pull` then fails, or pulls an image that does not run"
@@ -45,7 +45,7 @@ class Candidate:
 
     The full tag is first among `references`; `cells` are the ids of all cells of the matrix with these references, by
     architecture. `is_staged` is True if another machine staged the image. For a release, `sbom` is the image's SBOM,
-    and `scan` the output of the scanner in matrix.yaml, if there is one.
+    and `scan` the result of the scanner in matrix.yaml.
     """
 
     planned: PlannedImage
@@ -55,7 +55,7 @@ class Candidate:
     cells: Mapping[str, str]
     is_staged: bool = False
     sbom: bytes = b""
-    scan: ImageScan | None = None
+    scan: str = UNSCANNED
 
     @classmethod
     def of(

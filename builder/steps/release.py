@@ -27,7 +27,7 @@ from builder.registry import artifacts, transfer
 from builder.registry.client import Repository
 from builder.registry.parallel import pipeline
 from builder.registry.transfer import Sent
-from builder.release import publish, scan, staging, tagging
+from builder.release import publish, staging, tagging
 from builder.release.publish import Candidate, TagGroup
 from builder.release.release_checks import EXEMPTIONS, Exemption, ReleaseChecks, ReleaseOptions
 from builder.release.staging import StagedImage, StagedRelease, StagingArea
@@ -215,7 +215,7 @@ def _new_record(
             "references": tuple(map(str, image.references)),
             "gpu": image.coverage.gpu_status,
             "signer": ", ".join(name or NOBODY for name in signers) if any(signers) else "",
-            "scan": scan.PASSED if image.scan else scan.UNSCANNED,
+            "scan": image.scan,
         }
         released.append(StagedImage.of(image.planned, image.digest).model_copy(update=update))
     is_complete = {cell for image in images for cell in image.cells.values()} <= group_of.keys()
@@ -241,14 +241,12 @@ def _mountable(area: StagingArea, image: Candidate) -> str:
 
 
 def _attach_documents(repository: Repository, area: StagingArea, image: Candidate) -> None:
-    """Attaches the reports that count, the SBOM and the scan."""
+    """Attaches the reports that count, and the SBOM."""
     source = _staged_in(area, image)
     with artifacts.attaching(repository, image.stored.manifest.descriptor) as attachments:
         for report in image.coverage.reports:
             attachments.copy(source, report.artifact, _mountable(area, image))
         attachments.add(sbom_and_provenance.SBOM_TYPE, {sbom_and_provenance.SBOM_TYPE: image.sbom})
-        if image.scan:
-            image.scan.add_to(attachments)
 
 
 def _statements(project: Project, image: Candidate) -> dict[str, bytes]:
@@ -260,8 +258,6 @@ def _statements(project: Project, image: Candidate) -> dict[str, bytes]:
     statements = {sbom_and_provenance.SBOM: image.sbom, sbom_and_provenance.PROVENANCE: provenance}
     if test_result := reports.test_result(image.coverage):
         statements[reports.TEST_RESULT] = test_result
-    if image.scan:
-        statements[scan.SCAN] = image.scan.predicate
     return statements
 
 

@@ -19,12 +19,8 @@ import pytest
 from packageurl import PackageURL
 
 from builder.common.files import digest_of_bytes
-from builder.evidence import reports, signing
-from builder.evidence.signing import Trust
-from builder.matrix.schema import Trusted
+from builder.evidence import reports
 from builder.registry import artifacts
-from builder.release import scan
-from tests.fakes import registry as registry_fakes
 from tests.integration.checkout import EXTRA, PLAIN, Checkout, today
 from tests.integration.registry import Proxy
 from tests.integration.releases.machines import (
@@ -298,9 +294,5 @@ def test_a_vulnerable_image_is_not_released(ours: Checkout, proxy: Proxy, keys: 
     assert released
     [document] = map(json.loads, released.values())
     assert [image["scan"] for image in document["images"]] == ["passed"] * 2
-    digest = ours.stored()[ours.references("-extra")[0]]
-    [documents] = registry_fakes.documents(public(ours, proxy), digest, scan.TYPE)
-    assert documents[scan.OUTPUT_TYPE] == b"no vulnerabilities\n"
-    trust = Trust(signers=[Trusted(key="ours.pub")], root=keys)
-    [statement] = signing.statements_of_image(public(ours, proxy), digest, scan.SCAN, trust)
-    assert json.loads(statement) == json.loads(documents[scan.TYPE])
+    log = ours.root / f".builder/logs/{EXTRA}.scan.log"
+    assert log.read_text().strip() == "no vulnerabilities"
