@@ -25,8 +25,15 @@ from tests.integration.clones import run
 from tests.paths import ROOT
 
 PROJECT = Project(ROOT)
-# Some files belong to another example, and name no image.
-PARTS = ("README.md", "kustomization.yaml", "onnx_server.py", "train_parameter_server.py")
+# Some files belong to another example or copy a whole release, and name no image.
+PARTS = (
+    "README.md",
+    "copy-oras.sh",
+    "copy-skopeo.sh",
+    "kustomization.yaml",
+    "onnx_server.py",
+    "train_parameter_server.py",
+)
 EXAMPLES = sorted(path for path in (ROOT / "examples").iterdir() if path.name not in PARTS)
 REGISTRY = "registry.example.com/org/"  # in the examples
 STAMP = "-20261122"

@@ -309,9 +309,7 @@ package works if its check loads its CUDA libraries, what the image pins does no
 check` names no new conflict. `make packages` tries the packages of
 [packages.yaml](../tests/packages/packages.yaml), and writes this page.
 
-`builder add` takes only wheels: use [a Dockerfile](team-images.md#debian-packages-files-and-services)
-for what it refuses. For flash-attn, PyPI has no wheel (2.8.3.post2), and pip ends with `No module
-named 'torch'`: [where its wheels are](matrix.md#a-package-without-a-wheel).
+For what `builder add` refuses, use [a Dockerfile](team-images.md#debian-packages-files-and-services).
 """
 
 

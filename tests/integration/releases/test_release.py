@@ -94,14 +94,14 @@ def check_catalog(machine: Checkout, proxy: Proxy, builder: Checkout) -> None:
     assert " passed; GPU tests: not run" in plain
 
 
-def documented(pattern: str, image: str, cell: str, keys: Path) -> str:
-    """The output of a command of docs/verify.md, for this image and key."""
+def documented(pattern: str, image: str, cell: str, keys: Path, *, kind: str = "") -> str:
+    """The output of a command of docs/verify.md, for this image, key and kind of statement."""
     [line] = re.findall(rf"^{pattern}.*$", (ROOT / "docs/verify.md").read_text(encoding="utf-8"), re.MULTILINE)
     name, _, tag = image.rpartition("/")[2].rpartition(":")
     line = re.sub(r"registry\.example\.com/\S+", f"--allow-http-registry {image}", line)
     for option, value in (("cell", cell), ("image", name), ("tag", tag)):
         line = re.sub(rf"-a {option}=\S+", f"-a {option}={value}", line)
-    command = shlex.split(line.replace("keys/ci.pub", f"{keys}/ours.pub"))
+    command = shlex.split(line.replace("keys/ci.pub", f"{keys}/ours.pub").replace("TYPE", kind))
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
@@ -110,7 +110,7 @@ def check_sbom(checkout: Checkout, proxy: Proxy, keys: Path) -> None:
     image = f"{proxy.address}/{checkout.references('-extra')[0]}"
     kinds = {"cyclonedx": "components", "slsaprovenance1": "buildDefinition", reports.TEST_RESULT: "passedTests"}
     for kind, field in kinds.items():
-        output = documented(f"cosign verify-attestation .* {kind} ", image, "", keys)
+        output = documented("cosign verify-attestation ", image, "", keys, kind=kind)
         statement = json.loads(base64.b64decode(json.loads(output)["payload"]))
         assert field in statement["predicate"]
         if kind == "cyclonedx":

@@ -1,9 +1,8 @@
-"""Released images that oras and skopeo copy to the registry of a closed network, as the guide says."""
+"""Released images that the examples copy to the registry of a closed network, with oras and skopeo."""
 
 from __future__ import annotations
 
 import gzip
-import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ from tests.integration.registry import Proxy, Server
 from tests.integration.releases.machines import UNTESTED_GPU, release, stage
 from tests.paths import ROOT
 
-GUIDE = ROOT / "docs/closed-networks.md"
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.fixture
@@ -75,8 +74,8 @@ PLAIN_HTTP = {
 }
 
 
-def follow_guide(program: str, folder: Path, repository: str, tags: Sequence[str], source: str, target: str) -> None:
-    """Runs the commands of the guide for this program: with internet, then with nothing but their file."""
+def copy_release(program: str, folder: Path, repository: str, tags: Sequence[str], source: str, target: str) -> None:
+    """Runs the example for this program: with internet, then with nothing but its file."""
     programs.install("jq")
     if program == "oras":
         programs.install_from("trixie", program)
@@ -88,27 +87,27 @@ def follow_guide(program: str, folder: Path, repository: str, tags: Sequence[str
         "registry.example.com": source,
         "registry.internal": target,
     }
-    blocks = re.findall(r"```sh\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
-    scripts = [block for block in blocks if f"{program} copy" in block and "images.tar" in block]
-    for side, script in zip(("outside", "closed"), scripts, strict=True):
-        for old, new in (names | PLAIN_HTTP).items():
-            script = script.replace(old, new)  # noqa: PLW2901
+    script = (EXAMPLES / f"copy-{program}.sh").read_text("utf-8")
+    for old, new in (names | PLAIN_HTTP).items():
+        script = script.replace(old, new)
+    (folder / "copy.sh").write_text(script, encoding="utf-8")
+    for side, action in (("outside", "pack"), ("closed", "unpack")):
         place = folder / side
         place.mkdir()
         if side == "closed":
             shutil.move(folder / "outside/images.tar", place)
             shutil.rmtree(folder / "outside")
-        run("sh", "-euc", f"cd {place}\n{script}")
+        run("sh", "-c", f"cd {place} && sh ../copy.sh {action}")
 
 
 @pytest.mark.parametrize("program", ["oras", "skopeo"])
-def test_a_release_is_copied_with_its_signatures_as_the_guide_says(
+def test_a_release_is_copied_with_its_signatures_as_in_the_example(
     ours: Checkout, proxy: Proxy, keys: Path, inside: Server, tmp_path: Path, program: str
 ) -> None:
     sign = ("--sign", str(keys / "ours.key"))
     release(ours, proxy, stage(ours, *sign), UNTESTED_GPU, *sign)
     tags = [ours.references(suffix)[0].rpartition(":")[2] for suffix in ("", "-extra")]
-    follow_guide(program, tmp_path, f"{ours.namespace}/ty-cuda", tags, proxy.address, inside.address)
+    copy_release(program, tmp_path, f"{ours.namespace}/ty-cuda", tags, proxy.address, inside.address)
     for tag in tags:
         verify(ours, inside, keys, tag)
     assert attached(ours, inside.address) == attached(ours, proxy.address)
@@ -133,7 +132,7 @@ def test_an_index_is_copied_with_what_is_attached_to_its_images(
         registry_fakes.attach(source, images[arch], "application/x-note", {"text/plain": layer})
         source.put_manifest(f"{image.digest.replace(':', '-')}.sig", image.content, image.media_type)
     index = source.put_manifest("2.9", oci.platform_index(images), oci.INDEX_TYPE)
-    follow_guide(program, tmp_path, "org/both", ["2.9"], proxy.address, inside.address)
+    copy_release(program, tmp_path, "org/both", ["2.9"], proxy.address, inside.address)
     assert copied.digest_of("2.9") == index
     assert sorted(copied.list_tags()) == sorted(source.list_tags())
     for each in images.values():
