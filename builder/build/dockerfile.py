@@ -24,9 +24,8 @@ from builder.plan.plan import COMMON_INPUTS, PlannedImage
 from builder.plan.settings import built_labels
 
 TIMEOUT_S = 2 * 3600
-_TAIL = 15  # lines of output in a message
+_TAIL = 40  # lines of output in a message: buildx repeats ten of the failed step, and quotes the Dockerfile
 _STEP = re.compile(r"#\d+ (\[(?!internal).*)")  # of buildx's plain progress
-_FAILED = re.compile(r"^#(\d+) ERROR", re.MULTILINE)
 
 
 class DockerfileBuilder:
@@ -107,7 +106,8 @@ class DockerfileBuilder:
             )
             if self._programs.run(program, on_line):
                 run.engine.check()  # buildx also fails if the engine has stopped
-                output = "\n".join(f"  | {line}" for line in _failed_output(log.read_text(encoding="utf-8")))
+                lines = log.read_text(encoding="utf-8").splitlines()[-_TAIL:]
+                output = "\n".join(f"  | {line}" for line in lines)
                 if is_disk_full(output):
                     raise DiskError(f"{image.id}: the disk filled up during the build", hint=FREE_DISK)
                 hint = f"Full log: {log.relative_to(root)}"
@@ -144,16 +144,3 @@ def context_files(project: Project, image: PlannedImage) -> dict[str, Path]:
         base = project.base(f"templates/{component}")
         files |= {path.relative_to(base).as_posix(): path for path in files_below(base / f"templates/{component}")}
     return files
-
-
-def _failed_output(log: str) -> list[str]:
-    """The end of the failed step's output in buildx's plain progress, and the error that buildx ends with.
-
-    Between the two, after a line of dashes, buildx repeats ten lines of the step and quotes the Dockerfile. Steps of
-    other stages run at the same time.
-    """
-    progress, _, summary = log.partition("\n------\n")
-    failed = _FAILED.search(progress)
-    lines = re.findall(rf"^#{failed[1]} [0-9.]+ (.*)", progress, re.MULTILINE) if failed else progress.splitlines()
-    errors = [line for line in summary.splitlines() if line.startswith("ERROR")]
-    return [*[line.rstrip() for line in lines if line.strip()][-_TAIL:], *errors]
