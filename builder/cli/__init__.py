@@ -95,7 +95,6 @@ Exit codes:
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder with matrix.yaml. Default: the current folder, or the nearest parent folder that has one.",
 )
-@click.option("--wait", is_flag=True, help="If another builder is using this checkout, wait for it instead of failing.")
 @click.option(
     "--store",
     type=click.Path(file_okay=False, path_type=Path),
@@ -114,7 +113,7 @@ Exit codes:
 @debug_option
 @click.version_option(__version__, prog_name="gpu-images", message="%(prog)s %(version)s")
 @click.pass_context
-def cli(context: click.Context, root: Path | None, wait: bool, store: Path | None, store_limit: int) -> None:
+def cli(context: click.Context, root: Path | None, store: Path | None, store_limit: int) -> None:
     """Build GPU deep-learning images from matrix.yaml.
 
     \b
@@ -147,7 +146,7 @@ def cli(context: click.Context, root: Path | None, wait: bool, store: Path | Non
         return
     from builder.cli.context import Context  # noqa: PLC0415  takes 0.05 s; --help does not need it
 
-    context.obj = replace(context.obj or Context(), root=root, wait=wait, store_root=store, store_limit=store_limit)
+    context.obj = replace(context.obj or Context(), root=root, store_root=store, store_limit=store_limit)
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

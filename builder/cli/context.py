@@ -41,7 +41,6 @@ class Context:
     """The options before the command, where it writes, and the day, in UTC."""
 
     root: Path | None = None
-    wait: bool = False
     store_root: Path | None = None
     store_limit: int = 0
     err: Console = field(default_factory=lambda: Console(stderr=True, highlight=False))
@@ -116,7 +115,7 @@ class Context:
 
     def locked(self, project: Project, command: str) -> AbstractContextManager[None]:
         """Holds the lock of the checkout; see `Project.locked`."""
-        return project.locked(f"builder {command}", wait=self.wait, view=View(self.err))
+        return project.locked(f"builder {command}")
 
     def say_written(self, names: Sequence[str]) -> None:
         """Names the files that a command wrote."""

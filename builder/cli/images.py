@@ -102,7 +102,7 @@ def _make(
     with context.locked(project, name):
         planned = render.load_checked_plan(project, project.select(patterns))
         run = context.run(project, start_engine=start_engine)
-        done = make_images(run, planned, ImageOptions(wait=context.wait, **values))
+        done = make_images(run, planned, ImageOptions(**values))
     show_outcomes(context, done, began=began, form=form)
     if failure := outcomes.failure(done):
         raise failure

@@ -65,11 +65,7 @@ def gc_command(context: Context, dry_run: bool, patterns: Sequence[str]) -> None
             raise UsageError(f"the store has no image {pattern!r}", hint="`builder gc --dry-run` lists its images.")
         forgotten |= dict.fromkeys(matches)
     names = list(forgotten)
-    freed = (
-        garbage.find_garbage(store, without=names)
-        if dry_run
-        else garbage.remove_garbage(store, without=names, wait=context.wait)
-    )
+    freed = garbage.find_garbage(store, without=names) if dry_run else garbage.remove_garbage(store, without=names)
     would = "would be " if dry_run else ""
     for name in names:
         context.say(f"{would}removed: {name}")

@@ -142,7 +142,7 @@ def refresh_command(
     context.say_support(project, chosen)
     with context.locked(project, "refresh"):
         run = context.run(project, start_engine=start_engine)
-        report = refresh(run, chosen, ImageOptions(wait=context.wait, **values), area=area, signer=signer)
+        report = refresh(run, chosen, ImageOptions(**values), area=area, signer=signer)
     if report.outcomes:
         show_outcomes(context, report.outcomes, began=began, form="text")
     else:

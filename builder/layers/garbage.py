@@ -114,13 +114,13 @@ def find_garbage(stored: Store, *, without: Collection[str] = ()) -> Garbage:
     return Garbage(blobs=blobs, leftovers=store.sizes(files), packages=packages)
 
 
-def remove_garbage(stored: Store, *, without: Collection[str] = (), wait: bool = False) -> Garbage:
+def remove_garbage(stored: Store, *, without: Collection[str] = ()) -> Garbage:
     """Removes the images named in `without`, deletes the garbage, and returns a record of what was deleted.
 
     Raises BusyError if another process uses the store, or DamagedError, before anything is changed.
     """
     stored.require()
-    with stored.locked(fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)):
+    with stored.locked(fcntl.LOCK_EX | fcntl.LOCK_NB):
         garbage = find_garbage(stored, without=without)
         if without:
             stored.remove_names(without)
@@ -135,12 +135,12 @@ def missing_bytes(stored: Store, images: Iterable[PlannedImage]) -> int:
     return sum(count for inputs, count in layers.items() if not stored_layers.stored_layer(stored, inputs))
 
 
-def make_room(stored: Store, images: Iterable[PlannedImage], *, wait: bool = False) -> None:
+def make_room(stored: Store, images: Iterable[PlannedImage]) -> None:
     """Removes garbage if the store would exceed its limit. Raises DiskError if that or the disk has too little room."""
     planned = list(images)
     missing = missing_bytes(stored, planned)
     if missing and stored.limit and stored.size() + missing > stored.limit:
-        remove_garbage(stored, wait=wait)
+        remove_garbage(stored)
         missing = missing_bytes(stored, planned)  # layers of an interrupted build may have been garbage
         if stored.size() + missing > stored.limit:
             raise DiskError(

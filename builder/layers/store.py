@@ -78,7 +78,7 @@ class Store(Blobs):
             except BlockingIOError:
                 raise BusyError(
                     f"the store {self.root} is in use by another builder",
-                    hint="Try again later, or wait for it: builder --wait COMMAND",
+                    hint="Run this again when it has ended.",
                 ) from None
             yield
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from builder.common import strict_yaml
-from builder.common.console import View
 from builder.common.errors import BusyError, MatrixError, UsageError, did_you_mean
 from builder.common.files import TEMPORARY_SUFFIX
 from builder.matrix import cells, extends, reader
@@ -74,10 +73,10 @@ class Project:
         return TemporaryDirectory(dir=parent)
 
     @contextmanager
-    def locked(self, command: str, *, wait: bool, view: View) -> Iterator[None]:
+    def locked(self, command: str) -> Iterator[None]:
         """Holds the lock of the checkout, after removing temporary files of killed runs.
 
-        The kernel releases the lock when the process ends. Unless `wait`, raises BusyError with the name of the holder.
+        The kernel releases the lock when the process ends. Raises BusyError with the name of the holder.
         """
         self.state.mkdir(parents=True, exist_ok=True)
         with (self.state / "lock").open("a+", encoding="utf-8") as file:
@@ -88,13 +87,9 @@ class Project:
                 with suppress(OSError, ValueError, KeyError, TypeError):
                     data = json.loads(Path(file.name).read_text(encoding="utf-8"))
                     holder = f"`{data['command']}` (pid {data['pid']}, since {data['since']})"
-                if not wait:
-                    raise BusyError(
-                        f"another builder is using this checkout: {holder}",
-                        hint="Try again later, or wait for it: builder --wait COMMAND",
-                    ) from None
-                view.say(f"waiting for another builder: {holder}")
-                fcntl.flock(file, fcntl.LOCK_EX)
+                raise BusyError(
+                    f"another builder is using this checkout: {holder}", hint="Run this again when it has ended."
+                ) from None
             file.seek(0)
             file.truncate()
             json.dump({"pid": os.getpid(), "command": command, "since": time.strftime("%H:%M:%S")}, file)

@@ -45,15 +45,13 @@ locks/ changed, because Debian updated packages:
 class ImageOptions:
     """Options for making images. `jobs` are made at a time; without `test`, they are neither tested nor tagged.
 
-    `locked` makes it an error that locked Debian packages are gone. `wait` for other builders that use the store,
-    before garbage is collected. `junit` is a folder for reports of tests.
+    `locked` makes it an error that locked Debian packages are gone. `junit` is a folder for reports of tests.
     """
 
     jobs: int = 2
     method: Method = ASSEMBLE
     test: bool = True
     locked: bool = False
-    wait: bool = False
     gpu_mode: gpus.Mode = gpus.AUTO
     junit: Path | None = None
 
@@ -88,7 +86,7 @@ def make_images(run: Run, planned: Plan, options: ImageOptions) -> list[Outcome]
             return build_test_tag(run, maker, tester, with_all_tests(planned), options.jobs)
 
         # With --store-limit, deletes unused files of the store: no other builder may use it meanwhile.
-        garbage.make_room(run.store, planned.images, wait=options.wait)
+        garbage.make_room(run.store, planned.images)
         with run.store.used():
             assembler = Assembler(run, jobs=options.jobs, lookup=lookup, archives=archives)
             return build_test_tag(run, assembler, tester, planned, options.jobs)

@@ -129,7 +129,7 @@ def rebuild_image(run: Run, planned: PlannedImage) -> str:
     if error := run.engine.info().foreign_error(planned.cell.arch):
         raise error
     # In the checkout's folder of temporary files, which the next command empties if this one is killed.
-    with run.project.locked("builder verify", wait=False, view=run.view), run.project.scratch() as folder:
+    with run.project.locked("builder verify"), run.project.scratch() as folder:
         empty = replace(run, store=Store(Path(folder) / "store"))
         assembler = Assembler(empty, lookup=LayerLookup(empty, KnownLayers(Path(folder))))
         with empty.store.used(), closing(assembler):

@@ -134,7 +134,7 @@ def added(*signers: Trusted, **options: Any) -> tuple[object, ...]:
 GIVEN: list[tuple[list[str], object]] = [
     (["images", "-j", "3"], ImageOptions(jobs=3)),
     (["images", "-j2", "--junit", "reports"], ImageOptions(junit=Path("reports"))),
-    (["--wait", "images", "-j2", "--gpu", "require"], ImageOptions(wait=True, gpu_mode="require")),
+    (["images", "-j2", "--gpu", "require"], ImageOptions(gpu_mode="require")),
     (["build", "-j2"], ImageOptions(test=False)),
     (
         ["build", "-j2", "--method", "dockerfile", "--locked"],
@@ -143,7 +143,7 @@ GIVEN: list[tuple[list[str], object]] = [
     (["test", "-j2"], {"jobs": 2, "gpu_mode": "auto", "junit": None}),
     (["test", "-j2", "--gpu", "off", "--junit", "x"], {"jobs": 2, "gpu_mode": "off", "junit": Path("x")}),
     (["refresh", "-j2"], (ImageOptions(), None, None)),
-    (["--wait", "refresh", "-j2", "--gpu", "off"], (ImageOptions(wait=True, gpu_mode="off"), None, None)),
+    (["refresh", "-j2", "--gpu", "off"], (ImageOptions(gpu_mode="off"), None, None)),
     (["refresh", "-j2", "--staging", "here.test/x"], (ImageOptions(), " --staging here.test/x", None)),
     (["refresh", "-j2", "--sign", "ours.key"], (ImageOptions(), None, Signer(key="ours.key"))),
     (["lock"], {"upgrade": False, "refresh": False, "packages": ()}),

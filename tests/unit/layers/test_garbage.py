@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -96,14 +95,6 @@ def test_a_store_in_use_is_not_freed(crowded: Store) -> None:
             garbage.remove_garbage(crowded)
         assert files(crowded) == before | {"lock"}
     assert garbage.remove_garbage(crowded).blobs
-
-
-def test_gc_waits_on_request(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    operations: list[int] = []
-    monkeypatch.setattr(fcntl, "flock", lambda _, operation: operations.append(operation))
-    garbage.remove_garbage(store, wait=True)
-    garbage.remove_garbage(store)
-    assert operations == [fcntl.LOCK_EX, fcntl.LOCK_EX | fcntl.LOCK_NB]
 
 
 def test_files_that_another_builder_removes_meanwhile_are_ignored(

@@ -96,7 +96,7 @@ CASES: dict[str, tuple[Callable[[Store], object], str, str]] = {
     "no store": (lambda s: Store(s.root / "no").require(), "no store in {root}/no", "it creates the store"),
     "another folder": (lambda s: Store(s.root / "blobs").prepare(), "is neither empty nor an image", "a new folder"),
     "no index": (without_index, "{root}/index.json is missing, but the store has blobs", DELETE),
-    "in use": (in_use, "the store {root} is in use by another builder", "builder --wait COMMAND"),
+    "in use": (in_use, "the store {root} is in use by another builder", "Run this again when it has ended."),
     "full disk": (on_full_disk, "the disk of the store is full ({root})", "`builder gc`"),
     "incomplete": (
         incomplete,

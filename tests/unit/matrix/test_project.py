@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from builder.common.console import View
 from builder.common.errors import BusyError, MatrixError, UsageError
 from builder.matrix.project import Project
-from tests.fakes.engine import MemoryConsole
 
 
 def test_found_from_a_folder_below(tiny: Project) -> None:
@@ -34,50 +30,29 @@ def project(tmp_path: Path) -> Project:
 
 
 def hold(project: Project, command: str = "second") -> None:
-    with project.locked(command, wait=False, view=View(MemoryConsole())):
+    with project.locked(command):
         pass
 
 
 def test_a_second_builder_is_refused_with_the_name_of_the_first(project: Project) -> None:
     """Each time: a refusal does not overwrite the name."""
-    with project.locked("builder images", wait=False, view=View(MemoryConsole())):
+    with project.locked("builder images"):
         for _ in range(2):
             with pytest.raises(BusyError) as caught:
                 hold(project)
             assert f"`builder images` (pid {os.getpid()}, since " in str(caught.value)
-            assert "--wait" in caught.value.hint
 
 
 def test_the_lock_is_free_after_the_end_and_after_a_failure(project: Project) -> None:
     hold(project, "first")
-    with pytest.raises(RuntimeError), project.locked("second", wait=False, view=View(MemoryConsole())):
+    with pytest.raises(RuntimeError), project.locked("second"):
         raise RuntimeError
     hold(project, "third")
 
 
-def test_waiting(project: Project) -> None:
-    console = MemoryConsole()
-    order: list[str] = []
-
-    def second() -> None:
-        with project.locked("second", wait=True, view=View(console)):
-            order.append("second")
-
-    thread = threading.Thread(target=second)
-    with project.locked("first", wait=False, view=View(MemoryConsole())):
-        thread.start()
-        deadline = time.monotonic() + 10
-        while not console.text and time.monotonic() < deadline:
-            time.sleep(0.01)
-        order.append("first")
-    thread.join(10)
-    assert order == ["first", "second"]
-    assert console.text.startswith("waiting for another builder: `first` (pid ")
-
-
 @pytest.mark.parametrize("content", ["", '{"pid": 1', "[]", "1", '{"pid": 1}', "é"])
 def test_a_holder_that_has_not_written_its_name(project: Project, content: str) -> None:
-    with project.locked("first", wait=False, view=View(MemoryConsole())):
+    with project.locked("first"):
         (project.state / "lock").write_text(content, encoding="latin-1")
         with pytest.raises(BusyError, match="a process that has just started"):
             hold(project)
