@@ -46,7 +46,7 @@ def measure(engine: Engine, subjects: Sequence[Subject], settings: Settings, vie
     """All rounds. A failure of one image is in the report and does not stop the others."""
     engine.sweep(settings.checkout)
     report = Report(subjects=subjects, size=settings.size, runs=settings.runs, gpu=bool(settings.gpu))
-    view.add_waiting(subject.id for subject in subjects)
+    view.add_images(subject.id for subject in subjects)
     with view.live():
         for number in range(1, settings.runs + 1):
             for subject in subjects:

@@ -301,13 +301,15 @@ class Assembler:
             ready = (future for future in as_completed(started) if not future.exception())
             system = next(ready, self._layers[image.os_inputs]).result()
         wheel_layers = [self._layers[inputs].result() for inputs in layer.compiled]
+        run.view.begin(
+            image.id, f"compiling {layer.component}"
+        )  # of several images that need it, in the row of the first
         with self._loading_system:
             if system.digest not in self._os_images:
                 self._os_images[system.digest] = self._loader.load_bare(system)
             os_image = self._os_images[system.digest]
 
         scheme = environment(layer.python)
-        run.view.note(image.id, f"compiling {layer.component}")
         with run.project.scratch() as scratch:
             tar_path, zip_path = Path(scratch) / "sources.tar", Path(scratch) / "bytecode.zip"
             try:

@@ -107,7 +107,9 @@ class Tester:
         unless every test passed.
         """
         self._view.begin(image.id, "testing")
-        self._view.note(image.id, f"to look inside before it has its tags: docker run --rm -it {loaded.id[7:19]} bash")
+        self._view.note(
+            image.id, f"docker run --rm -it {loaded.id[7:19]} bash   shows the image before it has its tags"
+        )
         no_gpu = self._why_no_gpu(image)
         results: list[Evidence] = []
         before = known.image_tests
@@ -243,7 +245,7 @@ class Tester:
         def on_line(line: str) -> str:
             line = self._hide(line)
             if "::" in line and self._view.console.is_terminal:
-                self._view.note(image.id, line.rpartition("::")[2].strip())
+                self._view.note(image.id, " ".join(line.rpartition("::")[2].split()))
             return line
 
         with self._project.scratch() as scratch:

@@ -134,7 +134,7 @@ def for_each_image(
     if len(images) > 1:
         here = f"{counted(machine.processors(), 'processor')}, {size(machine.memory())} of memory"
         run.view.say(f"{counted(jobs, 'image')} at a time ({here}; --jobs sets another number)")
-    run.view.add_waiting(image.id for image in images)
+    run.view.add_images(image.id for image in images)
 
     def timed_step(image: PlannedImage) -> Outcome:
         began = time.monotonic()

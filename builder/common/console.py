@@ -17,27 +17,34 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from builder.common.text import duration, printable, size
+from builder.common.text import counted, duration, printable, size
 
-_STYLES = {"done": "green", "failed": "bold red"}
-_COUNTED = ("done", "failed", "waiting")  # states that the table counts
+WAITING = "waiting"
 
 
 @dataclass
 class Row:
-    """The progress of one image. `state` is waiting, building, testing, done or failed."""
+    """The progress of one image, operating system or download. `state` is waiting, building, testing, done or failed.
 
-    state: str = "waiting"
+    `is_over`: this state is the last one.
+    """
+
+    state: str = WAITING
     note: str = ""
     began: float = 0.0
+    is_over: bool = False
 
 
 @dataclass
 class View:
-    """The progress of images, in rows by image id. Thread-safe."""
+    """The progress of images and of what they need, in rows by name. Thread-safe.
+
+    Rows are added by `begin`, and by `add_images`, which are the ones that the total counts.
+    """
 
     console: Console
     rows: dict[str, Row] = field(default_factory=dict)
+    _images: dict[str, None] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _printed: set[str] = field(default_factory=set)
 
@@ -48,11 +55,13 @@ class View:
         with table if self.console.is_terminal else nullcontext():
             yield
 
-    def add_waiting(self, images: Iterable[str]) -> None:
-        """Adds rows of images that are built later."""
+    def add_images(self, images: Iterable[str]) -> None:
+        """Adds rows of images, which wait unless they have begun. An image that is done waits for its next step."""
         with self._lock:
-            for image in images:
-                self.rows.setdefault(image, Row())
+            self._images = dict.fromkeys(images)
+            for image in self._images:
+                if image not in self.rows or self.rows[image].is_over:
+                    self.rows[image] = Row()
 
     def say(self, text: str) -> None:
         """Prints a line above the table."""
@@ -63,8 +72,8 @@ class View:
         """Sets the state of the image, and starts to count its time."""
         with self._lock:
             row = self.rows.setdefault(image, Row())
-            if row.state in ("done", "failed"):
-                row.began = 0.0  # the row starts over
+            if row.is_over:
+                row.began, row.is_over = 0.0, False
             row.state, row.note = state, ""
             row.began = row.began or time.monotonic()
         if not self.console.is_terminal:
@@ -79,13 +88,14 @@ class View:
             self.say(text)
 
     def end(self, image: str, state: str, note: str = "") -> None:
-        """Sets the last state of the image, done or failed; `note` gives details."""
+        """Sets the last state of the image, such as done or failed; `note` gives details."""
         with self._lock:
             row = self.rows.setdefault(image, Row())
-            row.state, row.note = state, note
+            row.state, row.note, row.is_over = state, note, True
             took = f" in {duration(time.monotonic() - row.began)}" if row.began else ""
         self.console.print(
-            Text(f"{image}: "), Text(state, style=_STYLES.get(state, "")), Text(f"{took}{': ' + note if note else ''}"),
+            Text(f"{image}: "), Text(state, style="bold red" if state == "failed" else "green"),
+            Text(f"{took}{': ' + note if note else ''}"),
             sep="", highlight=False, soft_wrap=True,
         )  # fmt: skip
 
@@ -103,15 +113,18 @@ class View:
         table.add_column(justify="right", no_wrap=True)
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         with self._lock:
-            states = Counter(row.state for row in self.rows.values())
-            for image, row in self.rows.items():
-                if row.state in _COUNTED:
+            for name, row in self.rows.items():
+                if row.is_over or row.state == WAITING:
                     continue  # only what runs has a line: a terminal has no room for 60 images
                 elapsed = duration(time.monotonic() - row.began) if row.began else ""
-                state = Text(row.state, style=_STYLES.get(row.state, "cyan"))
-                table.add_row(Text(image, style="bold"), state, elapsed, Text(printable(row.note)))
-        if counts := ", ".join(f"{states[state]} {state}" for state in _COUNTED if states[state]):
-            table.add_row("total", "", "", counts)
+                table.add_row(
+                    Text(name, style="bold"), Text(row.state, style="cyan"), elapsed, Text(printable(row.note))
+                )
+            rows = [self.rows[image] for image in self._images]
+        if rows:
+            states = Counter(row.state for row in rows if row.is_over or row.state == WAITING)
+            counts = ", ".join(f"{count} {state}" for state, count in states.items())
+            table.add_row("total", "", "", f"{counted(len(rows), 'image')}{counts and ': '}{counts}")
         return table
 
 
@@ -143,6 +156,6 @@ class Meter:
                 return
             self._ended, self._shown, self._text = is_complete, now, text
         if is_complete:
-            self._view.end(self._row, "done", f"{size(self._total)} {self._verb}")
+            self._view.end(self._row, self._verb, size(self._total))
         else:
             self._view.note(self._row, text)

@@ -76,6 +76,7 @@ class ReleaseChecks:
                 refused.append(error)
         cells = [self._planned[entry.cell].cell for entry in entries if entry.cell in self._planned]
         refused += support.refusals(project.matrix, cells, self._run.today)
+        self._run.view.add_images(entry.cell for entry in entries)
         with self._run.view.live():
             checked = [result for _, result in look_up(self.check_image, entries, CHECKS)]
         images = [result for result in checked if isinstance(result, Candidate)]

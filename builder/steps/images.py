@@ -182,7 +182,9 @@ def build_test_tag(
             engine.tag(loaded.id, ImageRef.parse(name))
         maker.record_tagged(image)
         if names or not is_tested:
-            view.end(image.id, "done", f"{note}, {coverage.summary}\n  {'  '.join(image.local_names)}")
+            # All have one repository: the others are shown as tags.
+            tags = [f":{name.rpartition(':')[2]}" for name in image.local_names[1:]]
+            view.end(image.id, "done", f"{note}, {coverage.summary}\n  {', '.join([image.local_names[0], *tags])}")
         elif not present[image.id]:
             view.end(image.id, "done", f"{note}, unchanged")
         return Outcome(image=image, loaded=loaded, tested=not is_tested, tagged=bool(names), coverage=coverage)

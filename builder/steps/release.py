@@ -167,6 +167,7 @@ def publish_images(
         view.end(image.cell, "done", "test results and statements attached")
         report.outcomes.append(Outcome(image=image.planned, digest=image.digest, sent=sent, coverage=image.coverage))
 
+    view.add_images(image.cell for image in images)
     with view.live():
         pipeline(push_image, finish_image, images, lambda image: view.end(image.cell, "failed"))
 

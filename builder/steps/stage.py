@@ -84,6 +84,7 @@ def stage(
         run.view.end(image.cell, "staged", f"{how}, {status}")
         return Outcome(image=image.planned, digest=image.digest, sent=sent, coverage=image.coverage)
 
+    run.view.add_images(image.cell for image in images)
     with run.view.live():
         outcomes = pipeline(push_image, finish_image, images, lambda image: run.view.end(image.cell, "failed"))
 

@@ -14,7 +14,7 @@ def test_plain_lines(console: MemoryConsole) -> None:
     view = View(console)
     assert not view.console.is_terminal
     with view.live():
-        view.add_waiting(["a", "b"])
+        view.add_images(["a", "b"])
         view.begin("a", "building")
         view.note("a", "half way")
         view.begin("a", "testing")
@@ -33,7 +33,9 @@ def test_the_table_on_a_terminal() -> None:
     console = MemoryConsole(terminal=True)
     view = View(console)
     with view.live():
-        view.add_waiting(["first-cell", "second-cell"])
+        view.begin("wheels", "2 kB to be downloaded")
+        view.add_images(["first-cell", "second-cell"])
+        view.end("wheels", "downloaded", "2 kB")
         view.begin("first-cell", "building")
         view.note("first-cell", "RUN it")
         table = MemoryConsole()
@@ -44,9 +46,11 @@ def test_the_table_on_a_terminal() -> None:
     first, total = table.text.splitlines()
     assert first.split()[:2] == ["first-cell", "building"]
     assert first.rstrip().endswith("RUN it")
-    assert total.split() == ["total", "1", "waiting"]
-    assert rest.text.split() == ["total", "1", "done,", "1", "waiting"]
+    assert total.split() == ["total", "2", "images:", "1", "waiting"]
+    assert rest.text.split() == ["total", "2", "images:", "1", "done,", "1", "waiting"]
     assert "12 tests passed" in console.text
+    view.add_images(["first-cell"])  # for the next step, such as staging
+    assert view.rows["first-cell"].state == "waiting"
 
 
 def test_notes_are_neither_markup_nor_escape_sequences() -> None:
@@ -86,7 +90,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         (
             2000,
             [(0, 1999), (1, 1)],
-            ["wheels: 2 kB to be downloaded", "wheels: done in 1.0 s: 2 kB downloaded"],
+            ["wheels: 2 kB to be downloaded", "wheels: downloaded in 1.0 s: 2 kB"],
         ),
         (9000, [(0, 5000), (0, -3000), (15, 0)], ["wheels: 9 kB to be downloaded", "wheels: 2 kB of 9 kB"]),
         (0, [(0, 7_000_000), (15, 1_000_000)], ["wheels: 8.0 MB downloaded"]),
