@@ -114,26 +114,22 @@ Exit codes:
 @click.version_option(__version__, prog_name="gpu-images", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(context: click.Context, root: Path | None, store: Path | None, store_limit: int) -> None:
-    """Build GPU deep-learning images from matrix.yaml.
+    """Build GPU deep-learning images from matrix.yaml. A cell is one image.
 
     \b
-    The steps, in order. Each step reads what the previous ones wrote. A cell is one image of the matrix.
-      lock    choose exact wheels and Debian packages   matrix.yaml -> locks/   (queries the index and archives)
-      plan    show what would be built                  nothing is written
-      render  write a Dockerfile for every cell         locks/, templates/ -> images/
-      build   build images, without tests or tags       -> store, Docker
-      test    run the tests of built images             -> test results
-      images  build, test and tag, in one command       skips what is up to date
-      stage   push tested images, with their results    store -> registry, by digest
-      release publish what is tested and staged         -> signatures, tags in the registry
+    The steps, in order:
+      lock     choose exact wheels and Debian packages   -> locks/
+      plan     show what would be built
+      render   write Dockerfiles; needed before images   -> images/
+      images   build, test and tag images                -> store, Docker
+      stage    push tested images and their results      -> registry
+      release  sign what is tested and staged, tag it    -> registry
 
-    \b
-    `test --staged` tests staged images on another machine, such as one with a GPU; `status` shows how far
-    each cell is.
+    `build` and `test` are the two parts of `images`. `refresh` runs the steps up to `stage` with newer Debian packages.
+    `test --staged` tests staged images on another machine, such as one with a GPU. `status` shows how far each cell is.
 
-    \b
-    To find out more: explain (does a combination work, and if not, why), doctor (can this machine build
-    images). `builder COMMAND --help` describes each command.
+    `doctor` checks this machine; `explain` says whether a combination works, and if not, why. `builder COMMAND --help`
+    describes a command.
     """
     if not context.invoked_subcommand:
         # The whole help has 80 lines, of which a terminal shows the last ones: the exit codes.

@@ -21,7 +21,15 @@ from builder.release.image_sources import ALL
 from builder.steps.add import Added, AddOptions, add, find_parents
 
 
-@click.command(name="add")
+@click.command(
+    name="add",
+    epilog="""\b
+Examples:
+  builder add ghcr.io/org/pt-cuda:2.14 peft -t ghcr.io/org/llm:1
+  builder add org/pt-cuda:2.14-jupyter -r requirements.txt -t llm:1
+  builder add --refresh ghcr.io/org/llm:1
+""",
+)
 @click.argument("parent", required=False)
 @click.argument("packages", nargs=-1)
 @click.option(
@@ -41,10 +49,18 @@ from builder.steps.add import Added, AddOptions, add, find_parents
 @click.option(
     "--index",
     default="",
+    metavar="INDEX",
     help="Take the PACKAGES that this index has from it: a name in matrix.yaml, an address, or a folder of wheels.",
 )
-@click.option("--keep", is_flag=True, help="Keep every package of PARENT at its version.")
-@click.option("-t", "--tag", "target", default="", help="The image to make: REGISTRY/NAME:TAG, or NAME:TAG in Docker.")
+@click.option("--keep", is_flag=True, help="Keep every package of PARENT at its version, or fail.")
+@click.option(
+    "-t",
+    "--tag",
+    "target",
+    default="",
+    metavar="IMAGE",
+    help="The image to make: REGISTRY/NAME:TAG, or NAME:TAG in Docker.",
+)
 @click.option(
     "--refresh",
     default="",
@@ -65,7 +81,11 @@ from builder.steps.add import Added, AddOptions, add, find_parents
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Make the images of this file (docs/team-images.md). Takes no other request.",
 )
-@click.option("--test", is_flag=True, help="First import each package in Docker, and run `pip check`.")
+@click.option(
+    "--test",
+    is_flag=True,
+    help="First import each package in Docker, and run `pip check`. If this fails, nothing is pushed.",
+)
 @click.option("--dry-run", is_flag=True, help="Only show what would be added.")
 @trusted_options
 @sign_option
@@ -81,8 +101,8 @@ def add_command(
     PARENT is an image that builder made, in a registry or in the store. As with `uv pip install`, its framework and
     CUDA stay as they are, and another package of it moves if a requested one needs it. A PACKAGE is a requirement, or
     the address of a wheel with #sha256=HASH. With --key or --identity, or `evidence` in matrix.yaml, the signature of
-    PARENT is checked first. From registry to registry, only the new layers are sent. Needs no checkout, and Docker only
-    for --test.
+    PARENT is checked first. From registry to registry, only the new layers are sent. Needs Docker only for --test, and
+    no checkout: without one, name an image of the store by its full tag, which `builder gc --dry-run` shows.
 
     The request and the chosen wheels are in a label of the image, so --refresh needs no file. An image without a
     registry (-t vision:1) is loaded into Docker instead, and tested as with --test.

@@ -29,13 +29,12 @@ _STATES = {
 }
 EXAMPLES = """\b
 Examples:
-  builder explain pt-2.9-cu130-py39              why it does not work, and the nearest in the matrix
-  builder explain tf-2.19-cu125-py311            a release, CUDA or Python that is not in matrix.yaml
-  builder explain jax-0.10.2-cpu-py313-jupyter   a full release, without CUDA, with a variant
-  builder explain --gpu "RTX 5090" --driver 570.86.10
-                                                 which cells of the matrix run there, and why others do not
-  builder explain --gpu this "pt-*"              the GPUs and the driver of this machine
-\b
+  builder explain pt-2.9-cu130-py39       why it does not work, the nearest
+  builder explain tf-2.19-cu125-py311     versions that matrix.yaml lacks
+  builder explain jax-0.10.2-cpu-py313    a full release, without CUDA
+  builder explain --gpu "RTX 5090" --driver 570.86.10    what runs there
+  builder explain --gpu this 'pt-*'       the GPUs and the driver found here
+
 Exit code: 0 if the combination works, 16 if not. With --gpu: 0 if every cell that you name runs, or, if you name none,
 if at least one cell of the matrix does.
 """

@@ -46,10 +46,9 @@ def lock_command(
     `builder render` afterwards, to update images/. If some locks fail, the others are written, and the exit code is 18.
 
     \b
-    builder lock                  lock what is new or out of date; keep all other versions
-    builder lock --os bookworm    update the Debian packages of the images on Debian 12
-    builder lock --upgrade-package pillow 'pt-*'
-                                  replace a release that was withdrawn from the index
+    builder lock                  lock what is new; keep all other versions
+    builder lock bookworm --os    update the packages of images on Debian 12
+    builder lock 'pt-*' --upgrade-package pillow    for a withdrawn release
     """
     project = context.project
     chosen = project.select(patterns or ("*",))

@@ -51,7 +51,8 @@ def gc_command(context: Context, dry_run: bool, patterns: Sequence[str]) -> None
     """Show the images in the store, and delete unused blobs.
 
     Blobs are files of the store: layers, configurations and manifests. SIZE is the size of an image, UNIQUE the
-    part that no other image shares. If an image is incomplete, nothing is deleted.
+    part that no other image shares. A name ends with `.untested` until the image has passed its tests. If an image is
+    incomplete, nothing is deleted.
     """
     store = context.store
     store.require()

@@ -19,7 +19,7 @@ CELLS = (
     "has)."
 )
 CELLS_HELP = "CELLS are ids, patterns or sets of images: see `builder --help`. Default: the set `default`."
-ALL_CELLS_HELP = CELLS_HELP.replace("the set `default`", "all cells")
+ALL_CELLS_HELP = CELLS_HELP.replace("the set `default`", "every cell ('*')")
 JSON_HELP = "json: print the result to standard output."
 
 cells_argument = click.argument("patterns", metavar="[CELLS]...", nargs=-1)
@@ -88,9 +88,18 @@ def trusted_options(command: _Command) -> _Command:
         "keys.",
     )
     identity = click.option(
-        "--identity", default="", help="An identity, such as a workflow, that must have signed the image."
+        "--identity",
+        default="",
+        metavar="ADDRESS",
+        help="The identity that must have signed the image, such as https://github.com/ORG/REPO/.github/workflows/ci.yml"
+        "@refs/heads/main. Needs --issuer.",
     )
-    issuer = click.option("--issuer", default="", help="The OpenID Connect issuer of --identity.")
+    issuer = click.option(
+        "--issuer",
+        default="",
+        metavar="ADDRESS",
+        help="The OpenID Connect issuer of --identity, such as https://token.actions.githubusercontent.com.",
+    )
     return key(identity(issuer(command)))
 
 

@@ -253,7 +253,9 @@ def status_command(
 ) -> None:
     """Show how far each cell is on its way to a release.
 
-    TESTED, TIME and GPU are the tests of the staged image; if none is staged, of the one built here or released.
+    LOCKED and BUILT are of this checkout and store. TESTED, TIME and GPU are the tests of the staged image; if none is
+    staged, of the one built here or released. Without a registry, the columns about it are left out; `-` means nothing
+    to show.
     RELEASED shows whether the full tag names that image, and which of its other tags name another image or are missing.
     SIGNATURE shows whether a signer that `evidence` in matrix.yaml lists signed it for its cell and tag: `untrusted` if
     only others did, `listed` if matrix.yaml has no signers to check it with. PACKAGES is the age of the locked Debian

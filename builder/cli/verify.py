@@ -45,12 +45,12 @@ def verify_command(
     IMAGE is a cell id or a tag of an image in the store, or an image in a registry: ghcr.io/org/pt-cuda:2.9.
 
     \b
-    For an image in a registry, --key and --identity name the trusted signers, or else `evidence` in
-    matrix.yaml. Checks:
-      signature     is for this image, its cell and the tag of IMAGE; also that of the image index, if IMAGE names one
+    For an image in a registry, --key and --identity name the trusted signers,
+    or else `evidence` in matrix.yaml. Checks:
+      signature     is for this image (and index), its cell and its tag
       test results  are signed, for this image, and passed
-      provenance    is signed, and is for the plan and the wheels of this image
-      parent        of an image that `builder add` made: has its lowest layers
+      provenance    is signed, and for the plan and wheels of this image
+      parent        has the lowest layers of an image of `builder add`
     In a checkout that has the cell, with or without a signer:
       plan          configuration and layers are as this checkout plans them
 

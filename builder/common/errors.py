@@ -35,7 +35,7 @@ class BuilderError(Exception):
 
 
 class UsageError(BuilderError, exit_code=2, title="usage"):
-    """The command line is invalid, names something that does not exist, or needs a setting that is missing."""
+    """The command line is invalid, or something that it needs is missing."""
 
 
 class MatrixError(BuilderError, exit_code=3, title="matrix"):
@@ -43,7 +43,7 @@ class MatrixError(BuilderError, exit_code=3, title="matrix"):
 
 
 class LockError(BuilderError, exit_code=4, title="lock"):
-    """A cell does not resolve to wheels and Debian packages, or a lock file is damaged."""
+    """A cell does not resolve to wheels and packages, or a lock is damaged."""
 
 
 class StaleError(BuilderError, exit_code=5, title="out of date"):
@@ -51,7 +51,7 @@ class StaleError(BuilderError, exit_code=5, title="out of date"):
 
 
 class EngineError(BuilderError, exit_code=6, title="engine"):
-    """Docker Engine is missing, stopped, or failed for a reason other than the image."""
+    """Docker Engine is missing, stopped, or failed for its own reasons."""
 
 
 class NoEngineError(EngineError):
@@ -59,7 +59,7 @@ class NoEngineError(EngineError):
 
 
 class BuildError(BuilderError, exit_code=7, title="build"):
-    """A step of an image's Dockerfile failed, its layers do not fit together, or it is too large."""
+    """An image cannot be built from its layers or Dockerfile, or is too large."""
 
 
 class ImageTestError(BuilderError, exit_code=8, title="tests"):
@@ -79,7 +79,7 @@ class TemplateError(BuilderError, exit_code=11, title="template"):
 
 
 class FileError(BuilderError, exit_code=12, title="file"):
-    """A file of the checkout or the store cannot be read or written, or is damaged."""
+    """A file of the checkout or the store is damaged, unreadable or read-only."""
 
 
 class DamagedError(FileError):
@@ -91,7 +91,7 @@ class DamagedError(FileError):
 
 
 class FetchError(BuilderError, exit_code=13, title="download"):
-    """An index or archive does not respond, or a locked file is missing everywhere or does not match its lock."""
+    """An index does not respond, or a locked file is missing or different."""
 
 
 class RegistryError(BuilderError, exit_code=14, title="registry"):
@@ -107,7 +107,7 @@ class VerifyError(BuilderError, exit_code=15, title="verify"):
 
 
 class RefusedError(BuilderError, exit_code=16, title="refused"):
-    """A combination does not work, an image does not run on a GPU, its scan is refused, or its support has ended."""
+    """A combination or GPU does not fit, a scan fails, or support has ended."""
 
 
 class SigningError(BuilderError, exit_code=17, title="signing"):

@@ -121,9 +121,7 @@ class NotBuiltError(ImageTestError):
 def require_registry(project: Project, registry: str) -> None:
     """Raises UsageError without a registry to publish to; `registry` overrides the setting in matrix.yaml."""
     if not (registry or project.matrix.registry):
-        raise UsageError(
-            "no registry in matrix.yaml", hint='Set `registry: "registry.example.com"` there, or use --to.'
-        )
+        raise UsageError("no registry in matrix.yaml", hint='Set `registry: "registry.example.com"` there.')
 
 
 def references(image: PlannedImage, registry: str = "") -> tuple[ImageRef, ...]:

@@ -151,7 +151,7 @@ def test_without_a_registry(edit: Edit) -> None:
     project = edit(f"registry: {REGISTRY}", 'registry: ""')
     with pytest.raises(UsageError, match="no registry in matrix") as caught:
         publish.require_registry(project, "")
-    assert "--to" in caught.value.hint
+    assert caught.value.hint == 'Set `registry: "registry.example.com"` there.'
     publish.require_registry(project, "other.example.test")
 
 
