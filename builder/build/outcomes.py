@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 from builder.build.context import LoadedImage, Origin
 from builder.build.image_tests import Tester
@@ -35,7 +33,6 @@ class Outcome:
     tested: bool = False
     tagged: bool = False
     coverage: Coverage | None = None
-    seconds: float = 0
     error: BuilderError | None = None
 
     @property
@@ -50,32 +47,6 @@ class Outcome:
     def __str__(self) -> str:
         gpu = self.coverage.gpu_status if self.coverage else "not run"
         return f"{self.image.id}: {self.digest}, {self.sent}, gpu: {gpu}"
-
-    def as_data(self) -> dict[str, Any]:
-        """The outcome for `--format json`."""
-        tests = self.coverage and {
-            "passed": len(self.coverage.passed),
-            "failed": self.coverage.failed,
-            "gpu": self.coverage.gpu_status,
-        }
-        if self.digest:
-            return {
-                "cell": self.image.id,
-                "digest": self.digest,
-                "bytes": self.sent and asdict(self.sent),
-                "tests": tests,
-            }
-        return {
-            "cell": self.image.id,
-            "image": self.loaded.id if self.loaded else "",
-            "made": self.origin,
-            "tested": self.tested,
-            "tagged": self.tagged,
-            "references": list(self.image.local_names),
-            "tests": tests,
-            "seconds": round(self.seconds, 1),
-            "error": str(self.error) if self.error else None,
-        }
 
 
 @dataclass(kw_only=True)
@@ -107,16 +78,6 @@ class Report:
         """The tags that were set for the first time, or moved."""
         return [change for change in self.tags if change.is_change]
 
-    def as_data(self) -> dict[str, Any]:
-        """The report of a command that stages or releases images, for `--format json`."""
-        return {
-            "stamp": self.stamp,
-            "images": [outcome.as_data() for outcome in self.outcomes],
-            "sent": self.bytes,
-            "tags": [change.as_data() for change in self.tags],
-            "error": str(self.error) if self.error else None,
-        }
-
 
 def for_each_image(
     run: Run,
@@ -136,20 +97,18 @@ def for_each_image(
         run.view.say(f"{counted(jobs, 'image')} at a time ({here}; --jobs sets another number)")
     run.view.add_images(image.id for image in images)
 
-    def timed_step(image: PlannedImage) -> Outcome:
-        began = time.monotonic()
+    def outcome_of(image: PlannedImage) -> Outcome:
         try:
-            outcome = step(image)
+            return step(image)
         except (BuilderError, OSError) as error:
             run.view.end(image.id, "failed")
-            outcome = Outcome(image=image, error=errors.of_file(error) if isinstance(error, OSError) else error)
-        return replace(outcome, seconds=time.monotonic() - began)
+            return Outcome(image=image, error=errors.of_file(error) if isinstance(error, OSError) else error)
 
     pool = ThreadPoolExecutor(max_workers=jobs)
     futures: dict[str, Future[Outcome]] = {}
     try:
         for image in images if ready is None else ready:
-            futures[image.id] = pool.submit(timed_step, image)
+            futures[image.id] = pool.submit(outcome_of, image)
             for future in futures.values():
                 if future.done():
                     future.result()  # raises an internal error at once

@@ -5,20 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import click
 from rich.text import Text
 
 from builder.cli.context import Context, parse_image
-from builder.cli.options import format_option, sign_option, trusted_options, trusted_signers
+from builder.cli.options import sign_option, trusted_options, trusted_signers
 from builder.common.errors import UsageError
 from builder.common.text import duration
 from builder.evidence.signing import Signer, Trust
 from builder.matrix.schema import Arch
 from builder.release.additions import Addition, AdditionRequest, read_requested, read_team_file, read_variables
 from builder.release.image_sources import ALL
-from builder.steps.add import Added, AddOptions, add, find_parents
+from builder.steps.add import AddOptions, add, find_parents
 
 
 @click.command(
@@ -89,12 +89,11 @@ Examples:
 @click.option("--dry-run", is_flag=True, help="Only show what would be added.")
 @trusted_options
 @sign_option
-@format_option()
 @click.pass_obj
 def add_command(
     context: Context, /, parent: str | None, packages: Sequence[str], files: Sequence[Path], env: Sequence[str],
     index: str, keep: bool, target: str, refresh: str, arch: str, team: Path | None, test: bool, dry_run: bool,
-    keys: Sequence[str], identity: str, issuer: str, signer: Signer | None, form: str
+    keys: Sequence[str], identity: str, issuer: str, signer: Signer | None
 ) -> None:  # fmt: skip
     """Put packages on an image, without building it.
 
@@ -132,30 +131,8 @@ def add_command(
             additions = [Addition(parent=parse_image(parent or ""), target=parse_image(target), request=request)]
         options = AddOptions(arch=arch, dry_run=dry_run, test=test, trust=trust, signer=signer)
         done = add(run, additions, options)
-    if form == "json":
-        context.print_json([_as_data(added) for added in done])
-    for added in (result for result in done if form == "text" and result.digest):
+    for added in (result for result in done if result.digest):
         took = duration(time.monotonic() - began)
         context.out.print(Text(f"{added.target}@{added.digest}  in {took}"), soft_wrap=True)
     if any(added.digest and not any(image.results for image in added.images) for added in done):
         context.say("nothing was tested: --test imports each package, and runs `pip check`")
-
-
-def _as_data(added: Added) -> dict[str, Any]:
-    return {
-        "image": str(added.target),
-        "digest": added.digest,
-        "parent": str(added.addition.parent),
-        "images": [
-            {
-                "arch": image.parent.arch,
-                "parent": image.parent.image.manifest.digest,
-                "digest": image.image.manifest.digest if added.digest else "",
-                "wheels": [wheel.file for wheel in image.wheels],
-                "moved": [wheel.name for wheel in image.wheels if wheel.name in image.parent.packages],
-                "kept": len(image.parent.packages.keys() - {wheel.name for wheel in image.wheels}),
-                "layers": [layer.as_record() for layer in image.layers],
-            }
-            for image in added.images
-        ],
-    }

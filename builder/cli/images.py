@@ -54,7 +54,6 @@ _LOCKED = click.option(
     "in any archive; for CI. Default: lock the current versions, which changes locks/, and go on.",
 )
 REPORT = (
-    options.format_option("json: print the result for each image to standard output."),
     click.option(
         "--junit",
         type=click.Path(file_okay=False, path_type=Path),
@@ -93,9 +92,7 @@ def build_command(context: Context, /, patterns: Sequence[str], **values: Any) -
     _make(context, "build", patterns, test=False, **values)
 
 
-def _make(
-    context: Context, name: str, patterns: Sequence[str], *, start_engine: bool, form: str = "text", **values: Any
-) -> None:
+def _make(context: Context, name: str, patterns: Sequence[str], *, start_engine: bool, **values: Any) -> None:
     """Makes images for the command `name`; `values` are fields of `ImageOptions`."""
     began = time.monotonic()
     project = context.project
@@ -103,7 +100,7 @@ def _make(
         planned = render.load_checked_plan(project, project.select(patterns))
         run = context.run(project, start_engine=start_engine)
         done = make_images(run, planned, ImageOptions(**values))
-    show_outcomes(context, done, began=began, form=form)
+    show_outcomes(context, done, began=began)
     if failure := outcomes.failure(done):
         raise failure
 
@@ -123,7 +120,7 @@ def _make(
 )  # fmt: skip
 def test_command(
     context: Context, /, patterns: Sequence[str], *, stamp: str, no_attach: bool, place: str,
-    signer: Signer | None, form: str, start_engine: bool, **values: Any
+    signer: Signer | None, start_engine: bool, **values: Any
 ) -> None:  # fmt: skip
     """Run the tests of built or staged images.
 
@@ -159,19 +156,15 @@ def test_command(
                 known = KnownLayers(project.root)
                 found = {image.id: find_image(run, image, known) for image in planned.images}
                 done = retest_images(run, tester, planned, found, how.jobs)
-    show_outcomes(context, done, began=began, form=form)
+    show_outcomes(context, done, began=began)
     tested = any(outcome.coverage or isinstance(outcome.error, ImageTestError) for outcome in done)
     if failed := outcomes.failure(done, "images failed" if tested else "images were not tested"):
         raise failed
 
 
-def show_outcomes(context: Context, done: Sequence[Outcome], *, began: float, form: str) -> None:
+def show_outcomes(context: Context, done: Sequence[Outcome], *, began: float) -> None:
     """Shows the results for images since `began`, a time of `time.monotonic`."""
-    seconds = time.monotonic() - began
-    if form == "json":
-        context.print_json({"images": [outcome.as_data() for outcome in done], "seconds": round(seconds, 1)})
-        return
-    context.say(f"{summary(done)} ({duration(seconds)})")
+    context.say(f"{summary(done)} ({duration(time.monotonic() - began)})")
 
 
 def summary(done: Sequence[Outcome]) -> str:

@@ -47,10 +47,7 @@ from builder.steps.stage import stage
     "(locks/layers.json). They are assembled without an engine and without downloading wheels; `builder test --staged` "
     "then runs all their tests.",
 )
-@options.format_option(
-    f"{options.JSON_HELP} github: an output of a GitHub Actions step, the `stamp`.",
-    "text", "json", "github",
-)  # fmt: skip
+@options.format_option("github: an output of a GitHub Actions step, the `stamp`.", "text", "github")
 @click.pass_obj
 def stage_command(
     context: Context, /, patterns: Sequence[str], place: str, signer: Signer | None, images_only: bool,
@@ -77,12 +74,9 @@ def stage_command(
             revision=git.state(project.root), signer=signer,
             lookup=LayerLookup.of(run) if untested else None, images_only=images_only,
         )  # fmt: skip
-    if form == "json":
-        context.print_json(report.as_data())
-    elif form == "github":
+    if form == "github":
         click.echo(f"stamp={report.stamp}")
-    if form != "json":
-        _say_staged(context, report, area, signer, began)
+    _say_staged(context, report, area, signer, began)
 
 
 def _warn_unsigned(context: Context, project: Project, signer: Signer | None) -> None:
@@ -144,7 +138,7 @@ def refresh_command(
         run = context.run(project, start_engine=start_engine)
         report = refresh(run, chosen, ImageOptions(**values), area=area, signer=signer)
     if report.outcomes:
-        show_outcomes(context, report.outcomes, began=began, form="text")
+        show_outcomes(context, report.outcomes, began=began)
     else:
         context.say("no image changed")
     if area and report.stamp:
@@ -183,9 +177,9 @@ def refresh_command(
 )
 @click.option("--check", is_flag=True, help="Only check whether the release may be published.")
 @options.format_option(
-    f"{options.JSON_HELP} github: an output of a GitHub Actions step: `subjects`, the digest and the name of each "
-    "released image and index, for actions/attest.",
-    "text", "json", "github",
+    "github: an output of a GitHub Actions step: `subjects`, the digest and the name of each released image and index, "
+    "for actions/attest.",
+    "text", "github",
 )  # fmt: skip
 @click.pass_obj
 def release_command(
@@ -225,15 +219,12 @@ def release_command(
         context.say(f"release {report.stamp}: {counted(len(report.outcomes), 'image')} may be released")
         return
     seconds = time.monotonic() - began
-    if form == "json":
-        context.print_json(report.as_data() | {"seconds": round(seconds, 1)})
     if report.error:
         raise report.error
-    if form != "json":
-        for line in (*map(str, report.sent), *map(str, report.changed)):
-            context.say(line)
-        images, changed = counted(len(report.outcomes), "image"), counted(len(report.changed), "tag")
-        context.say(f"release {report.stamp}: {images}, {changed} changed ({duration(seconds)})")
+    for line in (*map(str, report.sent), *map(str, report.changed)):
+        context.say(line)
+    images, changed = counted(len(report.outcomes), "image"), counted(len(report.changed), "tag")
+    context.say(f"release {report.stamp}: {images}, {changed} changed ({duration(seconds)})")
     if form == "github":
         subjects = [(outcome.digest, publish.references(outcome.image, registry)[0].name) for outcome in report.sent]
         subjects += [(change.digest, change.name) for change in report.tags]  # indexes too

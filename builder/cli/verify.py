@@ -5,14 +5,13 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import get_args
 
 import click
 from rich.text import Text
 
 from builder.cli.context import Context, parse_image
-from builder.cli.options import format_option, trusted_options, trusted_signers
+from builder.cli.options import trusted_options, trusted_signers
 from builder.common import errors
 from builder.common.errors import BuilderError
 from builder.common.files import short_digest
@@ -34,11 +33,9 @@ from builder.steps.verify import VerifyOptions, verdict, verify_named
     show_default="that of this machine",
     help="If IMAGE names images for several architectures in a registry: the one to check.",
 )
-@format_option("json: print the results to standard output.")
 @click.pass_obj
 def verify_command(
     context: Context, /, image: str, rebuild: bool, keys: Sequence[str], identity: str, issuer: str, arch: str,
-    form: str
 ) -> None:  # fmt: skip
     """Check who signed IMAGE, and compare it with its plan.
 
@@ -68,26 +65,18 @@ def verify_command(
             name = image
             if len(named) > 1:
                 name = f"{image} ({source.cell})"
-                if form == "text":
-                    context.out.print(Text(f"{source.cell}:"))
+                context.out.print(Text(f"{source.cell}:"))
             before = len(findings)
             for finding in found:
                 findings.append(finding)
-                if form == "text":
-                    state = Text(f"{finding.state:<12}", style="bold red" if finding.state == "different" else "green")
-                    detail = f"  ({finding.detail})" if finding.detail else ""
-                    part = Text(f"{short_digest(finding.digest)}  {finding.part}{detail}")
-                    context.out.print(state, part, overflow="fold")
+                state = Text(f"{finding.state:<12}", style="bold red" if finding.state == "different" else "green")
+                detail = f"  ({finding.detail})" if finding.detail else ""
+                part = Text(f"{short_digest(finding.digest)}  {finding.part}{detail}")
+                context.out.print(state, part, overflow="fold")
             if failed := verdict(name, findings[before:]):
                 failures.append(failed)
 
-    failure = errors.join(failures, "images are not as expected") if failures else None
-    if form == "json":
-        context.print_json(
-            {"image": image, "parts": list(map(asdict, findings)), "error": str(failure) if failure else None}
-        )
-    if failure:
-        raise failure
-    if form == "text":
-        counts = Counter(finding.state for finding in findings)
-        context.say(f"{image}: verified: {', '.join(f'{number} {state}' for state, number in counts.items())}")
+    if failures:
+        raise errors.join(failures, "images are not as expected")
+    counts = Counter(finding.state for finding in findings)
+    context.say(f"{image}: verified: {', '.join(f'{number} {state}' for state, number in counts.items())}")

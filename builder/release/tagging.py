@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from packaging.version import InvalidVersion, Version
 
@@ -39,11 +39,6 @@ class TagChange:
 
     def __str__(self) -> str:
         return f"{self.name}:{self.tag} is {self.digest}" + (f", was {self.before}" if self.state == "moved" else "")
-
-    def as_data(self) -> dict[str, Any]:
-        """The change for `--format json`."""
-        reference = f"{self.name}:{self.tag}"
-        return {"reference": reference, "before": self.before, "after": self.digest, "state": self.state}
 
 
 def read_tags(repository: Repository, names: Iterable[str]) -> dict[str, str | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,10 @@ def elsewhere(checkout: Checkout, folder: Path) -> Checkout:
 
 def stage(checkout: Checkout, *arguments: str) -> str:
     """Stages both images; returns the stamp."""
-    release = json.loads(checkout.builder("stage", *arguments, "--format", "json").partition("\n{")[2].join(["{", ""]))
-    return str(release["stamp"])
+    output = checkout.builder("stage", *arguments, "--format", "github")
+    match = re.search(r"^stamp=(\S+)$", output, re.MULTILINE)
+    assert match, output
+    return match[1]
 
 
 def status(checkout: Checkout, proxy: Proxy) -> dict[str, dict[str, Any]]:

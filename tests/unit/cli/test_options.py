@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import re
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from builder.build.context import LoadedImage
 from builder.build.outcomes import Outcome, Report
 from builder.cli import add as add_cli
 from builder.cli import images as images_cli
@@ -175,20 +173,13 @@ def test_options_reach_the_step(run: Run, steps: Steps, tiny: Project, arguments
     assert steps.given == [expected]
 
 
-def test_images_are_those_of_cells_and_their_results_are_printed_as_json(
-    run: Run, steps: Steps, locked: Project
-) -> None:
+def test_images_are_those_of_cells(run: Run, steps: Steps) -> None:
     result = run("images")
     assert (result.code, result.out) == (0, "")
     assert result.err.startswith("no images (")
     assert steps.cells == [[TINY_IDS[9], *TINY_IDS[12:]]]
-    [image] = plan.make_locked_plan(locked, locked.select([CELL])).images
-    steps.outcomes = [Outcome(image=image, loaded=LoadedImage(id="", digest="", origin="built"))]
     for command in ("images", "test"):
-        result = run(command, CELL, "--format", "json")
-        [outcome] = json.loads(result.out)["images"]
-        assert (outcome["cell"], outcome["made"], outcome["error"]) == (CELL, "built", None)
-        assert result.err == ""
+        assert run(command, CELL).code == 0
     assert steps.cells[1:] == [[CELL], [CELL]]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from datetime import date
 from pathlib import Path
@@ -124,8 +123,6 @@ def test_no_release_is_staged_for_a_set_without_cells(
     monkeypatch.setattr(staging.StagingArea, "write", None)
     result = stage("unsupported", *option)
     assert (result.code, result.err) == (0, "no image to stage: CELLS name a set without cells\n")
-    result = stage("unsupported", *option, "--format", "json")
-    assert (result.code, json.loads(result.out)["images"]) == (0, [])
 
 
 def test_a_release_prints_the_subjects_of_attestations(run: Run, desk: ReleaseDesk) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -139,19 +138,6 @@ def test_the_method_records_images_that_were_up_to_date(bench: BuildBench, lost:
     bench.maker.lost = lost
     bench.run()
     assert sorted(bench.calls("name")) == [f"name {FIRST}", f"name {SECOND}"]
-
-
-def test_outcomes_as_json(bench: BuildBench) -> None:
-    bench.maker.broken[FIRST] = failure(FIRST)
-    with pytest.raises(BuildError):
-        bench.run()
-    failed, passed = (outcome.as_data() for outcome in bench.outcomes)
-    assert json.loads(json.dumps(failed)) == failed | {"cell": FIRST, "image": "", "tests": None}
-    assert failed["error"] == f"{FIRST}: failed at the build"
-    assert (passed["error"], passed["made"], passed["tested"], passed["tagged"]) == (None, "built", True, True)
-    assert passed["tests"] == {"passed": 1, "failed": [], "gpu": "not run"}
-    assert passed["references"] == list(bench.references(SECOND))
-    assert passed["seconds"] >= 0
 
 
 def test_an_unchanged_image_is_not_tested_again(bench: BuildBench) -> None:
