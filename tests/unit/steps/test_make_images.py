@@ -18,9 +18,9 @@ from builder.common import git
 from builder.common.errors import (
     BuilderError,
     DiskError,
+    FetchError,
     ImageTestError,
     IncompleteError,
-    LockError,
     StaleError,
 )
 from builder.common.files import digest_of_bytes
@@ -219,7 +219,7 @@ def test_a_refresh_goes_on_with_the_debian_releases_that_can_be_locked(updated: 
 
 def test_a_refresh_that_can_lock_nothing_fails_as_lock_does(updated: Builds) -> None:
     updated.archive.broken = "oldbird"
-    with pytest.raises(LockError):
+    with pytest.raises(FetchError):
         updated.refresh("oldbird")
     assert updated.built == []
 
