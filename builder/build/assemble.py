@@ -141,7 +141,8 @@ class Assembler:
         if missing:
             self._uses = Counter(wheel.sha256 for layer in missing for wheel in layer.wheels)
             wheels = {wheel.sha256: wheel for layer in missing for wheel in layer.wheels}.values()
-            meter = Meter(run.view, "wheels", "downloaded", sum(wheel.size for wheel in wheels))
+            total = sum(wheel.size for wheel in wheels)
+            meter = Meter(run.view, "wheels", "downloaded", total, ends_row=True)
             fetcher = self._fetcher = Fetcher(run.host.index, self._store.downloads, progress=meter.add)
             for wheel in sorted(wheels, key=lambda wheel: -wheel.size):
                 self._wheels[wheel.sha256] = self._fetching.submit(fetcher.fetch, wheel)
@@ -287,7 +288,7 @@ class Assembler:
         run, store, lookup = self._run, self._store, self._lookup
         if built := lookup.in_store(layer.inputs):
             return built
-        if downloaded := lookup.download(layer.component, layer.inputs):
+        if downloaded := lookup.download(image.id, layer.inputs):
             return downloaded
 
         # All operating systems with the image's Python give the same bytecode, so the first that is ready is used.

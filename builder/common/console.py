@@ -131,13 +131,14 @@ class View:
 class Meter:
     """A count of bytes, shown in a row of a view: often on a terminal, at most every 15 s elsewhere. Thread-safe.
 
-    `total` is 0 if it is unknown. `verb` is a participle, such as "downloaded".
+    `total` is 0 if it is unknown. `verb` is a participle, such as "downloaded". With `ends_row`, the row has no other
+    work, and ends with the last byte.
     """
 
     PLAIN_S, LIVE_S = 15.0, 0.2  # every 5 s, a log of CI had 40 lines while one image was loaded
 
-    def __init__(self, view: View, row: str, verb: str, total: int) -> None:
-        self._view, self._row, self._verb, self._total = view, row, verb, total
+    def __init__(self, view: View, row: str, verb: str, total: int, *, ends_row: bool = False) -> None:
+        self._view, self._row, self._verb, self._total, self._ends_row = view, row, verb, total, ends_row
         self._count, self._text = 0, ""
         self._ended = False
         self._shown = time.monotonic()
@@ -155,7 +156,7 @@ class Meter:
             if self._ended or not (is_complete or is_news):
                 return
             self._ended, self._shown, self._text = is_complete, now, text
-        if is_complete:
+        if is_complete and self._ends_row:
             self._view.end(self._row, self._verb, size(self._total))
         else:
             self._view.note(self._row, text)

@@ -135,12 +135,13 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def join(errors: Sequence[BuilderError], what: str = "images failed") -> BuilderError:
-    """One error for several, of the class of the first; `what` follows their number."""
+    """One error for several, of the class of the first; `what` follows their number. A hint of all is shown once."""
     first = errors[0]
     if len(errors) == 1:
         return first
-    parts = [f"{error}\n  -> {error.hint}" if error.hint else str(error) for error in errors]
-    return type(first)("\n".join([f"{len(errors)} {what}", *parts]))
+    shared = first.hint if all(error.hint == first.hint for error in errors) else ""
+    parts = [f"{error}\n  -> {error.hint}" if error.hint and not shared else str(error) for error in errors]
+    return type(first)("\n".join([f"{len(errors)} {what}", *parts]), hint=shared)
 
 
 def collect(

@@ -198,7 +198,11 @@ def check_signature(reference: ImageRef, image: Parent, trust: Trust) -> str:
     if not trust.signers:
         return "signature not checked"
     if not isinstance(image.source, RegistrySource):
-        raise UsageError(f"{reference} has no registry, and images of the store are not signed")
+        raise UsageError(
+            f"{reference} has no registry, and images of the store are not signed",
+            hint="Name the registry, e.g. docker.io/org/pt-cuda:2.9. Without --key, and outside of a checkout with "
+            "`evidence`, no signature is needed.",
+        )
     tagged = reference if reference.digest else replace(reference, tag=reference.target)
     attestations = Attestations(source=image.source, reference=tagged, trust=trust)
     for finding in attestations.signatures():

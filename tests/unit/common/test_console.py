@@ -101,7 +101,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_a_meter_prints_plain_lines(
     console: MemoryConsole, clock: Clock, total: int, added: list[tuple[float, int]], lines: list[str]
 ) -> None:
-    meter = Meter(View(console), "wheels", "downloaded", total)
+    meter = Meter(View(console), "wheels", "downloaded", total, ends_row=True)
     for pause, count in added:
         clock.now += pause
         meter.add(count)

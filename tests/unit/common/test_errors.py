@@ -34,6 +34,8 @@ def test_several_errors_are_one_of_the_class_of_the_first() -> None:
     error = errors.join([errors.DiskError("full", hint="free some"), errors.FileError("gone")], "disks failed")
     assert isinstance(error, errors.DiskError)
     assert str(error) == "2 disks failed\nfull\n  -> free some\ngone"
+    error = errors.join([errors.DiskError(name, hint="free some") for name in ("a", "b")], "disks failed")
+    assert (str(error), error.hint) == ("2 disks failed\na\nb", "free some")
 
 
 def test_a_registry_that_cannot_be_reached_ends_a_collection() -> None:
