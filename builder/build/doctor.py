@@ -87,7 +87,7 @@ def examine(run: Run) -> _Findings:
 def _containers(run: Run, info: EngineInfo) -> tuple[State, str]:
     """Starts a container of an image that the engine has: one that answers may have a runtime that fails."""
     try:
-        cells = {each.labels[CELL_LABEL]: each.id for each in run.engine.images(CELL_LABEL)}
+        cells = {image.labels[CELL_LABEL]: image.id for image in run.engine.images(CELL_LABEL)}
         fits = [cell for cell in cells if cell.endswith(f"-{ARM64}") == (info.arch == ARM64)]
         if not fits:
             return "note", "not tried: the engine has no image of builder yet"

@@ -53,7 +53,7 @@ def plan_command(
 ) -> None:  # fmt: skip
     """Show what would be built: cells, tags, layers, sizes. Needs no engine, and no network without --unreleased.
 
-    SIZE is the download size of the wheels and Debian packages. NOT ABOVE is the part that no image higher in the table
+    SIZE is the download size of the wheels and Debian packages. NEW is the part that no image higher in the table
     has.
     """
     if is_release and form != "gitlab":
@@ -119,7 +119,7 @@ def _print_images(context: Context, planned: Plan) -> None:
         added = sum(lengths[layer] for layer in inputs - above)
         above |= inputs
         rows.append((image.id, size(image.bytes), size(added) if added else "-", image.references[-1]))
-    context.print_table(("CELL", "SIZE", "NOT ABOVE", "TAG"), rows, right=("SIZE", "NOT ABOVE"))
+    context.print_table(("CELL", "SIZE", "NEW", "TAG"), rows, right=("SIZE", "NEW"))
 
 
 def _print_layers(context: Context, planned: Plan) -> None:

@@ -285,7 +285,7 @@ def test_several_images_are_shown_in_a_line_each(run: Run, tiny: Project) -> Non
     plain, board = (image.bytes for image in plan.make_plan(tiny, tiny.select(ids)).images)
     added = size(board - plain)
     head, first, second, last = run("plan", *ids).out.splitlines()
-    assert head.split() == ["CELL", "SIZE", "NOT", "ABOVE", "TAG"]
+    assert head.split() == ["CELL", "SIZE", "NEW", "TAG"]
     assert first.split() == [CELL, *size(plain).split(), *size(plain).split(), f"{TAG}:0.5"]
     assert second.split() == [f"{CELL}-board", *size(board).split(), *added.split(), f"{TAG}:0.5-board"]
     percent = round(100 * board / (plain + board))
