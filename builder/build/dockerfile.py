@@ -53,11 +53,16 @@ class DockerfileBuilder:
     def build(self, image: PlannedImage) -> LoadedImage:
         """Builds the image in a copy of the files that its Dockerfile reads, with the settings of the build host.
 
-        Raises BuildError with the last lines of the output, or DiskError.
+        Raises BuildError with the last lines of the output, DiskError, or EngineError for another architecture.
         """
-        run, root, arch = self._run, self._run.project.root, image.cell.arch
+        run, root = self._run, self._run.project.root
+        if image.cell.arch != (arch := run.engine.info().arch):
+            raise EngineError(
+                f"{image.id}: --method dockerfile makes images for {arch} on this machine",
+                hint=f"Leave out --method, or run this on a machine for {image.cell.arch}.",
+            )
         host = run.host.for_release(run.project.matrix.debian[image.debian])
-        base = self._mmdebstrap.base_image(image.debian, arch)
+        base = self._mmdebstrap.base_image(image.debian)
         with run.project.scratch() as scratch:
             context, id_file = Path(scratch) / "context", Path(scratch) / "id"
             for name, path in context_files(run.project, image).items():
@@ -79,8 +84,6 @@ class DockerfileBuilder:
             # Proxies by name: their values, which may have passwords, are read from the environment.
             command += [f"--build-arg={argument}" for argument in (f"BASE={base}", *host.proxies)]
             command += [f"--label={name}={value}" for name, value in built_labels(image.plan, "").items() if value]
-            if arch != run.engine.info().arch:
-                command.append(f"--platform=linux/{arch}")
             if host.network:
                 command.append(f"--network={host.network}")
             # The engine of this run, with its own buildx builder, even if another one is selected.

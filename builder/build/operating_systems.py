@@ -210,7 +210,7 @@ class Mmdebstrap:
         self.stopped = threading.Event()
         self._choosing, self._pulling, self._counting = threading.Lock(), threading.Lock(), threading.Lock()
         self._container: str | None = None  # the image to run in; empty: this machine
-        self._bases: dict[tuple[str, str], str | EngineError] = {}  # by release and architecture; or the error
+        self._bases: dict[str, str | EngineError] = {}  # by release; or the error
         self._in_memory = 0  # file systems in memory now
 
     def stop(self) -> None:
@@ -280,55 +280,49 @@ class Mmdebstrap:
             return line
 
         with self._memory() as fits:
-            # The memory of a remote engine is unknown. A file system that fills the memory is made again on the disk.
+            # The memory of a remote engine is unknown.
             is_in_memory = fits and (not container or engine.info().is_local)
-            while True:
-                if self.stopped.is_set():
-                    raise BuildError(f"{name}: stopped")
-                tail.clear()
-                if container:
-                    tmpfs = {f"{CONTAINER_FOLDER}/tmp": f"exec,suid,dev,size={TMPFS}"} if is_in_memory else {}  # noqa: S108  in the container
-                    with (
-                        log.open("w", encoding="utf-8", buffering=1) as log_file,
-                        (folder / _RESULT).open("wb") as out,
-                        (folder / "input.tar").open("w+b") as archive,
-                    ):
-                        self._write_container_files(archive, inputs, links)
-                        status = engine.run_to_file(
-                            container,
-                            checkout=str(project.root),
-                            command=["sh", "-euc", _IN_CONTAINER, "sh", *arguments],
-                            files=archive,
-                            result=f"{CONTAINER_FOLDER}/{_RESULT}",
-                            out=out,
-                            on_line=lambda line: log_file.write(on_line(line)),
-                            stopped=self.stopped,
-                            timeout_s=TIMEOUT_S,
-                            environment=environment,
-                            network_mode=host.network or None,
-                            # For the mounts of the new file system; the default profiles forbid them.
-                            cap_add=["SYS_ADMIN"],
-                            security_opt=["apparmor=unconfined", "seccomp=unconfined", "label=disable"],
-                            tmpfs=tmpfs,
-                        )
-                else:
-                    _write_folder(folder, inputs, links)
-                    path = f"{folder}/{_BIN}:{os.environ.get('PATH', os.defpath)}"
-                    variables = {"PATH": path, "HOME": os.environ.get("HOME", "/"), **environment}
-                    program = Program(
-                        command=[*_ISOLATED, "sh", "steps/mmdebstrap.sh", *arguments],
-                        environment={**variables, "TMPFS": str(TMPFS)} if is_in_memory else variables,
-                        folder=folder,
-                        log=log,
+            if self.stopped.is_set():
+                raise BuildError(f"{name}: stopped")
+            if container:
+                tmpfs = {f"{CONTAINER_FOLDER}/tmp": f"exec,suid,dev,size={TMPFS}"} if is_in_memory else {}  # noqa: S108  in the container
+                with (
+                    log.open("w", encoding="utf-8", buffering=1) as log_file,
+                    (folder / _RESULT).open("wb") as out,
+                    (folder / "input.tar").open("w+b") as archive,
+                ):
+                    self._write_container_files(archive, inputs, links)
+                    status = engine.run_to_file(
+                        container,
+                        checkout=str(project.root),
+                        command=["sh", "-euc", _IN_CONTAINER, "sh", *arguments],
+                        files=archive,
+                        result=f"{CONTAINER_FOLDER}/{_RESULT}",
+                        out=out,
+                        on_line=lambda line: log_file.write(on_line(line)),
+                        stopped=self.stopped,
                         timeout_s=TIMEOUT_S,
+                        environment=environment,
+                        network_mode=host.network or None,
+                        # For the mounts of the new file system; the default profiles forbid them.
+                        cap_add=["SYS_ADMIN"],
+                        security_opt=["apparmor=unconfined", "seccomp=unconfined", "label=disable"],
+                        tmpfs=tmpfs,
                     )
-                    status = self.programs.run(program, on_line)
-                if status == 0:
-                    return folder / _RESULT
-                if not (is_in_memory and is_disk_full("\n".join(tail))):
-                    break
-                is_in_memory = False
-
+            else:
+                _write_folder(folder, inputs, links)
+                path = f"{folder}/{_BIN}:{os.environ.get('PATH', os.defpath)}"
+                variables = {"PATH": path, "HOME": os.environ.get("HOME", "/"), **environment}
+                program = Program(
+                    command=[*_ISOLATED, "sh", "steps/mmdebstrap.sh", *arguments],
+                    environment={**variables, "TMPFS": str(TMPFS)} if is_in_memory else variables,
+                    folder=folder,
+                    log=log,
+                    timeout_s=TIMEOUT_S,
+                )
+                status = self.programs.run(program, on_line)
+        if status == 0:
+            return folder / _RESULT
         output = "\n".join(tail)
         if is_disk_full(output):
             raise DiskError(f"{name}: the disk of {folder} is full\n{output}", hint=FREE_DISK)
@@ -340,40 +334,33 @@ class Mmdebstrap:
             hint=f"Full log: {log.relative_to(project.root)}",
         )
 
-    def base_image(self, release: str, arch: str = "") -> str:
-        """The name in the engine of Debian's image of a release, by default for the engine's architecture.
+    def base_image(self, release: str) -> str:
+        """The name in the engine of Debian's image of a release, for the engine's architecture.
 
         Pulls it. If no registry has it, makes an image of the release's current packages. Raises EngineError.
         """
-        arch = arch or self._run.engine.info().arch
         with self._pulling:
-            if (release, arch) not in self._bases:
+            if release not in self._bases:
                 try:
-                    self._bases[release, arch] = self._pull_or_make(release, arch)
+                    self._bases[release] = self._pull_or_make(release)
                 except EngineError as error:  # every image that needs it gets this error at once
-                    self._bases[release, arch] = error
-            base = self._bases[release, arch]
+                    self._bases[release] = error
+            base = self._bases[release]
         if isinstance(base, EngineError):
             raise base
         return base
 
-    def _pull_or_make(self, release: str, arch: str) -> str:
+    def _pull_or_make(self, release: str) -> str:
         run = self._run
-        is_foreign = arch != run.engine.info().arch
         image = run.project.matrix.debian[release].image
-        if run.engine.image(image) and not is_foreign:
+        if run.engine.image(image):
             return image
         base = run.project.base(STEPS)
         recipe = digest_of_data([release, *(digests_of_tree(base, base / script) for script in BOOTSTRAP_INPUTS)])
-        suffix = f"-{arch}" if is_foreign else ""
-        local = ImageRef(repository="gpu-images/base", tag=f"{release}-{short_digest(recipe)}{suffix}")
+        local = ImageRef(repository="gpu-images/base", tag=f"{release}-{short_digest(recipe)}")
         if run.engine.image(str(local)):
             return str(local)
         try:
-            if is_foreign:  # buildx pulls it: this would replace the one of the engine's own architecture
-                if run.engine.has_remote(image):
-                    return image
-                raise EngineError("no registry has it")
             run.view.say(f"base image: pulling {image}")
             run.engine.pull(image)
             return image
@@ -387,11 +374,11 @@ class Mmdebstrap:
         run.view.say(f"base image: cannot be pulled; making {local} from Debian packages (about 15 s)")
         with run.project.scratch() as scratch:
             try:
-                name, files = f"base-{release}{suffix}", _read_steps(run.project)
-                tar = self.run(name, [release], files, Path(scratch), arch=arch)
+                files, arch = _read_steps(run.project), run.engine.info().arch
+                tar = self.run(f"base-{release}", [release], files, Path(scratch), arch=arch)
             except BuildError as failure:
                 raise EngineError(str(failure), hint=f"Error of the registry: {pull_error}") from failure
-            run.engine.import_tar(tar, local, arch if is_foreign else "")
+            run.engine.import_tar(tar, local)
         return str(local)
 
     def _choose_container(self) -> str:

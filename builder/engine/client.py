@@ -174,19 +174,10 @@ class Engine:
             finally:
                 response.close()
 
-    def has_remote(self, reference: str) -> bool:
-        """True if the registry of an image answers the engine and has the image."""
-        try:
-            self._api.inspect_distribution(reference)
-        except (DockerException, requests.RequestException):
-            return False
-        return True
-
-    def import_tar(self, path: Path, reference: ImageRef, arch: str = "") -> str:
-        """Imports a root file system as an image, by default for the engine's architecture; returns its id."""
+    def import_tar(self, path: Path, reference: ImageRef) -> str:
+        """Imports a root file system as an image for the engine's architecture; returns its id."""
         action = f"importing {reference}"
         parameters = {"fromSrc": "-", "repo": reference.name, "tag": reference.tag}
-        parameters |= {"platform": f"linux/{arch}"} if arch else {}
         with translated(action), path.open("rb") as stream:
             response = self._post("/images/create", stream, parameters)
             messages = list(self._api._stream_helper(response, decode=True))

@@ -131,8 +131,8 @@ class FakeEngine(Engine):
         self.known |= {image_id: image, reference: image}
         self.diff_ids[image_id] = chain
 
-    def import_tar(self, path: Path, reference: ImageRef, arch: str = "") -> str:
-        self.calls.append(f"import {reference}{f' for {arch}' if arch else ''}")
+    def import_tar(self, path: Path, reference: ImageRef) -> str:
+        self.calls.append(f"import {reference}")
         return self.add_image(str(reference))
 
     def tag(self, image_id: str, reference: ImageRef) -> None:
@@ -155,9 +155,6 @@ class FakeEngine(Engine):
         if self.broken:
             raise EngineError(f"starting {image}: {self.broken}")
         yield RunningContainer(Container())
-
-    def has_remote(self, reference: str) -> bool:
-        return self.registry
 
     def load(self, archive: Iterable[bytes]) -> None:
         """As the engine does: an archive may omit the first layers if an image of the engine has them too."""

@@ -323,16 +323,6 @@ def test_a_base_image_that_cannot_be_pulled_is_made(machine: Machine) -> None:
     ]
 
 
-def test_a_base_image_for_another_architecture_never_replaces_that_of_the_engines_own(machine: Machine) -> None:
-    """A pull would: buildx gets it itself from a registry that has it."""
-    assert machine.mmdebstrap.base_image("newbird", "arm64") == f"example/base:new@sha256:{'2' * 64}"
-    assert machine.engine.calls == []
-    again = machine.new_mmdebstrap(replace(machine.mmdebstrap._run, connected=ContainerEngine(registry=False)))
-    name = again.base_image("newbird", "arm64")
-    assert name.endswith("-arm64")
-    assert again._run.engine.calls == [f"import {name} for arm64"]  # type: ignore[attr-defined]
-
-
 def test_without_a_registry_and_without_root_there_is_no_base_image(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -396,19 +386,6 @@ def test_two_at_once_need_memory_for_two(machine: Machine) -> None:
         machine.children.run = nested  # type: ignore[method-assign]
         assert "TMPFS" in machine.run_here().environment
         assert inner.pop() is expected
-
-
-def test_a_file_system_that_does_not_fit_into_memory_is_made_on_the_disk(machine: Machine) -> None:
-    run = machine.children.run
-
-    def full_in_memory(program: Program, on_line: Callable[[str], str]) -> int:
-        machine.children.status = 25 if "TMPFS" in program.environment else 0
-        machine.children.output = [FULL] if "TMPFS" in program.environment else []
-        return run(program, on_line)
-
-    machine.children.run = full_in_memory  # type: ignore[method-assign]
-    machine.run()
-    assert ["TMPFS" in program.environment for program in machine.children.calls] == [True, False]
 
 
 # ---- output
