@@ -46,14 +46,18 @@ def test_without_a_gpu_it_ends_with_a_line(once: Once) -> None:
     assert "needs a GPU, but no GPU: CPU only. For GPUs: `docker run --gpus all`" in err
 
 
-def test_a_port_without_a_key_is_refused(once: Once, with_gpu: dict[str, Any], prefix: str) -> None:
+def test_a_port_without_a_key_is_refused(once: Once, with_gpu: dict[str, Any], prefix: str, tmp_path: Path) -> None:
     empty = once(SERVE, **with_variables(with_gpu, **{f"{prefix}_API_KEY": " "}))
     assert empty[0] == 78
     assert f"error: {prefix}_API_KEY is empty, so anyone could use the server" in empty[2]
-    option = once([*SERVE, "--api-key=shown"], **with_gpu)
-    assert option[0] == 78
-    assert "error: --api-key: not with `serve`" in option[2]
-    assert "shown" not in option[2].rpartition("error: ")[2]
+    file = tmp_path / "engine.yaml"
+    file.write_text("api_key: shown\n")
+    with_file = {**with_gpu, "volumes": {**with_gpu["volumes"], str(file): {"bind": "/run/engine.yaml", "mode": "ro"}}}
+    for words in (["--api-key=shown"], ["--config", "/run/engine.yaml"]):
+        option = once([*SERVE, *words], **with_file)
+        assert option[0] == 78
+        assert "error: --api-key: not with `serve`" in option[2]
+        assert "shown" not in option[2].rpartition("error: ")[2]
 
 
 # What the engine would be started with: its program is replaced by one that prints it.

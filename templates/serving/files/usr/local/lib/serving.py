@@ -6,13 +6,16 @@ The server listens on all addresses of the container, so without a key, whoever 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from workstation import gpus, state
 from workstation.refusal import UNAVAILABLE, Refusal
+
+SHORTEST = 3  # with so few characters, --g, several options begin
 
 
 def prepare(engine: str, prefix: str, refused: Collection[str]) -> dict[str, str]:
@@ -21,10 +24,13 @@ def prepare(engine: str, prefix: str, refused: Collection[str]) -> dict[str, str
     `refused` are options of the engine that open a port without a key, or show the key in the list of processes.
     """
     try:
-        # vLLM takes --api_key for --api-key.
-        given = [word.partition("=")[0].replace("_", "-") for word in sys.argv]
-        if options := [option for option in refused if option in given]:
-            raise Refusal(f"{options[0]}: not with `serve`. For the API key, set {prefix}_API_KEY")
+        # vLLM takes --api_key for --api-key, and both engines take the beginning of an option, such as --grpc-p.
+        given = [word.partition("=")[0].replace("_", "-") for word in (*sys.argv, *_configured(sys.argv))]
+        for option in refused:
+            if any(len(word) > SHORTEST and option.startswith(word) for word in given):
+                raise Refusal(
+                    f"{option}: not with `serve`, nor in the file of --config. For the API key, set {prefix}_API_KEY"
+                )
         driver = gpus.read()
         if not gpus.visible(driver.gpus, os.environ):
             _, warnings = gpus.describe(driver, {**os.environ, "GPU_REQUIRED": "0"})
@@ -37,6 +43,19 @@ def prepare(engine: str, prefix: str, refused: Collection[str]) -> dict[str, str
     for name in ("API_KEY", "API_KEY_FILE", "ALLOW_NO_KEY"):
         environ.pop(f"{prefix}_{name}", None)
     return {**environ, f"{prefix}_API_KEY": key} if key else environ
+
+
+def _configured(words: Sequence[str]) -> list[str]:
+    """The options in the YAML file of --config: all keys, as only the engine's Python can read YAML."""
+    for word, following in zip(words, (*words[1:], ""), strict=True):
+        option, _, file = word.partition("=")
+        if option == "--config":
+            try:
+                text = Path(file or following).read_text()
+            except (OSError, UnicodeDecodeError):
+                return []  # the engine says so
+            return [f"--{key}" for key in re.findall(r"""([\w-]+)["']?\s*:""", re.sub(r"#.*", "", text))]
+    return []
 
 
 def _api_key(environ: dict[str, str], name: str, allowed: str) -> str:
