@@ -171,41 +171,68 @@ def test_a_compiled_function_computes(answer: Answer) -> None:
 # ---- the examples
 
 
-@pytest.mark.thorough
-def test_mirrored_training_learns_and_its_export_agrees(host: Host) -> None:
-    program = "python /opt/examples/tensorflow/train_mirrored.py --epochs 3 --samples 4096"
-    text = examples.run(
-        host, f"cd $(mktemp -d) && {program} && ls exported/mirrored/saved_model.pb runs/train_mirrored/train/*"
+@pytest.fixture(scope="module")
+def trained(host: Host) -> tuple[str, str]:
+    """A folder with the checkpoints of an uninterrupted training with two workers, and its output."""
+    folder = examples.run(host, "mktemp -d").strip()
+    program = "python /opt/examples/tensorflow/train_multiworker.py --local-workers 2 --epochs 2"
+    return folder, examples.run(host, f"cd {folder} && {program} --checkpoints whole")
+
+
+@pytest.fixture(scope="module")
+def starts(python: Callable[[str], Any], trained: tuple[str, str]) -> dict[str, tuple[int, str]]:
+    """The status and the output of each start of an example."""
+    mirrored, workers = (
+        examples.program(f"/opt/examples/tensorflow/train_{name}.py") for name in ("mirrored", "multiworker")
     )
+    listed = [
+        examples.started("mirrored", mirrored, "--epochs 3 --samples 4096"),
+        examples.started("stopped", workers, "--epochs 2 --checkpoints parts --stop-after 1", ranks=2),
+        examples.started("resumed", workers, "--epochs 2 --checkpoints parts", ranks=2),
+    ]
+    return examples.start_all(python, "tensorflow", "import tensorflow", trained[0], listed)
+
+
+@pytest.mark.thorough
+def test_mirrored_training_learns_and_its_export_agrees(
+    host: Host, trained: tuple[str, str], starts: dict[str, tuple[int, str]]
+) -> None:
+    status, text = starts["mirrored"]
+    assert status == 0, text
     last = re.search(r"^loss ([\d.]+) accuracy ([\d.]+)$", text, re.MULTILINE)
     assert last is not None
     assert float(last[1]) < 1.0
     assert float(last[2]) > 0.75
     assert "exported/mirrored: agrees" in text
-    assert "events.out.tfevents" in text
+    written = examples.run(host, f"cd {trained[0]} && ls exported/mirrored/saved_model.pb runs/train_mirrored/train/*")
+    assert "events.out.tfevents" in written
 
 
 @pytest.mark.thorough
-def test_two_workers_learn_and_continue_after_an_interruption(host: Host) -> None:
-    """Both workers have the same weights, as in a training without an interruption."""
-    program = "python /opt/examples/tensorflow/train_multiworker.py --local-workers 2 --epochs 2"
-    folder = examples.run(host, "mktemp -d").strip()
-    whole = examples.run(host, f"cd {folder} && {program} --checkpoints whole")
-    stopped = examples.run(host, f"cd {folder} && {program} --checkpoints parts --stop-after 1")
-    resumed = examples.run(host, f"cd {folder} && {program} --checkpoints parts")
-    assert "workers: 2, replicas: 2" in whole
-    epochs = examples.epochs(whole)
+def test_two_workers_learn(trained: tuple[str, str]) -> None:
+    """Started as one command."""
+    assert "workers: 2, replicas: 2" in trained[1]
+    epochs = examples.epochs(trained[1])
     assert list(epochs) == [1, 2]  # only the chief prints
     assert epochs[2][0] < 0.6 * epochs[1][0]
     assert epochs[2][1] > 0.75
-    assert "exported/multiworker: agrees" in whole
+    assert "exported/multiworker: agrees" in trained[1]
+
+
+@pytest.mark.thorough
+def test_two_workers_continue_after_an_interruption(
+    trained: tuple[str, str], starts: dict[str, tuple[int, str]]
+) -> None:
+    """Both workers have the same weights, as in a training without an interruption."""
+    (status, stopped), (status_resumed, resumed) = starts["stopped"], starts["resumed"]
+    assert (status, status_resumed) == (0, 0), stopped + resumed
     assert list(examples.epochs(stopped)) == [1]
     assert "resuming from" in resumed
-    assert examples.epochs(resumed) == {2: epochs[2]}
-    weights = [dict(re.findall(r"^worker (\d): weights ([\d.]+)$", text, re.MULTILINE)) for text in (whole, resumed)]
-    assert weights[0].keys() == {"0", "1"}
-    assert weights[0]["0"] == weights[0]["1"]
-    assert weights[1] == weights[0]
+    assert examples.epochs(resumed) == {2: examples.epochs(trained[1])[2]}
+    both = [dict(re.findall(r"^worker (\d): weights ([\d.]+)$", text, re.MULTILINE)) for text in (trained[1], resumed)]
+    assert both[0].keys() == {"0", "1"}
+    assert both[0]["0"] == both[0]["1"]
+    assert both[1] == both[0]
 
 
 # ---- dist-check
