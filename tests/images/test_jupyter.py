@@ -19,7 +19,7 @@ from docker.models.containers import Container
 from testinfra.host import Host
 from urllib3.exceptions import InsecureRequestWarning
 
-from tests.images.containers import runs
+from tests.images.containers import run_in, runs
 from tests.kernel import run_code
 
 START_S = 90
@@ -286,12 +286,6 @@ def test_invalid_settings_are_refused(once: Callable[..., Any], environment: dic
     assert "Traceback" not in err
 
 
-def test_no_login_needs_both_variables(start: Callable[..., Container], until: Callable[..., None]) -> None:
-    container = start(ports=[8888], environment={"JUPYTER_TOKEN": "", "JUPYTER_ALLOW_NO_LOGIN": "1"})
-    port = published(container)
-    until(lambda: answers(f"http://127.0.0.1:{port}/api/contents", 200), seconds=START_S, what="the server")
-
-
 def published(container: Container) -> int:
     container.reload()
     return int(container.attrs["NetworkSettings"]["Ports"]["8888/tcp"][0]["HostPort"])
@@ -313,7 +307,8 @@ def test_is_healthy_in_every_mode(
     start: Callable[..., Container], until: Callable[..., None], mode: dict[str, Any]
 ) -> None:
     container = start(**mode)
-    until(lambda: container.exec_run(["check-services"]).exit_code == 0, seconds=START_S, what="the health check")
+    until(lambda: ready(container), seconds=START_S, what="the server")
+    assert run_in(container, ["check-services"]).status == 0
     container.stop(timeout=10)
     assert container.wait()["StatusCode"] == 143
 
@@ -452,7 +447,7 @@ def test_the_health_check_of_root_runs_nothing_of_the_user_as_root(
 ) -> None:
     """The engine runs it as root if the container was started as root; it reads files that the user can write."""
     container = start(user="root", environment={"NB_UID": "4242"})
-    until(lambda: container.exec_run(["check-services"]).exit_code == 0, seconds=START_S, what="the services")
+    until(lambda: ready(container), seconds=START_S, what="the server")
     plant = (
         "mkdir -p /tmp/x /opt/venv/bin; echo /tmp/x >>/run/workstation/of-4242/services; "
         "for name in /tmp/x/check /opt/venv/bin/check-services /opt/venv/bin/start; do "
@@ -461,7 +456,8 @@ def test_the_health_check_of_root_runs_nothing_of_the_user_as_root(
     assert container.exec_run(["sh", "-c", plant], user="4242:0").exit_code == 0
     assert container.exec_run(["check-services"], user="root").exit_code == 0
     container.restart(timeout=10)
-    until(lambda: container.exec_run(["check-services"]).exit_code == 0, seconds=START_S, what="the services")
+    until(lambda: container.logs().count(b"ready after") == 2, seconds=START_S, what="the server again")
+    assert container.exec_run(["check-services"]).exit_code == 0
     assert container.exec_run(["cat", "/tmp/ran"]).exit_code == 1
 
 
@@ -477,29 +473,29 @@ def ready(container: Container) -> bool:
 CONFIGURED = "mkdir -p ~/.jupyter && echo 'c.ServerApp.base_url = \"/team/gpu\"' >~/.jupyter/jupyter_server_config.py"
 
 
+def check_path(container: Container, path: str) -> None:
+    """A server below this path is healthy, and has a page at the address in its log."""
+    assert container.exec_run(["check-services"]).exit_code == 0
+    log = container.logs().decode()
+    address = re.search(rf"http://127\.0\.0\.1:8888({path}/lab\?token=[0-9a-f]{{48}})", log)
+    assert address, log
+    assert requests.get(f"http://127.0.0.1:{published(container)}{address[1]}", timeout=60).status_code == 200
+
+
 @pytest.mark.parametrize(
-    ("command", "environment"),
+    "command",
     [
-        (["sh", "-c", f"{CONFIGURED} && exec start services"], {}),
-        (None, {"JUPYTER_BASE_URL": "/team/gpu"}),
-        (None, {"NB_PREFIX": "/team/gpu"}),
-        (["start-notebook.py", "--ServerApp.base_url=/team/gpu"], {}),
+        ["sh", "-c", f"{CONFIGURED} && exec start services"],
+        ["start-notebook.py", "--ServerApp.base_url=/team/gpu"],
     ],
-    ids=["configuration", "variable", "kubeflow", "argument"],
+    ids=["configuration", "argument"],
 )
 def test_a_server_below_a_path_is_healthy(
-    start: Callable[..., Container],
-    until: Callable[..., None],
-    command: list[str] | None,
-    environment: dict[str, str],
+    start: Callable[..., Container], until: Callable[..., None], command: list[str]
 ) -> None:
-    container = start(command, ports=[8888], environment=environment)
+    container = start(command, ports=[8888])
     until(lambda: ready(container), seconds=START_S, what="the server")
-    assert container.exec_run(["check-services"]).exit_code == 0
-    address = re.search(r"http://127\.0\.0\.1:8888(/team/gpu/lab\?token=[0-9a-f]{48})", container.logs().decode())
-    assert address, container.logs().decode()
-    url = f"http://127.0.0.1:{published(container)}{address[1]}"
-    until(lambda: answers(url, 200), seconds=START_S, what="the page at the address in the log")
+    check_path(container, "/team/gpu")
 
 
 def test_a_stopped_server_is_unhealthy(start: Callable[..., Container], until: Callable[..., None]) -> None:
@@ -518,11 +514,15 @@ def test_a_stopped_server_is_unhealthy(start: Callable[..., Container], until: C
 
 
 def test_without_a_login_other_hosts_are_refused(start: Callable[..., Container], until: Callable[..., None]) -> None:
-    """DNS rebinding: the name of evil.example points at this server, so a page of it has the origin of the server."""
+    """With both variables there is no login, which the log says.
+
+    DNS rebinding: the name of evil.example points at this server, so a page of it has the origin of the server.
+    """
     open_to_all = {"JUPYTER_TOKEN": "", "JUPYTER_ALLOW_NO_LOGIN": "1", "JUPYTER_ALLOWED_HOSTS": "GPU1,gpu1.example.org"}
     arguments = ["--ServerApp.allow_remote_access=True", "--ServerApp.allow_origin=*"]  # change nothing
     container = start(["start-notebook.py", *arguments], ports=[8888], environment=open_to_all)
     until(lambda: ready(container), seconds=START_S, what="the server")
+    assert "http://127.0.0.1:8888/lab   (no login)\n" in container.logs().decode()
     address = f"http://127.0.0.1:{published(container)}/api/kernels"
 
     def status(host: str) -> int:
@@ -548,6 +548,7 @@ def test_kubeflow_gets_in_without_a_login_only_if_asked_for(
     closed = start(ports=[8888], environment=environment)
     until(lambda: ready(closed), seconds=START_S, what="the server")
     assert "warning: NB_PREFIX is of Kubeflow" in closed.logs().decode()
+    check_path(closed, "/notebook/team/ada")
     assert requests.get(f"http://127.0.0.1:{published(closed)}{path}", timeout=30).status_code == 403
 
     asked = {"JUPYTER_TOKEN": "", "JUPYTER_ALLOW_NO_LOGIN": "1", "JUPYTER_ALLOWED_HOSTS": "kubeflow.example.org"}
@@ -638,6 +639,15 @@ def test_a_server_without_a_login_does_not_start(once: Callable[..., Any], comma
     assert err.count("the server answers without a login") == 1, err
 
 
+@pytest.fixture(scope="module")
+def with_settings(keep: Callable[..., Container]) -> Container:
+    """A container that sleeps, with a configuration and a provider that turn off the login, which nothing reads yet."""
+    container = keep(["sleep", "3600"])
+    files = f'mkdir -p /tmp/login; echo "{OPENED}" | tee /tmp/login/mine.py >/tmp/login/jupyter_server_config.py; '
+    assert run_in(container, ["bash", "-ec", f"{files} echo '{PROVIDER}' >/tmp/login/provider.py"]).status == 0
+    return container
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "command",
@@ -656,20 +666,19 @@ def test_a_server_without_a_login_does_not_start(once: Callable[..., Any], comma
         "JUPYTER_TOKEN=x JUPYTER_ALLOW_NO_LOGIN=1 {lab} --IdentityProvider.token=",
     ],
 )
-def test_no_setting_turns_off_the_login(shell: Callable[..., Any], command: str) -> None:
-    files = f'mkdir -p /tmp/login; echo "{OPENED}" | tee /tmp/login/mine.py >/tmp/login/jupyter_server_config.py; '
-    files += f"echo '{PROVIDER}' >/tmp/login/provider.py; "
-    status, text = shell().result(f"{files} {command.format(lab='timeout 60 ' + LAB)}")
-    assert status == 78, text
+def test_no_setting_turns_off_the_login(with_settings: Container, command: str) -> None:
+    ended = run_in(with_settings, ["bash", "-ec", command.format(lab=f"timeout 60 {LAB}")])
+    text = ended.out + ended.err
+    assert ended.status == 78, text
     assert "the server answers without a login" in text
 
 
 @pytest.mark.thorough
-def test_an_unexpected_answer_is_no_login(shell: Callable[..., Any]) -> None:
-    files = f"mkdir -p /tmp/login; echo '{PROVIDER}' >/tmp/login/provider.py; "
+def test_an_unexpected_answer_is_no_login(with_settings: Container) -> None:
     command = f"PYTHONPATH=/tmp/login timeout 60 {LAB} --ServerApp.identity_provider_class=provider.Broken"
-    status, text = shell().result(files + command)
-    assert status == 78, text
+    ended = run_in(with_settings, ["bash", "-ec", command])
+    text = ended.out + ended.err
+    assert ended.status == 78, text
     assert "cannot check the login: the server answers 500 to GET /api/me" in text
 
 
@@ -706,7 +715,6 @@ def test_settings_of_extensions_need_a_login(start: Callable[..., Container], un
 @pytest.mark.parametrize(
     ("file", "text"),
     [
-        ("/tmp/x.py", "c.ServerApp.quit_button = False"),
         ("~/my.conf.py", "c.ServerApp.quit_button = False"),
         ("/tmp/my.conf.json", '{"ServerApp": {"quit_button": false}}'),
     ],
@@ -722,6 +730,7 @@ def test_a_configuration_file_adds_to_the_settings_of_the_image(
     environment = {"JUPYTER_BASE_URL": "/team/gpu", "JUPYTER_TOKEN": "chosen-by-me"}
     container = start(["sh", "-c", command], ports=[8888], environment=environment)
     until(lambda: ready(container), seconds=START_S, what="the server")
+    assert container.exec_run(["check-services"]).exit_code == 0
     assert "http://127.0.0.1:8888/team/gpu/lab   (log in with JUPYTER_TOKEN)" in container.logs().decode()
     address = f"http://127.0.0.1:{published(container)}/team/gpu"
     assert requests.get(f"{address}/api/contents", timeout=30).status_code == 403
@@ -736,26 +745,16 @@ def test_a_configuration_file_that_does_not_exist_is_an_error(once: Callable[...
 
 
 @pytest.mark.parametrize(
-    ("setting", "environment", "note"),
-    [
-        ("c.IdentityProvider.token = 'of-mine'", {}, "log in as your configuration sets"),
-        (f"{PROVIDER}\nc.ServerApp.identity_provider_class = Closed", {}, "log in as your configuration sets"),
-        ("", {"JUPYTER_TOKEN": "", "JUPYTER_ALLOW_NO_LOGIN": "1"}, "no login"),
-    ],
-    ids=["another token", "another provider", "no login"],
+    "setting",
+    ["c.IdentityProvider.token = 'of-mine'", f"{PROVIDER}\nc.ServerApp.identity_provider_class = Closed"],
+    ids=["another token", "another provider"],
 )
-def test_the_log_says_how_to_log_in(
-    start: Callable[..., Container],
-    until: Callable[..., None],
-    setting: str,
-    environment: dict[str, str],
-    note: str,
-) -> None:
+def test_the_log_says_how_to_log_in(start: Callable[..., Container], until: Callable[..., None], setting: str) -> None:
     command = 'echo "$0" >/tmp/x.py && exec start start-notebook.py --config=/tmp/x.py'
-    container = start(["sh", "-c", command, setting], environment=environment)
+    container = start(["sh", "-c", command, setting])
     until(lambda: ready(container), seconds=START_S, what="the server")
     log = container.logs().decode()
-    assert f"http://127.0.0.1:8888/lab   ({note})\n" in log
+    assert "http://127.0.0.1:8888/lab   (log in as your configuration sets)\n" in log
     assert "of-mine" not in log
 
 
@@ -813,7 +812,7 @@ def test_is_healthy_soon_after_it_answers(
     """The first check was ten seconds after the start; with the start interval, checks are a second apart."""
     api = docker_client.version()["ApiVersion"]
     has_start_interval = tuple(map(int, api.split("."))) >= (1, 44)  # Docker Engine 25
-    container = start()
+    container = start(healthcheck=None)
     until(lambda: ready(container), seconds=START_S, what="the server")
     limit = 9 if has_start_interval else START_S
     until(lambda: health(container) == "healthy", seconds=limit, what="the health check")
