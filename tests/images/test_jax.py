@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -16,10 +16,39 @@ from tests.images.dist_check import (  # noqa: F401  pytest collects the tests a
     test_dist_check_of_two_processes,
 )
 
+QUESTIONS = {
+    "versions": "import jax, jaxlib; answer = [jax.__version__, jaxlib.__version__]",
+    "gpus": """
+import jax, jax.numpy as jnp
+answer = [[d.platform for d in jax.devices()], float(jnp.ones(3).sum())]
+""",
+    "training": """
+import jax, jax.numpy as jnp
+x = jax.random.normal(jax.random.key(0), (256, 8))
+y = (x.sum(1) > 0).astype(jnp.float32)
+def loss(w):
+    z = x @ w[:8] + w[8]
+    return jnp.mean(jnp.maximum(z, 0) - z * y + jnp.log1p(jnp.exp(-jnp.abs(z))))
+step = jax.jit(lambda w: w - 0.5 * jax.grad(loss)(w))
+w = jnp.zeros(9)
+first = float(loss(w))
+for _ in range(200):
+    w = step(w)
+right = float((((x @ w[:8] + w[8]) > 0) == (y > 0.5)).mean())
+answer = [first, float(loss(w)), right]
+""",
+}
 
-def test_versions_are_those_of_the_cell(subject: Any, python: Callable[[str], Any]) -> None:
-    code = "import jax, jaxlib, json; print(json.dumps([jax.__version__, jaxlib.__version__]))"
-    jax, jaxlib = python(code)
+Answer = Callable[[str], Any]
+
+
+@pytest.fixture(scope="module")
+def answer(ask: Callable[[Mapping[str, str]], Answer]) -> Answer:
+    return ask(QUESTIONS)
+
+
+def test_versions_are_those_of_the_cell(subject: Any, answer: Answer) -> None:
+    jax, jaxlib = answer("versions")
     assert jax == subject.cell["release"]
     assert jaxlib == subject.wheels["jaxlib"]
 
@@ -81,31 +110,12 @@ print(json.dumps([path for path in paths if cuda.match(path.rsplit("/", 1)[1])])
     assert [path for path in libraries if not path.startswith("/opt/venv/lib/python/site-packages/nvidia/")] == []
 
 
-def test_works_without_a_gpu(python: Callable[[str], Any]) -> None:
-    code = """
-import jax, jax.numpy as jnp, json
-print(json.dumps([[d.platform for d in jax.devices()], float(jnp.ones(3).sum())]))
-"""
-    assert python(code) == [["cpu"], 3.0]  # this container was started without --gpus
+def test_works_without_a_gpu(answer: Answer) -> None:
+    assert answer("gpus") == [["cpu"], 3.0]  # this container was started without --gpus
 
 
-def test_a_model_learns_on_the_cpu(python: Callable[[str], Any]) -> None:
-    code = """
-import jax, jax.numpy as jnp, json
-x = jax.random.normal(jax.random.key(0), (256, 8))
-y = (x.sum(1) > 0).astype(jnp.float32)
-def loss(w):
-    z = x @ w[:8] + w[8]
-    return jnp.mean(jnp.maximum(z, 0) - z * y + jnp.log1p(jnp.exp(-jnp.abs(z))))
-step = jax.jit(lambda w: w - 0.5 * jax.grad(loss)(w))
-w = jnp.zeros(9)
-first = float(loss(w))
-for _ in range(200):
-    w = step(w)
-right = float((((x @ w[:8] + w[8]) > 0) == (y > 0.5)).mean())
-print(json.dumps([first, float(loss(w)), right]))
-"""
-    first, last, right = python(code)
+def test_a_model_learns_on_the_cpu(answer: Answer) -> None:
+    first, last, right = answer("training")
     assert last < 0.5 * first
     assert right > 0.95
 
