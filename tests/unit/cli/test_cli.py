@@ -103,6 +103,21 @@ def test_every_command_has_help(run: Run, name: str) -> None:
     assert [option["name"] for option in options if not option["help"]] == []
 
 
+def test_every_command_that_the_code_names_exists_with_its_options() -> None:
+    """In hints, messages and docstrings."""
+    group = {option for parameter in cli.cli.params for option in parameter.opts}
+    commands = []
+    for path in Path(cli.__file__).parents[1].rglob("*.py"):
+        code = re.sub(r'"\n +f?"', "", path.read_text(encoding="utf-8"))  # a text in several lines
+        commands += re.findall(r"(?:`|: )builder ((?:--[a-z-]+ (?:[A-Z]+ )?)*)([a-z]+)((?: [^`&;\n]*)?)", code)
+    assert len(commands) > 50
+    for before, name, arguments in commands:
+        parameters = cli.cli.commands[name].params
+        known = {"--help", *(option for each in parameters for option in (*each.opts, *each.secondary_opts))}
+        assert set(re.findall(r"--[a-z-]+", before)) <= group, before
+        assert set(re.findall(r"(?<!\S)--[a-z-]+", arguments)) <= known, f"{name}{arguments}"
+
+
 ME = "https://me.example.test"
 MESSAGES: list[tuple[list[str], int, str, str]] = [
     (["nothing"], 2, "No such command 'nothing'.", ""),
