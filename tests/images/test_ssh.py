@@ -43,7 +43,8 @@ def client(host: Host) -> tuple[Host, str]:
 @pytest.fixture(scope="session")
 def server(keep: Callable[..., Container], until: Callable[..., None], client: tuple[Host, str]) -> Container:
     container = keep(
-        environment={"SSH_PUBLIC_KEY": client[1], "JUPYTER_TOKEN": "chosen-by-me", "GIVEN": "a 'b' $c \\ d"}
+        environment={"SSH_PUBLIC_KEY": client[1], "JUPYTER_TOKEN": "chosen-by-me", "GIVEN": "a 'b' $c \\ d"},
+        healthcheck=None,
     )
     until(lambda: listens(container), seconds=START_S, what="sshd")
     container.reload()
