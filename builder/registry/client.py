@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlencode
 
-from builder.common.errors import RegistryError, of_file
+from builder.common.errors import FileError, RegistryError, of_file
 from builder.common.files import digest_of_bytes, is_digest, short_digest
 from builder.common.http import PIECE, Download
 from builder.common.reference import ImageRef
@@ -29,7 +30,6 @@ from builder.layers.oci import Manifest
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, StoppedError, TransientError
 from builder.registry.http import DEFAULT_POLICY, Answer, Connection, Request
 from builder.registry.transport import Transport
-from builder.registry.upload import FileBody
 
 DOCKER_HUB = ("", "docker.io", "index.docker.io")
 # Answers of registries, and of proxies in front of them, that do not have the referrers API.
@@ -40,6 +40,7 @@ NO_REFERRERS = (
 )  # fmt: skip
 NO_DELETION = ("UNSUPPORTED", "DENIED")  # error codes of registries that do not allow deletion
 STORED = (HTTPStatus.CREATED, HTTPStatus.OK)  # the specification: 201
+WRITTEN = 64 * 1024  # bytes of an upload in one write to a connection, which must complete within `connect_s`
 PAGES = 100  # of a list, at most: a registry may name a next page without end
 PROGRAM_DELAY_S = 8.0
 # docker-registry refuses some manifests while another client uploads one of their blobs again, such as the empty blob
@@ -181,7 +182,7 @@ class Repository:
                 url=f"{url}{'&' if '?' in url else '?'}{urlencode({'digest': digest})}",
                 expect=(200, 201, 204),
                 headers={"Content-Type": "application/octet-stream"},
-                body=FileBody(file=file, size=size, at=report) if size else None,
+                body=_FileBody(file=file, size=size, at=report) if size else None,
                 read_s=self._http.policy.commit_s,
             )
             self._http.send_once(put)
@@ -391,3 +392,29 @@ class Repository:
             f"{self._http.registry}: {action}: content does not match its digest",
             hint="Remove it from the registry's storage, then push again: a push does not replace damaged data.",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FileBody:
+    """A file as the body of a request. `at` is called with the position reached."""
+
+    file: BinaryIO
+    size: int
+    at: Callable[[int], None]
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[bytes]:
+        position = 0
+        while position < self.size:
+            try:
+                piece = os.pread(self.file.fileno(), min(WRITTEN, self.size - position), position)
+            except OSError as error:
+                error.filename = self.file.name
+                raise of_file(error) from error
+            if not piece:
+                raise FileError(f"file was truncated during the upload ({self.file.name})")
+            position += len(piece)
+            yield piece
+            self.at(position)

@@ -1,6 +1,6 @@
 """Makes small changes to some rooms, one at a time, and lists those that no unit test notices.
 
-    .venv/bin/python -m tests.mutations builder/lock builder/registry/upload.py --count 50
+    .venv/bin/python -m tests.mutations builder/lock builder/registry/client.py --count 50
 
 Works in a copy of the checkout. Runs the unit tests of the module's room, and those that import the module, or a module
 that uses it.

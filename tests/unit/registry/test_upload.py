@@ -15,7 +15,7 @@ import pytest
 
 from builder.common.errors import FileError, RegistryError
 from builder.common.files import digest_of_bytes
-from builder.registry import upload as upload_module
+from builder.registry import client
 from builder.registry.failures import RejectedError, StoppedError
 from tests.fakes.wire import CONTENT, DIGEST, HOST, QUICK, Reply, Sent, broken, connect, errors
 from tests.unit.registry.fixtures import Lay
@@ -127,7 +127,7 @@ def test_a_blob_that_arrived_although_the_answer_was_lost_is_not_sent_again(lay:
 
 
 def test_a_stopped_upload_sends_no_more(lay: Lay, blob: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload_module, "PIECE", 100)
+    monkeypatch.setattr(client, "WRITTEN", 100)
     lay(Uploads())
     stop, progress = threading.Event(), list[int]()
 
