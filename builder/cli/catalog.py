@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
 from builder.cli.context import Context
 from builder.cli.options import ALL_CELLS_HELP, cells_argument, format_option, to_option
 from builder.common.errors import for_cells
-from builder.common.files import write_atomically
 from builder.release.staging import StagingArea
 from builder.steps.catalog import TEMPLATES, make_catalog, render_catalog
 
@@ -22,13 +20,8 @@ from builder.steps.catalog import TEMPLATES, make_catalog, render_catalog
     "markdown: for a wiki. html: one page. kubespawner: values for the chart of Zero to JupyterHub, with a profile for "
     "each Jupyter image.", *TEMPLATES
 )  # fmt: skip
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write this file. Default: standard output."
-)  # fmt: skip
 @click.pass_obj
-def catalog_command(
-    context: Context, /, patterns: Sequence[str], registry: str, form: str, output: Path | None
-) -> None:
+def catalog_command(context: Context, /, patterns: Sequence[str], registry: str, form: str) -> None:
     """List the released images: contents, tests, support.
 
     Run it in a checkout of the commit that was released: its locks name the contents. Only images that the registry
@@ -42,8 +35,4 @@ def catalog_command(
     listed = {image.cell for image in images}
     if unlocked := [cell.id for cell in chosen if cell not in listed]:
         context.say(f"left out, not locked: {', '.join(unlocked)}   ({for_cells('builder lock', unlocked)})")
-    text = render_catalog(project, images, form, context.today)
-    if output:
-        write_atomically(output, text)
-    else:
-        click.echo(text, nl=False)
+    click.echo(render_catalog(project, images, form, context.today), nl=False)

@@ -156,7 +156,7 @@ def _component(purl: PackageURL, sha256: str, properties: Iterable[Property] = (
 
 
 def agree(statement: Any, other: Any) -> bool:
-    """True if two predicates of a kind are equal except for their commits, and for the time of a scan.
+    """True if two predicates of a kind are equal except for their commits.
 
     Most commits do not change an image, so it needs no new statement for each of them.
     """
@@ -170,7 +170,7 @@ def _without_commit(predicate: Any) -> Any:
         rest = [dependency for dependency in dependencies if "gitCommit" not in dependency.get("digest", {})]
         return definition["internalParameters"], rest, len(rest) == len(dependencies)
     except (KeyError, TypeError, AttributeError):
-        return predicate | {"time": ""} if isinstance(predicate, dict) else predicate
+        return predicate
 
 
 def provenance(planned: PlannedImage, *, source: str, revision: str) -> bytes:

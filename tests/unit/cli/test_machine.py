@@ -114,12 +114,9 @@ def test_what_is_not_needed_in_staging_is_printed_as_json(run: Run, monkeypatch:
         assert json.loads(result.out) == {"items": [data], "deleted": deleted}
 
 
-def test_the_catalog_is_printed_or_written(run: Run, tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_catalog_is_printed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "Repository", lambda *_, **__: MemoryRegistry())
     monkeypatch.setattr(StagingArea, "if_set", lambda *_: None)
     result = run("catalog", CELL, UNLOCKED)
     assert result.out.startswith("# Images\n\n1 image on 2026-11-22.")
     assert result.err == f"left out, not locked: {UNLOCKED}   (builder lock {UNLOCKED})\n"
-    path = tiny.root / "out/catalog.md"
-    assert run("catalog", CELL, "--output", str(path)).out == ""
-    assert path.read_text(encoding="utf-8") == result.out
