@@ -42,5 +42,4 @@ def project_of_tests(run: Run) -> Project:
         shutil.copyfile(next(path for folder in project.folders if (path := folder / name).is_file()), root / name)
     shutil.copyfile(project.folders[-1] / "pyproject.toml", root / "pyproject.toml")  # pytest's options
     (root / project.state.name).symlink_to("..")
-    run.engine.sweep(str(root))  # containers of killed runs
     return Project(root)

@@ -11,17 +11,19 @@ import math
 import platform
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from builder.build import pytest_run
 from builder.build.context import LoadedImage, project_of_tests
+from builder.build.gpu_command import FoundInside, GpuCommand, StagedTarget
 from builder.build.programs import Programs
 from builder.common import errors, machine
 from builder.common.errors import EngineError, ImageTestError
 from builder.common.text import listed
 from builder.compat import gpu_support, gpus
+from builder.compat.gpu_support import Device
 from builder.compat.gpus import Gpu
 from builder.engine.model import EngineInfo
 from builder.engine.run import Run
@@ -51,7 +53,8 @@ def why_not_run(engine: EngineInfo, image: PlannedImage) -> str:
 class Tester:
     """Tests images of one project; `stop` ends the tests that run, from another thread.
 
-    The tests of one image run in `processes` at the same time. `junit` is a folder for reports.
+    The tests of one image run in `processes` at the same time. `junit` is a folder for reports. With `gpu_command`,
+    only GPU tests run, by this command, and no engine is used.
     """
 
     def __init__(
@@ -61,14 +64,17 @@ class Tester:
         gpu_mode: gpus.Mode = gpus.AUTO,
         junit: Path | None = None,
         processes: int = 1,
+        gpu_command: GpuCommand | None = None,
     ) -> None:
-        self._engine, self._project, self._view = run.engine, project_of_tests(run), run.view
-        self._hide, self._private_hosts = run.host.hide, run.host.names
+        self._run, self._project, self._view = run, project_of_tests(run), run.view
+        self._hide = gpu_command.hide if gpu_command else run.host.hide
+        self.gpu_command = gpu_command
         self._gpu_mode = gpu_mode
         self._junit = junit
         self._processes = processes
         self._pool = gpus.Pool()
-        self._engine_info = run.engine.info()
+        if gpu_command is None:
+            run.engine.sweep(str(self._project.root))  # containers of killed runs
         self._suite = Suite.of(self._project.root)
         self._programs = Programs()
 
@@ -100,33 +106,53 @@ class Tester:
         if reasons:
             raise errors.join([_no_gpu_test(", ".join(ids), reason) for reason, ids in reasons.items()], "reasons")
 
-    def test(self, image: PlannedImage, loaded: LoadedImage, known: Coverage = NO_RESULTS) -> Coverage:
+    def test(
+        self, image: PlannedImage, loaded: LoadedImage, known: Coverage = NO_RESULTS, target: StagedTarget | None = None
+    ) -> Coverage:
         """Runs the image tests, unless `known` has a pass of them, and the GPU tests if there is a GPU.
 
         Writes the evidence of both. Returns the coverage by this evidence and `known` together. Raises ImageTestError
-        unless every test passed.
+        unless every test passed. `target` is what the command for GPU tests runs, if there is one.
         """
         self._view.begin(image.id, "testing")
-        self._view.note(
-            image.id, f"docker run --rm -it {loaded.id[7:19]} bash   shows the image before it has its tags"
-        )
+        if not target:
+            hint = f"docker run --rm -it {loaded.id[7:19]} bash   shows the image before it has its tags"
+            self._view.note(image.id, hint)
         no_gpu = self._why_no_gpu(image)
         results: list[Evidence] = []
         before = known.image_tests
         if before is None or not before.is_pass:
-            results.append(self._run(image, loaded, "image", self._files(image), no_gpu=no_gpu))
+            if target:
+                raise ImageTestError(
+                    f"{image.id}: its image tests have not passed, and `test.gpu_command` runs only GPU tests",
+                    hint="First, on a machine with Docker: builder test --staged STAMP --gpu off",
+                )
+            results.append(self._run_files(image, loaded, "image", self._files(image), no_gpu=no_gpu))
         if not no_gpu and known.gpu != "passed":
-            files = [self._project.root / f"tests/gpu/test_{name}.py" for name in image.components]
-            with self._pool.lease(
-                lambda gpu: not self._why_unfit(image, gpu), lambda: self._programs.stopped
-            ) as leased:
-                if leased:
-                    results.append(self._run(image, loaded, "gpu", [path for path in files if path.is_file()], leased))
-                else:
-                    no_gpu = self._why_no_gpu(image) or "no GPU became free"
-                    if results:  # the image tests ran before this was known
-                        results = [results[0].model_copy(update={"no_gpu": no_gpu})]
-                        write_evidence(self._project.state, results[0])
+            paths = [self._project.root / f"tests/gpu/test_{name}.py" for name in image.components]
+            files = [path for path in paths if path.is_file()]
+            if self.gpu_command and target:
+                log = self._project.logs / f"{image.id}.gpu-command.log"
+                found = self.gpu_command.run(image.id, target, files, self._project, self._programs, log)
+                for gpu in found.report.devices:
+                    device = Device(name=gpu.name, capability=gpu.capability)
+                    if reason := self._why_unfit(image, device, found.report.driver):
+                        raise ImageTestError(
+                            f"{image.id}: its GPU tests ran on an unsuitable GPU: {reason}",
+                            hint="Let `test.gpu_command` in matrix.yaml choose another machine.",
+                        )
+                results.append(self._run_files(image, loaded, "gpu", files, found=found))
+            else:
+                with self._pool.lease(
+                    lambda gpu: not self._why_unfit(image, gpu, self._pool.read()[0]), lambda: self._programs.stopped
+                ) as leased:
+                    if leased:
+                        results.append(self._run_files(image, loaded, "gpu", files, leased))
+                    else:
+                        no_gpu = self._why_no_gpu(image) or "no GPU became free"
+                        if results:  # the image tests ran before this was known
+                            results = [results[0].model_copy(update={"no_gpu": no_gpu})]
+                            write_evidence(self._project.state, results[0])
         own = self.coverage(image, loaded)
         for result in (*results, *own.newest):  # an earlier failure on a GPU that is not free now is still a failure
             if not result.is_pass:
@@ -155,7 +181,7 @@ class Tester:
 
     def _machine(self, leased: Sequence[Gpu] = ()) -> dict[str, str]:
         """The machine that the tests run on, as evidence names it."""
-        engine = self._engine_info
+        engine = self._run.engine.info()
         machine = {"engine": engine.version, "kernel": platform.release()}
         if engine.id:
             machine["engine_id"] = engine.id
@@ -174,11 +200,13 @@ class Tester:
             lines.append(f"  {listed(names, 3)}")
             if reason := result.reasons.get(names[0]):
                 lines.append(f"    {reason}")
+        hint = f"Full log: {self._log(image, result.kind).relative_to(self._project.root)}"
+        if not self.gpu_command:
+            hint += f"   To inspect the image: docker run --rm -it {loaded.id[7:19]} bash"
         return ImageTestError(
             f"{image.id}: {len(result.failed)} of {len(result.failed + result.passed)} tests failed\n"
             + "\n".join(lines),
-            hint=f"Full log: {self._log(image, result.kind).relative_to(self._project.root)}   "
-            f"To inspect the image: docker run --rm -it {loaded.id[7:19]} bash",
+            hint=hint,
         )
 
     def stop(self) -> None:
@@ -190,22 +218,23 @@ class Tester:
         """The reason that the image's GPU tests cannot run now, or an empty string."""
         if image.cell.is_cpu:
             return "the image is for the CPU"
-        if reason := why_not_run(self._engine_info, image):
+        if not self.gpu_command and (reason := why_not_run(self._run.engine.info(), image)):
             return reason
         if self._gpu_mode == gpus.OFF:
             return "--gpu off"
         test = gpu_test(image.cell.framework)
         if not (self._project.root / test).is_file():
             return f"{_NO_TEST}{test} is missing"
-        _, present = self._pool.read()
-        if present and not self._engine_info.gpu_option:
+        if self.gpu_command:
+            return ""
+        driver, present = self._pool.read()
+        if present and not self._run.engine.info().gpu_option:
             return "Docker Engine cannot give containers NVIDIA GPUs: install nvidia-container-toolkit"
-        unfit = [self._why_unfit(image, gpu) for gpu in present]
+        unfit = [self._why_unfit(image, gpu, driver) for gpu in present]
         return unfit[0] if unfit and all(unfit) else self._pool.why_not()
 
-    def _why_unfit(self, image: PlannedImage, gpu: Gpu) -> str:
+    def _why_unfit(self, image: PlannedImage, gpu: Device, driver: str) -> str:
         """The reason that the image does not run on this GPU (an old driver, no code for it), or an empty string."""
-        driver, _ = self._pool.read()
         needs = gpu_support.needs_of_labels(image.settings.labels)
         try:
             verdict = gpu_support.judge(gpu, driver, needs, facts.load_facts())
@@ -215,22 +244,30 @@ class Tester:
 
     # ---- pytest
 
-    def _run(
+    def _run_files(
         self, image: PlannedImage, loaded: LoadedImage, kind: Kind, files: list[Path], leased: Sequence[Gpu] = (), *,
-        no_gpu: str = "",
+        no_gpu: str = "", found: FoundInside | None = None,
     ) -> Evidence:  # fmt: skip
         """Runs test files in a pytest process of their own, on the leased GPUs, and writes the evidence.
 
-        Raises ImageTestError if the tests were stopped, EngineError if the engine does not respond.
+        With what a command `found`, the tests of a GPU judge that, and start no container. Raises ImageTestError if the
+        tests were stopped, EngineError if the engine does not respond.
         """
-        info, root = self._engine_info, self._project.root
-        names = [info.gpu_name(gpu.uuid, gpu.index) for gpu in leased]
-        subject = {
-            **pytest_run.describe(image, loaded.id, str(root)),
-            "engine": info.name,
-            "gpu_options": info.gpu_options(names) if names else {},
-            "private_hosts": self._private_hosts,
-        }
+        root = self._project.root
+        subject = pytest_run.describe(image, loaded.id, str(root))
+        variables: Mapping[str, str] = {}
+        if self.gpu_command and found:
+            subject["report"] = found.report.model_dump()
+            where = self.gpu_command.machine(found)
+        else:
+            info = self._run.engine.info()
+            names = [info.gpu_name(gpu.uuid, gpu.index) for gpu in leased]
+            subject |= {
+                "engine": info.name,
+                "gpu_options": info.gpu_options(names) if names else {},
+                "private_hosts": self._run.host.names,
+            }
+            variables, where = self._run.engine.address.variables, self._machine(leased)
         options: list[str] = []
         tests = self._suite.of_image(image.components, IMAGE_TESTS, thorough=image.thorough)
         processes = min(self._processes, 1 + len(tests) // TESTS_EACH)
@@ -251,10 +288,10 @@ class Tester:
         with self._project.scratch() as scratch:
             results = pytest_run.run_tests(
                 self._programs, root, Path(scratch), files, subject,
-                options=options, variables=self._engine.address.variables, log=self._log(image, kind), on_line=on_line,
+                options=options, variables=variables, log=self._log(image, kind), on_line=on_line,
             )  # fmt: skip
-        if results.failed:
-            self._engine.check()  # that may be why they failed
+        if results.failed and not found:
+            self._run.engine.check()  # that may be why they failed
         if self._programs.stopped:
             raise ImageTestError(f"{image.id}: the tests were interrupted")
         result = Evidence(
@@ -270,7 +307,7 @@ class Tester:
             no_gpu=no_gpu,
             seconds=results.seconds,
             figures=results.figures,
-            machine=self._machine(leased),
+            machine=where,
             finished=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         )
         # Now, not at the end: a kill during the GPU tests does not lose minutes of image tests.
@@ -282,12 +319,13 @@ class Tester:
 
 
 def new_tester(
-    run: Run, images: Sequence[PlannedImage], *, jobs: int, gpu_mode: gpus.Mode, junit: Path | None
-) -> Tester:
+    run: Run, images: Sequence[PlannedImage], *, jobs: int, gpu_mode: gpus.Mode, junit: Path | None,
+    gpu_command: GpuCommand | None = None,
+) -> Tester:  # fmt: skip
     """The tester of these images. `jobs` images are tested at a time, and share the processors."""
     # Tests of one image, one after the other, use half of two processors: most wait for the start of a container.
     processes = math.ceil(1.5 * machine.processors() / min(jobs, max(1, len(images))))
-    return Tester(run, gpu_mode=gpu_mode, junit=junit, processes=processes)
+    return Tester(run, gpu_mode=gpu_mode, junit=junit, processes=processes, gpu_command=gpu_command)
 
 
 def check_docker_client() -> None:

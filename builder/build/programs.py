@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from builder.common.text import printable
 
+POLL_S = 0.1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A program to run; `environment` is its whole environment. It is killed after `timeout_s` seconds."""
+    """A program to run; `environment` is its whole environment. It is killed after `timeout_s` seconds.
+
+    With `grace_s`, it and its children first have this time to end themselves, such as a job that they started
+    elsewhere: they are a group of processes of their own.
+    """
 
     command: Sequence[str]
     environment: Mapping[str, str]
     folder: Path
     log: Path
     timeout_s: float
+    grace_s: float = 0
 
 
 class Programs:
     """The programs that run now. Every method may be called from several threads."""
 
     def __init__(self) -> None:
-        self._running: set[subprocess.Popen[str]] = set()
+        self._running: dict[subprocess.Popen[str], float] = {}
         self._lock = threading.Lock()
         self.stopped = False
 
@@ -41,14 +52,15 @@ class Programs:
         with program.log.open("w", encoding="utf-8", buffering=1) as log, subprocess.Popen(
             list(program.command), cwd=program.folder, env=dict(program.environment), text=True, errors="replace",
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=bool(program.grace_s),
         ) as child:  # fmt: skip
-            timer = threading.Timer(program.timeout_s, child.kill)
+            timer = threading.Timer(program.timeout_s, _end, (child, program.grace_s))
             timer.daemon = True
             timer.start()
             with self._lock:
-                self._running.add(child)
+                self._running[child] = program.grace_s
             if self.stopped:  # before the child was registered
-                child.kill()
+                _end(child, program.grace_s)
             try:
                 assert child.stdout is not None
                 for line in child.stdout:
@@ -58,11 +70,26 @@ class Programs:
                 timer.cancel()
                 child.kill()
                 with self._lock:
-                    self._running.discard(child)
+                    del self._running[child]
 
     def stop(self) -> None:
         """Kills the programs, also those that are started from now on."""
         self.stopped = True
         with self._lock:
-            for child in self._running:
-                child.kill()
+            for child, grace_s in self._running.items():
+                threading.Thread(target=_end, args=(child, grace_s), daemon=True).start()
+
+
+def _end(child: subprocess.Popen[str], grace_s: float) -> None:
+    """Kills a program; with a time of grace, ends the group of its processes before, then kills what is left of it."""
+    if grace_s:
+        deadline = time.monotonic() + grace_s
+        with suppress(ProcessLookupError):  # the group is empty
+            os.killpg(child.pid, signal.SIGTERM)
+            # A shell ends at once, and the `srun` that it started still cancels its job.
+            while time.monotonic() < deadline:
+                time.sleep(POLL_S)
+                child.poll()  # otherwise it would stay in the group
+                os.killpg(child.pid, 0)
+            os.killpg(child.pid, signal.SIGKILL)
+    child.kill()

@@ -12,6 +12,7 @@ import click
 from builder.build import outcomes
 from builder.build.assemble import find_image
 from builder.build.context import Origin
+from builder.build.gpu_command import GpuCommand
 from builder.build.image_tests import new_tester
 from builder.build.outcomes import Outcome
 from builder.cli import options
@@ -129,6 +130,9 @@ def test_command(
     With --staged, downloads the images of a release from staging, runs the tests that their reports lack (on a machine
     with a GPU, the GPU tests), and attaches the results. CELLS selects images of the release; the default is all of
     them for the architecture of this machine. Several machines may test different cells at the same time.
+
+    If matrix.yaml has `test.gpu_command`, that command runs the GPU tests, for --jobs images at a time, on machines of
+    its choice. This one then needs neither a GPU nor an engine.
     """
     began = time.monotonic()
     how = ImageOptions(**values)
@@ -136,15 +140,22 @@ def test_command(
         raise UsageError("--no-attach needs --staged: only results of staged images are attached")
     project, store = context.project, context.store
     chosen = project.select(patterns or (("*",) if stamp else ()))
+    command: GpuCommand | None = None
     with context.locked(project, "test"):
         run = context.run(project, start_engine=start_engine)
         if stamp:
             area = StagingArea.of(project, place, run.host)
             release = area.read("" if stamp == NEWEST else stamp)
-            planned = plan_of_release(run, release, {cell.id for cell in chosen}, own_arch=not patterns)
+            if project.matrix.test and how.gpu_mode != gpus.OFF:
+                command = GpuCommand(project.matrix.test.gpu_command, run.host.names)
+            planned = plan_of_release(
+                run, release, {cell.id for cell in chosen}, own_arch=not patterns and command is None
+            )
         else:
             planned = render.load_checked_plan(project, chosen)
-        tester = new_tester(run, planned.images, jobs=how.jobs, gpu_mode=how.gpu_mode, junit=how.junit)
+        tester = new_tester(
+            run, planned.images, jobs=how.jobs, gpu_mode=how.gpu_mode, junit=how.junit, gpu_command=command
+        )
         store.prepare()
         with store.used():
             if stamp:

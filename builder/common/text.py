@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import pairwise
 from urllib.parse import urlsplit
 
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -82,13 +83,25 @@ def one_line(text: str) -> str:
 # ---- host names and credentials
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s]+@")
+_PRIVATE = r"[\w-]*(?:token|passw|secret|credential|api[_-]?key|auth(?!or)|jwt)[\w-]*"  # in the name of a value
+_LEAST_SECRET = 6  # characters of a variable: a shorter one such as `true` would be hidden everywhere
+
+
+def secret_values(words: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The values in the words of a command, and in an environment, whose names say that they are secret."""
+    found = [match[1].strip() for word in words for match in re.finditer(rf"(?i){_PRIVATE}[=:]\s*(.+)", word)]
+    found += [after for word, after in pairwise(words) if re.fullmatch(rf"(?i)-+{_PRIVATE}", word)]
+    named = [value for name, value in environ.items() if re.fullmatch(rf"(?i){_PRIVATE}", name)]
+    found += [value for value in named if len(value) >= _LEAST_SECRET]
+    return tuple(sorted(filter(None, found), key=len, reverse=True))
 
 
 @dataclass(frozen=True)
 class Redactor:
-    """Replaces `hosts` with `<mirror>`, and removes user:password@ from every URL."""
+    """Replaces `hosts` with `<mirror>` and `secrets` with `***`, and removes user:password@ from every URL."""
 
     hosts: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
 
     @classmethod
     def for_urls(cls, urls: Iterable[str]) -> Redactor:
@@ -110,6 +123,8 @@ class Redactor:
         return cls(tuple(sorted(hosts, key=lambda host: (-len(host), host))))
 
     def __call__(self, text: str) -> str:
+        for secret in self.secrets:
+            text = text.replace(secret, "***")
         text = _CREDENTIALS.sub("", text)
         for host in self.hosts:
             text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "<mirror>", text, flags=re.IGNORECASE)

@@ -28,6 +28,9 @@ AMD64: Arch = "amd64"
 ARM64: Arch = "arm64"
 OTHERS = "*"  # in a mapping by CUDA version: all others
 SBOM = "{sbom}"  # in the arguments of a scanner: the path of the SBOM
+IMAGE, COMMAND = "{image}", "{command}"  # in the words of the command for GPU tests, as are the next two
+TESTS, RESULTS = "{tests}", "{results}"
+WORD_PLACEHOLDER = re.compile(r"(?<!\$)\{[a-z_]+\}")  # `${name}` is a variable of a shell
 LONGEST_VARIABLE = 4096  # characters; more than any flags need, and easily read
 PATH_OF_CHECKOUT = r"\w[\w.-]{0,99}(/\w[\w.-]{0,99}){0,9}"  # never through `..`
 _DISTRIBUTION = r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}(\[[A-Za-z0-9._,-]{1,60}\])?"
@@ -78,6 +81,12 @@ def _constraint(value: str) -> str:
 def _variable(value: str) -> str:
     if not value.isprintable() or len(value) > LONGEST_VARIABLE:
         raise ValueError(f"expected one line of printable characters, at most {LONGEST_VARIABLE}")
+    return value
+
+
+def _command_word(value: str) -> str:
+    if unknown := set(WORD_PLACEHOLDER.findall(value)) - {IMAGE, COMMAND, TESTS, RESULTS}:
+        raise ValueError(f"unknown placeholder {min(unknown)}: use {IMAGE}, {COMMAND}, {TESTS} and {RESULTS}")
     return value
 
 
@@ -162,6 +171,7 @@ EnvName = Annotated[  # LD_PRELOAD and LD_AUDIT would load a library into every 
     str, matches(r"(?!LD_(PRELOAD|AUDIT)$)[A-Z][A-Z0-9_]{0,63}", "a variable such as OMP_NUM_THREADS")
 ]
 EnvValue = Annotated[str, AfterValidator(_variable)]  # may be empty: CUDA_VISIBLE_DEVICES="" hides all GPUs
+CommandWord = Annotated[str, AfterValidator(_variable), AfterValidator(_command_word)]
 _CLOSED = r"([^{}\[\]]|\{[^{}]*\}|\[!?[^\]{}]+\])*"  # nested braces are not supported
 Pattern = Annotated[
     str,
@@ -376,6 +386,19 @@ class Scan(StrictModel):
         return self
 
 
+class GpuTesting(StrictModel):
+    """The command that runs the GPU tests of staged images, instead of the engine of this machine: its words."""
+
+    gpu_command: list[CommandWord] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _runs_something(self) -> Self:
+        for needed in (IMAGE, COMMAND):
+            if not any(needed in WORD_PLACEHOLDER.findall(word) for word in self.gpu_command):
+                raise ValueError(f"gpu_command: expected {needed} in a word")
+        return self
+
+
 class Matrix(StrictModel):
     """The whole of matrix.yaml."""
 
@@ -389,6 +412,7 @@ class Matrix(StrictModel):
     evidence: list[Trusted] = []
     insecure: list[NamedRegistry] = []
     scan: Scan | None = None
+    test: GpuTesting | None = None
     indexes: dict[IndexName, IndexPlace] = {}
     debian: dict[Name, Debian] = Field(min_length=1)
     python: dict[Minor, Python] = Field(min_length=1)

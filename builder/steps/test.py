@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping
 
 from builder.build.context import LoadedImage
+from builder.build.gpu_command import StagedTarget, inventory_of
 from builder.build.image_tests import Tester, check_docker_client, why_not_run
 from builder.build.outcomes import Outcome, for_each_image
 from builder.common import errors
@@ -25,10 +26,14 @@ from builder.evidence.signing import Signer, Trust
 from builder.evidence.suite import Suite
 from builder.layers import garbage, stored_layers
 from builder.layers.known_layers import KnownLayers
+from builder.layers.oci import Image
 from builder.plan import render
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry import transfer
+from builder.registry.client import Repository
 from builder.release import expected, staging
+from builder.release.image_sources import RegistrySource
+from builder.release.parent import read_parent
 from builder.release.staging import StagedRelease, StagingArea
 from builder.steps.images import with_all_tests
 
@@ -43,7 +48,6 @@ def retest_images(
     Raises ImageTestError or EngineError if tests cannot run.
     """
     check_docker_client()
-    run.engine.sweep(str(run.project.root))  # containers of killed runs
     tester.check(planned.images)
     planned = with_all_tests(planned)
 
@@ -68,28 +72,31 @@ def complete_tests(
 ) -> list[Outcome]:  # fmt: skip
     """Downloads staged images, runs the tests that their reports lack, and attaches the results, also of failures.
 
-    Without `attach`, this machine keeps its results: it may not be able to write to the registry. Raises ImageTestError
-    or EngineError if tests cannot run.
+    If the tester has a command for GPU tests, this machine downloads no image and needs no engine. Without `attach`,
+    it keeps its results: it may not be able to write to the registry. Raises ImageTestError or EngineError if tests
+    cannot run.
     """
-    project, engine, view, store = run.project, run.engine, run.view, run.store
+    project, view = run.project, run.view
     if attach and project.matrix.evidence and signer is None:
         view.say(
             "the test results will not be signed: `builder release` on another machine will refuse them\n"
             "  -> Run this again with --sign KEY."
         )
-    check_docker_client()
-    engine.sweep(str(project.root))  # containers of killed runs
+    loader: Loader | None = None
+    if not tester.gpu_command:
+        check_docker_client()
+        loader = Loader(run.engine, run.store, str(project.root), view)
     tester.check(planned.images)
     by_cell = {image.cell: image for image in release.images}
     known_layers, suite, trust = KnownLayers(project.root), Suite.of(*project.folders), Trust.of(project)
-    loader, loading = Loader(engine, store, str(project.root), view), threading.Lock()
+    loading = threading.Lock()
 
     def test_image(image: PlannedImage) -> Outcome:
-        if reason := why_not_run(run.engine.info(), image):
+        if loader and (reason := why_not_run(run.engine.info(), image)):
             raise ImageTestError(f"{image.id}: {reason}")
 
         # The image must be the planned one: without a report that counts, only this machine would have tested it.
-        view.begin(image.id, "downloading")
+        view.begin(image.id, "downloading" if loader else "checking")
         staged = by_cell[image.id]
         repository = area.open(staged.repository)
         stored = staging.image_of(area, staged)
@@ -101,26 +108,9 @@ def complete_tests(
         planned_digests = expected.of_plan(project, known_layers, image)
         expected.check_image(planned_digests, stored, config, is_trusted=bool(reported.reports))
 
-        # Its blobs go to the store, which may have some of them, and from there to the engine.
-        blobs = [stored.config, *(layer.descriptor for layer in stored.layers)]
-        garbage.require_free(store, sum(blob.size for blob in blobs if not store.has(blob.digest, blob.size)))
-        transfer.fetch_blobs(repository, store, blobs, Meter(view, image.id, "downloaded", 0).add)
-        store.put(stored.manifest.content, stored.manifest.media_type)
-        if reported.failure:
-            # `stage --untested` had neither the wheels nor the layers to compare the files that they share.
-            view.begin(image.id, "comparing the files of layers")
-            layers = [
-                (layer, stored_layers.read_stored_toc(store, made))
-                for layer, made in zip(image.layers, stored.layers, strict=True)
-                if layer.kind not in ("os", "bytecode")  # the paths of bytecode follow from the paths of the modules
-            ]
-            system = known_layers.get(image.os_inputs)
-            for warning in stored_layers.check_paths(image.id, layers, system.taken if system else ()):
-                view.say_once(warning)
-        with loading:  # one at a time: two at once were not faster, and take more disk
-            view.begin(image.id, "loading")
-            image_id = loader.load(stored)
-        loaded = LoadedImage(id=image_id, digest=stored.manifest.digest, origin="loaded")
+        loaded = LoadedImage(id="", digest=stored.manifest.digest)
+        if loader:
+            loaded = _load(run, loader, loading, repository, image, stored, is_untested=bool(reported.failure))
 
         # Earlier results of this machine count too: they may not have been attached.
         own = tester.coverage(image, loaded)
@@ -128,7 +118,9 @@ def complete_tests(
         is_tested = tester.is_complete(image, known)
         failed: ImageTestError | None = None
         try:
-            coverage = known if is_tested else tester.test(image, loaded, known)
+            coverage = known
+            if not is_tested:
+                coverage = tester.test(image, loaded, known, None if loader else _target(repository, stored))
         except ImageTestError as failure:
             failed = failure
 
@@ -154,6 +146,40 @@ def complete_tests(
     with view.live():
         done = for_each_image(run, tester, jobs, planned.images, test_image)
     return [done[image.id] for image in planned.images]
+
+
+def _load(
+    run: Run, loader: Loader, loading: threading.Lock, repository: Repository, image: PlannedImage, stored: Image,
+    *, is_untested: bool,
+) -> LoadedImage:  # fmt: skip
+    """Downloads an image to the store, which may have some of its blobs, and loads it into the engine."""
+    view, store = run.view, run.store
+    blobs = [stored.config, *(layer.descriptor for layer in stored.layers)]
+    garbage.require_free(store, sum(blob.size for blob in blobs if not store.has(blob.digest, blob.size)))
+    transfer.fetch_blobs(repository, store, blobs, Meter(view, image.id, "downloaded", 0).add)
+    store.put(stored.manifest.content, stored.manifest.media_type)
+    if is_untested:
+        # `stage --untested` had neither the wheels nor the layers to compare the files that they share.
+        view.begin(image.id, "comparing the files of layers")
+        layers = [
+            (layer, stored_layers.read_stored_toc(store, made))
+            for layer, made in zip(image.layers, stored.layers, strict=True)
+            if layer.kind not in ("os", "bytecode")  # the paths of bytecode follow from the paths of the modules
+        ]
+        system = KnownLayers(run.project.root).get(image.os_inputs)
+        for warning in stored_layers.check_paths(image.id, layers, system.taken if system else ()):
+            view.say_once(warning)
+    with loading:  # one at a time: two at once were not faster, and take more disk
+        view.begin(image.id, "loading")
+        image_id = loader.load(stored)
+    return LoadedImage(id=image_id, digest=stored.manifest.digest, origin="loaded")
+
+
+def _target(repository: Repository, stored: Image) -> StagedTarget:
+    """What a command for GPU tests runs. Reads only the lists of files in the layers."""
+    files = read_parent(RegistrySource(manifest=stored.manifest.content, repository=repository)).files
+    inventory = inventory_of({path: entry for path, (_, entry) in files.items()})
+    return StagedTarget(reference=f"{repository.name}@{stored.manifest.digest}", inventory=inventory)
 
 
 def plan_of_release(run: Run, release: StagedRelease, chosen: set[str], *, own_arch: bool) -> Plan:

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from builder.build.context import LoadedImage
 from builder.build.dockerfile import DockerfileBuilder
+from builder.build.gpu_command import GpuCommand, StagedTarget
 from builder.build.image_tests import NO_RESULTS, Tester
 from builder.common.errors import BuilderError, EngineError, ImageTestError
 from builder.common.files import digest_of_bytes, digest_of_data
@@ -263,6 +264,7 @@ class FakeTester(Tester):
     thorough: dict[str, frozenset[str]] = field(default_factory=dict)
     results: dict[str, Coverage] = field(default_factory=dict)
     stopped: int = 0
+    gpu_command: GpuCommand | None = None
 
     def coverage(self, image: PlannedImage, loaded: LoadedImage) -> Coverage:
         return self.results.get(loaded.digest, Coverage())
@@ -270,7 +272,9 @@ class FakeTester(Tester):
     def is_complete(self, image: PlannedImage, coverage: Coverage) -> bool:
         return not coverage.failure
 
-    def test(self, image: PlannedImage, loaded: LoadedImage, known: Coverage = NO_RESULTS) -> Coverage:
+    def test(
+        self, image: PlannedImage, loaded: LoadedImage, known: Coverage = NO_RESULTS, target: StagedTarget | None = None
+    ) -> Coverage:
         self.fake.calls.append(f"test {image.id}")
         self.thorough[image.id] = image.thorough
         bad = image.id in self.failing

@@ -14,13 +14,14 @@ import pytest
 
 from builder.build import image_tests
 from builder.build.context import LoadedImage
+from builder.build.gpu_command import FoundInside, GpuCommand, Report, StagedTarget
 from builder.build.pytest_run import describe, read_results
-from builder.common.errors import ImageTestError
+from builder.common.errors import EngineError, ImageTestError
 from builder.compat import gpus
 from builder.compat.gpus import Gpu
 from builder.engine.model import EngineInfo
 from builder.evidence import results
-from builder.evidence.results import Evidence, Proof, coverage_of
+from builder.evidence.results import Coverage, Evidence, Proof, coverage_of
 from builder.evidence.suite import GPU_TESTS, Suite
 from builder.matrix.project import Project
 from builder.matrix.tags import ARCHITECTURES_LABEL, CUDA_LABEL, DRIVER_LABEL
@@ -28,7 +29,7 @@ from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from tests.fakes.engine import INFO, FakeEngine, MemoryConsole
 from tests.fakes.run import new_run
-from tests.fakes.suites import write_tests
+from tests.fakes.suites import passing_evidence, write_tests
 
 CELL = "qz-0.5-cu129-py311-board"
 ID = "sha256:" + "b" * 64
@@ -122,7 +123,7 @@ class Child:
         tests = [node(path.stem, path.parent.name) for path in paths if self.tested is None or path.stem in self.tested]
         lines = [(test, self.results.get(test, "passed")) for test in (*tests, *self.more)]
         report(Path(env["IMAGE_TEST_REPORT"]), lines)
-        options = json.loads(Path(env["IMAGE_TEST_SUBJECT"]).read_text())["gpu_options"]
+        options = json.loads(Path(env["IMAGE_TEST_SUBJECT"]).read_text()).get("gpu_options")
         self.leased.append(",".join(options["device_requests"][0]["DeviceIDs"]) if options else "")
         if self.leased[-1] and self.is_killed_on_gpu:
             raise KeyboardInterrupt
@@ -495,3 +496,81 @@ def test_the_description_of_the_image_is_json(image: PlannedImage) -> None:
     assert description["image_id"] == ID
     assert description["wheels"] == {wheel.name: wheel.version for wheel in image.wheels}
     assert description["cuda_wheels"] == ["nvidia-cuda-runtime-cu12", "nvidia-sums-cu12"]
+
+
+# ---- by a command
+
+REPORT = {"driver": "570.86.10", "devices": [{"name": "NVIDIA H100", "capability": "9.0"}], "results": []}
+FOUND = FoundInside(kernel="6.1.0", inventory={"var/lib/dpkg/status": "a" * 64}, report=Report.model_validate(REPORT))
+TARGET = StagedTarget(reference="registry.example.test/staging/quartz@sha256:0", inventory=FOUND.inventory)
+
+
+class NoEngine(FakeEngine):
+    """The engine of a machine that has none."""
+
+    def info(self) -> EngineInfo:
+        raise EngineError("Docker Engine is not running")
+
+
+class FoundCommand(GpuCommand):
+    """A command that found this."""
+
+    def run(self, *_: object) -> FoundInside:
+        return FOUND
+
+
+@pytest.fixture
+def by_command(tiny: Project, on_gpu: Path, console: MemoryConsole) -> image_tests.Tester:
+    """The tester of a machine without an engine and a GPU."""
+    command = FoundCommand(["srun", "--token=abc", "{image}", "{command}"], ())
+    return image_tests.Tester(new_run(tiny, engine=NoEngine(), console=console), gpu_command=command)
+
+
+def image_proof(tiny: Project, image: PlannedImage) -> Coverage:
+    """What the machine that built the image found."""
+    return coverage_of([Proof(evidence=passing_evidence(tiny.root, image, LOADED.digest), signer="builder")])
+
+
+def test_a_command_runs_the_gpu_tests_without_an_engine(
+    tiny: Project, image: PlannedImage, child: type[Child], by_command: image_tests.Tester
+) -> None:
+    by_command.check([image])
+    known = image_proof(tiny, image)
+    assert not by_command.is_complete(image, known)
+    assert by_command.test(image, LOADED, known, TARGET).gpu == "passed"
+    assert child.runs == [["test_quartz"]]
+    machine = dict(of_kind(tiny, "gpu").machine)
+    assert machine.pop("inventory").startswith("sha256:")
+    assert machine == {
+        "command": "srun '--token=***' '{image}' '{command}'", "kernel": "6.1.0", "gpu": "NVIDIA H100", "gpus": "1",
+        "driver": "570.86.10",
+    }  # fmt: skip
+    assert by_command.is_complete(image, coverage_of([*known.reports, *by_command.coverage(image, LOADED).reports]))
+
+
+def test_a_check_that_failed_in_a_command_is_a_failure(
+    tiny: Project, image: PlannedImage, child: type[Child], by_command: image_tests.Tester
+) -> None:
+    child.results, child.status = {node("test_quartz", "gpu"): "failed"}, 1
+    with pytest.raises(ImageTestError, match="1 of 1 tests failed") as caught:
+        by_command.test(image, LOADED, image_proof(tiny, image), TARGET)
+    assert "docker" not in caught.value.hint
+    assert not of_kind(tiny, "gpu").is_pass
+
+
+def test_a_command_runs_no_image_tests(image: PlannedImage, child: type[Child], by_command: image_tests.Tester) -> None:
+    with pytest.raises(ImageTestError, match=r"its image tests have not passed, and .* runs only GPU tests") as caught:
+        by_command.test(image, LOADED, target=TARGET)
+    assert "builder test --staged STAMP --gpu off" in caught.value.hint
+    assert child.runs == []
+
+
+def test_a_command_on_a_gpu_that_the_image_does_not_support_is_no_failure_of_the_image(
+    tiny: Project, image: PlannedImage, child: type[Child], by_command: image_tests.Tester
+) -> None:
+    """Evidence of it would hold back the release until that GPU passes."""
+    labels = {CUDA_LABEL: "12.9", DRIVER_LABEL: "580.65.06"}
+    image = replace(image, settings=replace(image.settings, labels=labels))
+    with pytest.raises(ImageTestError, match="its GPU tests ran on an unsuitable GPU: NVIDIA H100: driver 570"):
+        by_command.test(image, LOADED, image_proof(tiny, image), TARGET)
+    assert results.read_evidence(tiny.state, LOADED.digest) == []

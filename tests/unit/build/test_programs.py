@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,28 @@ def test_the_output_of_a_program_controls_no_terminal(tmp_path: Path) -> None:
 
 def test_one_that_takes_too_long_is_killed(tmp_path: Path) -> None:
     assert Programs().run(python("import time; time.sleep(60)", tmp_path, timeout_s=0.2), str) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("end", ["exit()", "0"])
+def test_one_with_a_time_of_grace_ends_what_it_started_elsewhere(tmp_path: Path, end: str) -> None:
+    """As srun does with its job, also if a shell runs it. What ignores the signal is killed."""
+    code = f"""
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"cancelled\\n"), {end}))
+os.write(1, b"ready\\n")
+while True:
+    time.sleep(1)
+"""
+    shell = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", code]
+    programs = Programs()
+
+    def on_line(line: str) -> str:
+        if line == "ready\n":
+            programs.stop()
+        return line
+
+    assert programs.run(replace(python("", tmp_path), command=shell, grace_s=3), on_line) == -signal.SIGTERM
+    assert (tmp_path / "logs/x.log").read_text() == "ready\ncancelled\n"
 
 
 def test_all_are_stopped_also_those_that_start_later(tmp_path: Path) -> None:

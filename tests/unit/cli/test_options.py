@@ -138,8 +138,11 @@ GIVEN: list[tuple[list[str], object]] = [
         ["build", "-j2", "--method", "dockerfile", "--locked"],
         ImageOptions(test=False, method="dockerfile", locked=True),
     ),
-    (["test", "-j2"], {"jobs": 2, "gpu_mode": "auto", "junit": None}),
-    (["test", "-j2", "--gpu", "off", "--junit", "x"], {"jobs": 2, "gpu_mode": "off", "junit": Path("x")}),
+    (["test", "-j2"], {"jobs": 2, "gpu_mode": "auto", "junit": None, "gpu_command": None}),
+    (
+        ["test", "-j2", "--gpu", "off", "--junit", "x"],
+        {"jobs": 2, "gpu_mode": "off", "junit": Path("x"), "gpu_command": None},
+    ),
     (["refresh", "-j2"], (ImageOptions(), None, None)),
     (["refresh", "-j2", "--gpu", "off"], (ImageOptions(gpu_mode="off"), None, None)),
     (["refresh", "-j2", "--staging", "here.test/x"], (ImageOptions(), " --staging here.test/x", None)),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builder.common.text import Redactor, counted, duration, one_line, parse_size, printable, size
+from builder.common.text import Redactor, counted, duration, one_line, parse_size, printable, secret_values, size
 
 
 @pytest.mark.parametrize(
@@ -149,3 +149,24 @@ def test_what_is_printable_stays_so(text: str) -> None:
     assert all(letter.isprintable() or letter in "\n\t" for letter in printable(text))
     assert printable(printable(text)) == printable(text)
     assert one_line(text).isprintable()
+
+
+# ---- secrets in a command
+
+WORDS: dict[str, tuple[str, ...]] = {  # the values that are hidden, by the words
+    "srun --gpus=1 --time=30": (),
+    "kubectl --token=abc": ("abc",),
+    "kubectl --token abc run": ("abc",),
+    "podman run -e HF_TOKEN=abc": ("abc",),
+    "srun --export=ALL,DB_PASSWORD=a-long-one": ("a-long-one",),
+    "curl -H X-Api-Key:abc": ("abc",),
+    "srun --author=me --container-image={image}": (),
+}
+
+
+@pytest.mark.parametrize(("words", "values"), WORDS.items(), ids=WORDS)
+def test_secrets_in_words_are_hidden(words: str, values: tuple[str, ...]) -> None:
+    environ = {"SLURM_JWT": "of the environment", "USE_AUTH": "true", "HOME": "/home/someone"}
+    assert set(secret_values(words.split(), environ)) == {*values, "of the environment"}
+    assert "abc" not in Redactor(secrets=values)(words)
+    assert Redactor()("https://me:abc@example.test/") == "https://example.test/"

@@ -439,6 +439,36 @@ def test_a_scanner_that_is_invalid_is_refused(old: str, new: str, message: str) 
     assert message in str(caught.value)
 
 
+COMMAND = 'test: {gpu_command: [srun, "--image={image}", "a b", "{command}"]}'
+
+
+def test_a_matrix_has_a_command_for_gpu_tests_or_none() -> None:
+    settings = load(f"{COMMAND}\n{TINY}").test
+    assert settings
+    assert settings.gpu_command == ["srun", "--image={image}", "a b", "{command}"]
+    assert load(f"test: null\n{TINY}").test is None
+    load(f"{COMMAND.replace('a b', '${image%%/*} ${name} {} {.status} {tests} {results}')}\n{TINY}")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("{command}", "{comand}", "gpu_command.3: '{comand}': unknown placeholder {comand}: use {image}, {command}"),
+        ("--image={image}", "--image", "gpu_command: expected {image} in a word"),
+        ("{command}", "${command}", "gpu_command: expected {command} in a word"),
+        ("a b", "a\\nb", "one line of printable characters, at most 4096"),
+        ('[srun, "--image={image}", "a b", "{command}"]', "[]", "at least 1 item"),
+        ("gpu_command", "command", "test.command: unknown key; did you mean 'gpu_command'?"),
+    ],
+)  # fmt: skip
+def test_a_command_for_gpu_tests_that_is_invalid_is_refused(old: str, new: str, message: str) -> None:
+    assert COMMAND.count(old) == 1
+    with pytest.raises(MatrixError) as caught:
+        load(f"{COMMAND.replace(old, new)}\n{TINY}")
+    assert place(caught.value).startswith("matrix.yaml:1:")
+    assert message in str(caught.value)
+
+
 # ---- indexes
 
 INDEXES = "indexes: {company: https://python.example.test/simple, cpu-only: http://127.0.0.1/x}\n"

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from builder.build.context import LoadedImage
+from builder.build.gpu_command import GpuCommand, StagedTarget
 from builder.build.image_tests import NO_RESULTS
 from builder.build.outcomes import Outcome
 from builder.common.console import View
@@ -57,6 +58,7 @@ class StateTester(FakeTester):
     requirement: Requirement | None = None
     ran: Sequence[Evidence] = ()
     is_failing: bool = False
+    target: StagedTarget | None = None
     calls: list[str] = field(default_factory=list)
 
     def check(self, images: Sequence[PlannedImage]) -> None:
@@ -66,8 +68,11 @@ class StateTester(FakeTester):
         assert self.requirement
         return results.local_coverage(self.state, self.requirement)
 
-    def test(self, image: PlannedImage, loaded: LoadedImage, known: Coverage = NO_RESULTS) -> Coverage:
+    def test(
+        self, image: PlannedImage, loaded: LoadedImage, known: Coverage = NO_RESULTS, target: StagedTarget | None = None
+    ) -> Coverage:
         self.calls.append(f"test {image.id}")
+        self.target = target
         for evidence in self.ran:
             results.write_evidence(self.state, evidence)
         if self.is_failing:
@@ -83,6 +88,7 @@ class GpuMachine:
     registry: MemoryRegistry = field(default_factory=MemoryRegistry)
     trusted: list[str] = field(default_factory=lambda: ["builder", "gpu"])
     tested: list[str] = field(default_factory=list)
+    target: StagedTarget | None = None
 
     def __post_init__(self) -> None:
         [self.planned] = self.bench.images(JUPYTER)
@@ -109,7 +115,7 @@ class GpuMachine:
 
     def complete(
         self, signer: Signer | None = None, *, attach: bool = True, ran: Sequence[Evidence] = (),
-        failing: bool = False,
+        failing: bool = False, command: GpuCommand | None = None,
     ) -> Outcome:  # fmt: skip
         """Runs the tests that the reports lack; `ran` is what this machine found."""
         staged = StagedImage(
@@ -117,13 +123,18 @@ class GpuMachine:
         )
         area = MemoryArea("registry.example.test/staging", lambda _: self.registry)
         tester = StateTester(
-            self.bench.engine, state=self.bench.project.state, requirement=self.requirement, ran=ran, is_failing=failing
+            self.bench.engine,
+            state=self.bench.project.state,
+            requirement=self.requirement,
+            ran=ran,
+            is_failing=failing,
+            gpu_command=command,
         )
         [outcome] = complete_tests(
             self.bench.context, area, StagedRelease(stamp="20261122", revision="", images=(staged,)),
             Plan(images=(self.planned,)), tester, jobs=1, signer=signer, attach=attach,
         )  # fmt: skip
-        self.tested = tester.calls
+        self.tested, self.target = tester.calls, tester.target
         return outcome
 
     @property
@@ -191,6 +202,19 @@ def test_an_untested_image_without_conflicts_is_loaded_and_tested(machine: GpuMa
     assert (outcome.error, outcome.loaded, outcome.tested) == (None, loaded, True)
     assert machine.tested == [f"test {JUPYTER}"]
     assert machine.complete().loaded == loaded
+
+
+def test_a_command_gets_the_staged_image_by_its_digest_and_this_machine_downloads_none(machine: GpuMachine) -> None:
+    image = machine.assemble()
+    machine.registry.contents |= {layer.digest: machine.bench.store.read(layer.digest) for layer in image.layers}
+    machine.bench.engine.pulled.clear()
+    command = GpuCommand(["srun", "{image}", "{command}"], ())
+    outcome = machine.complete(ran=[machine.proof()], command=command)
+    assert (outcome.error, outcome.tested) == (None, True)
+    assert machine.target
+    assert machine.target.reference == f"{machine.registry.name}@{image.manifest.digest}"
+    assert "usr/local/lib/workstation_jupyter.py" in machine.target.inventory
+    assert machine.bench.engine.pulled == []
 
 
 @pytest.mark.parametrize("store", ["overlay2", "containerd"])

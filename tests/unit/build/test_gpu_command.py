@@ -1,0 +1,171 @@
+"""The command for GPU tests: what it is given, which results count, and that nothing else leaves results."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import shlex
+import subprocess
+import sys
+import threading
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from builder.build.gpu_command import MARKER, PYTHON, FoundInside, GpuCommand, StagedTarget, inventory_of
+from builder.build.programs import Programs
+from builder.common.errors import ImageTestError
+from builder.layers.estargz import TocEntry
+from builder.matrix.project import Project
+
+START = subprocess.Popen.__init__
+CELL = "qz-0.5-cu129-py311-board"
+REFERENCE = "registry.example.test/staging/quartz-cuda@sha256:" + "d" * 64
+INVENTORY = {"var/lib/dpkg/status": "a" * 64}
+CHECK = {"framework": "quartz", "check": "matmul", "state": "passed"}
+REPORT = {
+    "driver": "570.86.10",
+    "devices": [{"name": "H100", "capability": "9.0", "uuid": "GPU-1"}],
+    "results": [CHECK],
+}
+FOUND: dict[str, Any] = {"kernel": "6.1.0", "inventory": INVENTORY, "report": REPORT}
+SECRET = "s3cret-of-the-team"
+
+
+@pytest.fixture(autouse=True)
+def _allowed(_alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other unit tests may start no program."""
+    monkeypatch.setattr(subprocess.Popen, "__init__", START)
+
+
+def line(found: object) -> str:
+    return f"{MARKER} {base64.b64encode(zlib.compress(json.dumps(found).encode())).decode()}"
+
+
+def saying(text: str, code: str = "") -> list[str]:
+    """A command that prints a text, then runs `code` with its arguments: the image and the words of the command."""
+    return [sys.executable, "-c", f"import sys, time, os\nprint({text!r}, flush=True)\n{code}", "{image}", "{command}"]
+
+
+class Bench:
+    """Runs commands for a project whose framework has one GPU check."""
+
+    def __init__(self, project: Project) -> None:
+        self.project, self.log = project, project.logs / "x.gpu-command.log"
+        self.files = [project.root / "tests/gpu/test_quartz.py"]
+        self.files[0].parent.mkdir(parents=True)
+        for name, text in (("run.py", "print('quartz      matmul       A product.')"), ("inside.py", "# inside")):
+            (self.files[0].parent / name).write_text(text, encoding="utf-8")
+
+    def run(self, words: Sequence[str], timeout_s: float = 60, programs: Programs | None = None) -> FoundInside:
+        command = GpuCommand(words, ("mirror.example.test",))
+        command.timeout_s, command.grace_s = timeout_s, 5
+        target = StagedTarget(reference=REFERENCE, inventory=INVENTORY)
+        return command.run(CELL, target, self.files, self.project, programs or Programs(), self.log)
+
+
+@pytest.fixture
+def bench(tiny: Project) -> Bench:
+    return Bench(tiny)
+
+
+def test_results_are_the_last_line_of_the_output(bench: Bench) -> None:
+    """Slurm may put the number of the task before it, and kubectl print more after it."""
+    words = saying(f"starting\n0: {line(FOUND)}\npod deleted")
+    found = bench.run(words)
+    assert found.model_dump() == FOUND, "with fields that only the tests need"
+    assert bench.log.read_text().splitlines() == ["starting", f"0: {MARKER} ...", "pod deleted"]
+    named = GpuCommand(["srun", "{image}", "{command}"], ()).machine(found)
+    assert named.pop("inventory").startswith("sha256:")
+    assert named == {
+        "command": "srun '{image}' '{command}'", "kernel": "6.1.0", "gpu": "H100", "gpus": "1", "driver": "570.86.10",
+    }  # fmt: skip
+
+
+# Writes the results if its other arguments are these; a pass needs both folders.
+WRITE = """
+import os, sys
+tests, results, *words = sys.argv[1:]
+assert "inside.py" in os.listdir(tests) and words == {words!r}, words
+open(results + "/results.json", "w").write({text!r})
+"""
+
+
+def test_results_are_a_file_in_a_folder(bench: Bench) -> None:
+    words = [REFERENCE, PYTHON, "-I", "/tests/inside.py", "--results", "/results", "quartz"]
+    code = WRITE.format(words=words, text=json.dumps(FOUND))
+    found = bench.run([sys.executable, "-c", code, "{tests}", "{results}", "{image}", "{command}"])
+    assert found.model_dump() == FOUND
+    assert list((bench.project.state / "tmp").iterdir()) == []
+
+
+def test_a_command_inside_a_word_is_quoted_for_a_shell(bench: Bench) -> None:
+    counted = f"set -- {{image}} {{command}}; test $# = 6 && test $2 = {PYTHON} && test $6 = quartz"
+    assert bench.run(["sh", "-ec", f"printf '%s\\n' {shlex.quote(line(FOUND))}; {counted}"])
+
+
+def damaged(**changes: Any) -> str:
+    return line({**FOUND, "report": {**REPORT, **changes}})
+
+
+# By case: the words of the command, and the reason.
+FAULTS: dict[str, tuple[list[str], str]] = {
+    "exit status": (saying(line(FOUND), "sys.exit(3)"), "exit status 3"),
+    "lost node": (saying("", "os.kill(os.getpid(), 9)"), "ended by signal 9"),
+    "timeout": (saying("", "time.sleep(60)"), "not finished within 1.0 s"),
+    "no marker": (saying("ok"), f"its output has no line `{MARKER} ...`"),
+    "cut off": (saying(line(FOUND)[:-9]), "the results are incomplete or damaged"),
+    "not of run.py": (saying(line({"report": {}})), "the results are incomplete or damaged"),
+    "partial": (saying(damaged(results=[])), "it lacks results of checks: quartz matmul"),
+    "no GPU": (saying(damaged(devices=[])), "the tests saw no GPU"),
+    "another image": (
+        saying(line({**FOUND, "inventory": {**INVENTORY, "usr/local/bin/x": "b"}})),
+        f"it ran another image than {REFERENCE}, with other files: usr/local/bin/x",
+    ),
+    "no program": (["/no/srun", "{image}", "{command}"], "no such file or directory"),
+    "no file": ([*saying(line(FOUND)), "{results}"], "{results} has no file results.json"),
+}
+
+
+@pytest.mark.parametrize(("words", "reason"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_is_an_error_with_the_command_and_its_last_lines(bench: Bench, words: list[str], reason: str) -> None:
+    if "-c" in words:
+        words[2] = words[2].replace("\nprint", f"\nprint('last words, {SECRET}')\nprint", 1)
+    with pytest.raises(ImageTestError) as caught:
+        bench.run([*words, "--token", SECRET], timeout_s=1 if reason.startswith("not finished") else 60)
+    first, *rest = str(caught.value).split(" gave no results of GPU tests: ")
+    assert first.startswith(f"{CELL}: `{shlex.join(words[:2])}")
+    assert rest[0].splitlines()[0] == reason
+    assert "-c" not in words or "  | last words, ***" in rest[0].splitlines()
+    assert caught.value.hint.endswith(str(bench.log))
+    assert SECRET not in str(caught.value) + (bench.log.read_text() if bench.log.exists() else "")
+
+
+def test_an_interrupt_ends_the_command(bench: Bench) -> None:
+    programs = Programs()
+    timer = threading.Timer(1, programs.stop)
+    timer.start()
+    with pytest.raises(ImageTestError, match=f"^{CELL}: the tests were interrupted$"):
+        bench.run(saying("", "time.sleep(60)"), programs=programs)
+    timer.join()
+
+
+def test_tests_that_are_too_large_for_a_word(bench: Bench) -> None:
+    (bench.project.root / "tests/gpu/data.py").write_bytes(random.Random(0).randbytes(100_000))
+    with pytest.raises(ImageTestError, match=r"tests/gpu is too large for a word: mount it with \{tests\}"):
+        bench.run(saying(line(FOUND)))
+
+
+def test_the_inventory_of_an_image() -> None:
+    names = [
+        "var/lib/dpkg/status", "var/lib/dpkg/status-old", "usr/local/bin/start", "usr/local/lib/x/y.py",
+        "usr/local/lib/x/y.pyc", "opt/venv/lib/python/site-packages/torch-2.dist-info/RECORD", "etc/variables.d/a.json",
+    ]  # fmt: skip
+    files = {name: TocEntry(name=name, type="reg", size=1, digest=f"sha256:{name}") for name in names}
+    files["usr/local/bin/link"] = TocEntry(name="usr/local/bin/link", type="symlink", linkName="start")
+    files["usr/local/bin/empty"] = TocEntry(name="usr/local/bin/empty", type="reg")
+    del names[4], names[1]
+    assert inventory_of(files) == {name: name for name in names}
