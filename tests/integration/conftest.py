@@ -44,7 +44,7 @@ FIRST = (
     "test_readme", "test_copy_of_repository", "test_matrix_guide", "test_real_tests",
     "test_dockerfile", "test_release", "test_faults", "test_store", "test_interrupted", "test_named_indexes",
     "test_build_failures", "test_lock_failures", "test_prune", "test_publish", "test_image_tests",
-    "test_same_bytes", "test_engine_lost", "test_copies", "test_cosign",
+    "test_same_bytes", "test_engine_lost", "test_copies", "test_cosign", "test_gpu_command",
 )  # fmt: skip
 
 

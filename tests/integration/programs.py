@@ -65,12 +65,12 @@ def _downloaded(release: str, package: str) -> Iterator[Path]:
         yield archive
 
 
-def install(program: str) -> None:
-    """Installs the package of this name if the program is missing, without starting its services."""
+def install(program: str, package: str = "") -> None:
+    """Installs the package of this name, or `package`, if the program is missing, without starting its services."""
     with one_at_a_time():
         if shutil.which(program):
             return
-        for command in (["update", "-q"], ["install", "-y", "-q", program]):
+        for command in (["update", "-q"], ["install", "-y", "-q", package or program]):
             apt = ["apt-get", *mmdebstrap.APT_WAITS, *command]
             subprocess.run(apt, capture_output=True, timeout=2 * TIMEOUT_S, check=False)
     assert shutil.which(program), f"`apt-get install {program}` did not install it"
