@@ -7,7 +7,7 @@ from typing import Any
 
 # A machine without a GPU has no libcuda.so.1. A stand-in exports each of its functions that a module calls.
 CODE = """
-import ctypes, json, os, pathlib, re, subprocess, sys, tempfile
+import ctypes, json, os, pathlib, re, shutil, subprocess, sys, tempfile
 site = pathlib.Path("/opt/venv/lib/python/site-packages")
 modules = sorted(path for folder in {folders!r} for path in (site / folder).rglob("*.so"))
 libraries = ":".join(map(str, [site / "torch/lib", *sorted(site.glob("nvidia/*/lib")), site / "tvm_ffi/lib"]))
@@ -39,6 +39,7 @@ for path in sys.argv[1:]:
 command = [sys.executable, "-W", "ignore", "-c", load, *map(str, modules)]
 environ = dict(os.environ, LD_LIBRARY_PATH=f"{{folder}}:{{libraries}}")
 loaded = subprocess.run(command, env=environ, text=True, stdout=-1, check=True)
+shutil.rmtree(folder)  # another test looks for CUDA's libraries in this container
 print(json.dumps(dict(missing=missing, failed=loaded.stdout.splitlines())))
 """
 
