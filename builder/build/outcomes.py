@@ -44,10 +44,6 @@ class Outcome:
     def origin(self) -> Origin:
         return self.loaded.origin if self.loaded else "present"
 
-    def __str__(self) -> str:
-        gpu = self.coverage.gpu_status if self.coverage else "not run"
-        return f"{self.image.id}: {self.digest}, {self.sent}, gpu: {gpu}"
-
 
 @dataclass(kw_only=True)
 class Report:

@@ -16,6 +16,7 @@ from builder.cli.context import Context
 from builder.cli.images import gpu_option, show_outcomes
 from builder.common import git
 from builder.common.errors import UsageError
+from builder.common.files import short_digest
 from builder.common.text import counted, duration, size
 from builder.evidence.signing import Signer
 from builder.matrix.project import Project
@@ -221,8 +222,12 @@ def release_command(
     seconds = time.monotonic() - began
     if report.error:
         raise report.error
-    for line in (*map(str, report.sent), *map(str, report.changed)):
-        context.say(line)
+    tags: dict[str, list[str]] = {}
+    for change in report.changed:
+        before = f" (was {short_digest(change.before)})" if change.before else ""
+        tags.setdefault(f"{change.name}@{change.digest}", []).append(f"{change.tag}{before}")
+    for name in sorted(tags):
+        context.say(f"{name}: {', '.join(tags[name])}")
     images, changed = counted(len(report.outcomes), "image"), counted(len(report.changed), "tag")
     context.say(f"release {report.stamp}: {images}, {changed} changed ({duration(seconds)})")
     if form == "github":

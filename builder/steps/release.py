@@ -164,7 +164,7 @@ def publish_images(
         if signer:
             notes, statements = _annotations(image.cell, group, stamp), _statements(project, image)
             signer.sign_manifest(repository, image.digest, notes, statements, sbom_and_provenance.agree)
-        view.end(image.cell, "done", "test results and statements attached")
+        view.end(image.cell, "complete", str(sent))
         report.outcomes.append(Outcome(image=image.planned, digest=image.digest, sent=sent, coverage=image.coverage))
 
     view.add_images(image.cell for image in images)

@@ -130,7 +130,10 @@ def test_a_release_prints_the_subjects_of_attestations(run: Run, desk: ReleaseDe
     assert result.code == 0, result.err
     digest = desk.image.manifest.digest.removeprefix("sha256:")
     assert result.out == f"subjects<<END\n{digest} registry.example.test:5000/team/quartz-cuda\nEND\n"
-    assert f"release {STAMP}: 1 image, {len(desk.tags)} tags changed" in result.err
+    *_, tags, summary = result.err.splitlines()
+    assert tags.startswith(f"registry.example.test:5000/team/quartz-cuda@sha256:{digest}: ")
+    assert tags.count(", ") == len(desk.tags) - 1, "one line for all tags of an image"
+    assert summary.startswith(f"release {STAMP}: 1 image, {len(desk.tags)} tags changed")
 
 
 def test_only_results_of_staged_images_can_be_kept(run: Run, rendered: Project) -> None:
