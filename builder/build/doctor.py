@@ -10,7 +10,7 @@ from typing import Literal
 import requests
 
 from builder.build import operating_systems
-from builder.common.errors import BuilderError, EngineError, UsageError
+from builder.common.errors import BuilderError, EngineError
 from builder.common.http import failure_sentence
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
@@ -19,11 +19,10 @@ from builder.compat import gpus
 from builder.engine.model import EngineInfo
 from builder.engine.run import Run
 from builder.engine.setup import too_old
-from builder.index import host
 from builder.index.session import IndexSession, fetch_errors
+from builder.index.settings import IndexSettings
 from builder.index.wheels import PLATFORMS
 from builder.matrix.cells import indexes_of_packages
-from builder.matrix.project import Project
 from builder.matrix.schema import ARM64
 from builder.matrix.tags import CELL_LABEL
 from builder.registry.client import Repository
@@ -75,9 +74,9 @@ def examine(run: Run) -> _Findings:
         yield "cosign", "note", "not installed: signatures cannot be made or checked"
 
     run.view.say("checking the package index and the registry ...")
-    yield ("index", *_index())
-    yield from _named_indexes(run.project)
-    yield from _registry(run.project)
+    yield ("index", *_index(run.host.index))
+    yield from _named_indexes(run)
+    yield from _registry(run)
     if reason := operating_systems.obstacle_here():
         yield "mmdebstrap", "note", f"{reason}: builds run it in a container of Debian"
     else:
@@ -101,36 +100,33 @@ def _with_hint(error: BuilderError) -> str:
     return f"{error}. {error.hint}".removesuffix(". ")
 
 
-def _index() -> tuple[State, str]:
+def _index(settings: IndexSettings) -> tuple[State, str]:
     """The state of the default index. Never shows its address, which may be that of a private mirror."""
-    try:
-        settings = host.read_host().index
-    except UsageError as error:
-        return "missing", str(error)
     which = "the configured mirror" if settings.url else "PyPI"
     session = IndexSession(settings, timeout=(TIMEOUT_S, TIMEOUT_S), retries=0)
     try:
         files = session.files("pip")
     except (requests.RequestException, OSError) as error:
-        return "missing", f"{which} does not answer: {failure_sentence(error)}. {session.hint(error, '')}".removesuffix(
-            ". "
-        )
+        reason = f"{failure_sentence(error)}. {session.hint(error, '')}".removesuffix(". ")
+        return "missing", f"{which} does not answer: {reason}"
     if not files:
         return "missing", f"{which} does not have pip: check its address"
     return "ok", f"{which} answers{', with a CA bundle of this machine' if settings.ca_bundle else ''}"
 
 
-def _named_indexes(project: Project) -> _Findings:
+def _named_indexes(run: Run) -> _Findings:
     """A finding for each index of matrix.yaml: it has one of its packages and accepts the login, or not."""
     packages: dict[str, str] = {}
-    for members in project.groups.values():
-        for package, index in indexes_of_packages(project.matrix, members[0]).items():
+    for members in run.project.groups.values():
+        for package, index in indexes_of_packages(run.project.matrix, members[0]).items():
             packages.setdefault(index, package)
     for index, package in packages.items():
         name = f"index {index}"
         try:
-            settings = host.host_for_project(project).index.of(index)
-            with IndexSession(settings, timeout=(TIMEOUT_S, TIMEOUT_S)) as session, fetch_errors(package, session):
+            with (
+                IndexSession(run.host.index.of(index), timeout=(TIMEOUT_S, TIMEOUT_S)) as session,
+                fetch_errors(package, session),
+            ):
                 has_files = bool(session.files(package))
         except BuilderError as error:
             yield name, "missing", _with_hint(error)
@@ -139,14 +135,14 @@ def _named_indexes(project: Project) -> _Findings:
         yield name, "ok" if has_files else "missing", f"has {package}" if has_files else absent
 
 
-def _registry(project: Project) -> _Findings:
+def _registry(run: Run) -> _Findings:
     """The registry of matrix.yaml, if it names one."""
-    matrix = project.matrix
+    matrix = run.project.matrix
     if not matrix.registry:
         return
     reference = ImageRef(registry=matrix.registry, repository=f"{matrix.namespace}/{matrix.image_names[0]}")
     try:
-        Repository(reference, host=host.host_for_project(project), write=True, policy=POLICY).exists()
+        Repository(reference, host=run.host, write=True, policy=POLICY).exists()
     except BuilderError as error:
         yield "registry", "note", _with_hint(error)
     else:

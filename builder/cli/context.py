@@ -25,7 +25,7 @@ from builder.common.reference import ImageRef
 from builder.index import host
 from builder.index.host import Host
 from builder.layers.store import Store
-from builder.matrix import support, tags
+from builder.matrix import support
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.plan.recorded import PATH, read_recorded
@@ -133,11 +133,6 @@ class Context:
         """Names the cells that were not built yet, according to matrix.yaml."""
         for line in support.not_built(project.matrix, cells):
             self.say(line)
-
-    def references(self) -> dict[str, tuple[str, ...]]:
-        """The names of each cell of the checkout in the store, by cell id; none outside a checkout."""
-        project = self.find_project(ignore_invalid=True)
-        return tags.local_names(project.matrix, project.cells) if project else {}
 
     @property
     def store(self) -> Store:

@@ -15,6 +15,7 @@ from builder.common.files import short_digest
 from builder.common.text import counted, size
 from builder.engine import setup
 from builder.layers import garbage, stored_images
+from builder.matrix import tags
 
 
 @click.command(name="doctor")
@@ -58,7 +59,8 @@ def gc_command(context: Context, dry_run: bool, patterns: Sequence[str]) -> None
     store.require()
     # Every pattern is checked before anything is changed. The order is that of the patterns.
     stored = store.images()
-    references = context.references() if patterns else {}
+    project = context.find_project(ignore_invalid=True) if patterns else None
+    references = tags.local_names(project.matrix, project.cells) if project else {}
     forgotten: dict[str, None] = {}
     for pattern in patterns:
         matches = stored_images.match_names(stored, pattern, references)

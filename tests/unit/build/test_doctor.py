@@ -14,7 +14,7 @@ from builder.build.doctor import State
 from builder.common.errors import EngineError
 from builder.compat.gpus import Gpu
 from builder.engine.client import Engine
-from builder.index.host import Host
+from builder.index.host import Host, host_for_project
 from builder.index.session import IndexSession
 from builder.index.settings import IndexSettings
 from builder.matrix.project import Project
@@ -74,7 +74,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def examine(project: Project) -> dict[str, tuple[State, str]]:
     """State and detail of each finding, by name."""
-    findings = list(doctor.examine(replace(new_run(project), connected=None)))
+    run = replace(new_run(project), connected=None, host=host_for_project(project))
+    findings = list(doctor.examine(run))
     by_name = {name: (state, detail) for name, state, detail in findings}
     assert len(by_name) == len(findings)
     assert all(detail for _, _, detail in findings)
