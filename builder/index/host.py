@@ -185,8 +185,7 @@ def read_host() -> Host:
         settings = index.read_index_settings(os.environ, Path.home())
     except ValueError as error:
         raise UsageError(str(error)) from error
-    proxies = {"HTTP_PROXY": settings.proxy, "HTTPS_PROXY": settings.proxy} if settings.proxy else {}
-    proxies |= {name: value for name, value in os.environ.items() if name.upper() in PROXY_NAMES and value}
+    proxies = {name: value for name, value in os.environ.items() if name.upper() in PROXY_NAMES and value}
     return Host(index=settings, ca=_ca(settings), proxies=proxies, archives=None)
 
 

@@ -24,17 +24,16 @@ ETC = Path("/etc")
 PYTHON_MIRROR = "UV_PYTHON_INSTALL_MIRROR"
 CA_VARIABLES = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE")
 DEFAULT_PORTS = {"http": 80, "https": 443}
-PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY", "all_proxy")
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexSettings:
     """The settings of a package index. `url` and `ca_bundle` are empty for the defaults of the clients.
 
-    The defaults are PyPI, and the CA certificates of each client. `proxy` is pip's own, used if the environment has
-    none. `python_mirror` has uv's builds of Python; empty for uv's default. `named` are the indexes of matrix.yaml and
-    of additions. Such an index has a `name`; a `folder` if it is a folder of wheels; `addresses` with
-    `#sha256=`, if it consists of the wheels at these addresses.
+    The defaults are PyPI, and the CA certificates of each client. `proxy` is that of apt, for
+    archives. `python_mirror` has uv's builds of Python; empty for uv's default. `named` are the indexes of matrix.yaml
+    and of additions. Such an index has a `name`; a `folder` if it is a folder of wheels; `addresses` with `#sha256=`,
+    if it consists of the wheels at these addresses.
     """
 
     url: str = ""
@@ -74,8 +73,6 @@ class IndexSettings:
     def environment(self) -> dict[str, str]:
         """Variables that make pip and uv on this machine use this index."""
         variables = self.for_builds()
-        if self.proxy:
-            variables |= {"HTTP_PROXY": self.proxy, "HTTPS_PROXY": self.proxy}
         if self.ca_bundle:
             variables |= {"SSL_CERT_FILE": self.ca_bundle, "PIP_CERT": self.ca_bundle}
         return variables
@@ -127,7 +124,6 @@ def read_index_settings(environ: Mapping[str, str], home: Path) -> IndexSettings
     uv_files = [Path(own)] if own else [user / "uv/uv.toml", ETC / "uv/uv.toml"]
     uv_index, uv_mirror = _uv_settings(uv_files)
     url = (_first(environ, *UV_INDEX_VARIABLES) or uv_index or pip.get("index-url", "")).strip()
-    proxy = "" if _first(environ, *PROXY_VARIABLES) else pip.get("proxy", "")
     try:
         is_address = urlsplit(url).port != 0
     except ValueError:  # its message may contain the address
@@ -137,7 +133,6 @@ def read_index_settings(environ: Mapping[str, str], home: Path) -> IndexSettings
     return IndexSettings(
         url=url,
         ca_bundle=(_first(environ, *CA_VARIABLES) or pip.get("cert", "")).strip(),
-        proxy=proxy.strip(),
         python_mirror=(_first(environ, PYTHON_MIRROR) or uv_mirror).strip(),
     )
 
@@ -176,9 +171,8 @@ def read_pip_options(environ: Mapping[str, str], home: Path) -> dict[str, str]:
         for section, options in sections.items():
             if parser.has_section(section):
                 options |= {name.replace("_", "-"): value for name, value in parser.items(section)}
-    names = ("index-url", "proxy")
-    variables = {name: _first(environ, f"PIP_{name.upper().replace('-', '_')}") for name in names}
-    return sections["global"] | sections["install"] | {name: value for name, value in variables.items() if value}
+    variables = {"index-url": environ["PIP_INDEX_URL"]} if environ.get("PIP_INDEX_URL") else {}
+    return sections["global"] | sections["install"] | variables
 
 
 def _uv_settings(files: Sequence[Path]) -> tuple[str, str]:

@@ -218,7 +218,7 @@ def test_one_origin_in_all_its_spellings(url: str, origin: str) -> None:
 def test_main_prints_shell_lines(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    variables = (*index.UV_INDEX_VARIABLES, *index.CA_VARIABLES, *index.PROXY_VARIABLES)
+    variables = (*index.UV_INDEX_VARIABLES, *index.CA_VARIABLES)
     for name in ("PIP_CONFIG_FILE", "XDG_CONFIG_HOME", "UV_CONFIG_FILE", *variables):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(home))
@@ -242,13 +242,3 @@ def test_the_mirror_of_pythons(home: Path) -> None:
     settings = read({"UV_PYTHON_INSTALL_MIRROR": C}, home)
     assert settings.python_mirror == C
     assert settings.for_builds() == {"UV_PYTHON_INSTALL_MIRROR": C}, "also in Dockerfiles"
-
-
-def test_a_proxy(home: Path) -> None:
-    """That of pip, for uv too."""
-    proxy = "http://proxy.example.test:3128"
-    conf(home / USER, f"[global]\nindex-url = {A}\nproxy = {proxy}\n")
-    settings = read({}, home)
-    assert settings.for_builds() == {"UV_DEFAULT_INDEX": A, "PIP_INDEX_URL": A}
-    assert settings.environment()["HTTPS_PROXY"] == proxy
-    assert "HTTPS_PROXY" not in read({"https_proxy": "http://other.example.test"}, home).environment()
