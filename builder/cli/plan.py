@@ -43,18 +43,15 @@ from builder.steps import ci
     help="Disk of the machine that builds one part, for --format github and gitlab.",
 )  # fmt: skip
 @click.option("--publish", "is_release", is_flag=True, help="With --format gitlab: also stage and release the images.")
-@click.option(
-    "--layers", is_flag=True, help="Show the layers and all tags of each image. This is the default for a single image."
-)
 @click.pass_obj
 def plan_command(
     context: Context, /, patterns: Sequence[str], form: str, revision: str, unreleased: bool, place: str, disk: int,
-    is_release: bool, layers: bool,
+    is_release: bool,
 ) -> None:  # fmt: skip
     """Show what would be built: cells, tags, layers, sizes. Needs no engine, and no network without --unreleased.
 
-    SIZE is the download size of the wheels and Debian packages. NEW is the part that no image higher in the table
-    has.
+    Of a single image, shows the layers and all tags. SIZE is the download size of the wheels and Debian packages. NEW
+    is the part that no image higher in the table has.
     """
     if is_release and form != "gitlab":
         raise UsageError("--publish needs --format gitlab")
@@ -94,8 +91,8 @@ def plan_command(
         for name, value in ci.github_outputs(images, disk).items():
             click.echo(f"{name}={value}")
     else:
-        if len(images) == 1 or (images and layers):
-            _print_layers(context, planned)
+        if len(images) == 1:
+            _print_layers(context, images[0])
         elif images:
             _print_images(context, planned)
         if len(images) > 1:
@@ -122,19 +119,19 @@ def _print_images(context: Context, planned: Plan) -> None:
     context.print_table(("CELL", "SIZE", "NEW", "TAG"), rows, right=("SIZE", "NEW"))
 
 
-def _print_layers(context: Context, planned: Plan) -> None:
-    """Prints one row per layer, beside the tags of its image."""
-    table = []
-    for image in planned.images:
-        rows = [
-            (
-                f"{layer.kind} {layer.name}" if layer.kind == "wheels" else layer.name,
-                str(len(layer.wheels) or ""),
-                size(layer.bytes) if layer.bytes else "",
-            )
-            for layer in image.layers
-        ]
-        rows.append(("total", str(len(image.wheels)), size(image.bytes)))
-        for number, (row, tag) in enumerate(zip_longest(rows, image.references, fillvalue=None)):
-            table.append((image.id if number == 0 else "", *(row or ("", "", "")), tag or ""))
+def _print_layers(context: Context, image: PlannedImage) -> None:
+    """Prints one row per layer, beside the tags of the image."""
+    rows = [
+        (
+            f"{layer.kind} {layer.name}" if layer.kind == "wheels" else layer.name,
+            str(len(layer.wheels) or ""),
+            size(layer.bytes) if layer.bytes else "",
+        )
+        for layer in image.layers
+    ]
+    rows.append(("total", str(len(image.wheels)), size(image.bytes)))
+    table = [
+        (image.id if number == 0 else "", *(row or ("", "", "")), tag or "")
+        for number, (row, tag) in enumerate(zip_longest(rows, image.references, fillvalue=None))
+    ]
     context.print_table(("CELL", "LAYER", "WHEELS", "SIZE", "TAGS"), table, right=("WHEELS", "SIZE"))
