@@ -8,7 +8,6 @@ cache of its builds. Both download the same wheels from the index of this machin
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import subprocess
 import tempfile
@@ -19,7 +18,8 @@ from builder.common.reference import ImageRef
 from builder.common.text import duration, size
 from builder.index import host
 from builder.index.host import Host
-from builder.layers import stored_images
+from builder.layers import oci, stored_images
+from builder.layers.oci import Layer
 from builder.layers.store import Store
 from builder.registry import transfer
 from builder.registry.client import Repository
@@ -58,19 +58,30 @@ def push_parent(store: Store, name: str) -> None:
     repository.put_manifest("1", image.manifest.content, image.manifest.media_type)
 
 
+def read_added(target: str) -> tuple[list[str], list[Layer]]:
+    """The file names of the wheels, and the layers, that an image has above its parent."""
+    images = []
+    for name in (f"{PARENT}:1", target):
+        repository = Repository(ImageRef.parse(name), host=Host(), write=False)
+        manifest = repository.manifest(ImageRef.parse(name).tag)
+        assert manifest
+        images.append(oci.read_image(manifest.content, repository.read_blob))
+    parent, added = images
+    contents = [oci.parse_history(line) for line in added.history[len(parent.layers) :]]
+    wheels = [file for content in contents if content for file, _ in content.wheels]
+    return wheels, list(added.layers[len(parent.layers) :])
+
+
 def measure(results: Results, folder: Path, packages: list[str], number: int) -> None:
     """One run of each, with the same versions: those that `add` chose."""
     store, target = folder / "store", f"127.0.0.1:{PORT}/{NAMESPACE}/added"
     shutil.rmtree(store, ignore_errors=True)
     command = [BUILDER, "--store", str(store), "add", f"{PARENT}:1", *packages, "-t", f"{target}:{number}"]
     with results.timed(ADD):
-        done = subprocess.run(
-            [*command, "--format", "json"], cwd=folder, capture_output=True, text=True, check=True
-        ).stdout
-    [image] = json.loads(done)[0]["images"]
+        subprocess.run(command, cwd=folder, capture_output=True, check=True)
+    wheels, layers = read_added(f"{target}:{number}")
     if not number:
-        sizes = sum(layer["size"] for layer in image["layers"])
-        results.facts.append(f"{len(image['wheels'])} wheels, {size(sizes)}")
+        results.facts.append(f"{len(wheels)} wheels, {size(sum(layer.size for layer in layers))}")
 
     context = folder / "context"
     context.mkdir(exist_ok=True)
@@ -78,7 +89,7 @@ def measure(results: Results, folder: Path, packages: list[str], number: int) ->
     (context / "ca.crt").write_bytes(settings.ca)
     variables = settings.index.for_builds()
     certificate = "--cert /mnt/ca.crt " if settings.ca else ""
-    pins = [f"{wheel.split('-')[0]}=={wheel.split('-')[1]}" for wheel in image["wheels"]]
+    pins = [f"{wheel.split('-')[0]}=={wheel.split('-')[1]}" for wheel in wheels]
     (context / "Dockerfile").write_text(
         f"FROM {PARENT}:1\n"
         + "".join(f"ARG {name}\n" for name in variables)

@@ -7,14 +7,12 @@ loopback, so the seconds are those of the program and the registry; bytes and re
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -72,28 +70,18 @@ class Machine:
             assembler.close()
         return [image.id for image in images]
 
-    def measure(self, results: Results, name: str, *arguments: str) -> dict[str, Any]:
-        """Times a command that writes JSON, and notes its bytes and requests; returns what it wrote."""
+    def measure(self, results: Results, name: str, *arguments: str) -> str:
+        """Times a command, and notes its summary and requests; returns what it wrote to standard output."""
         before = len(REQUEST.findall(self.log.read_bytes()))
         with results.timed(name):
-            command = [
-                BUILDER,
-                "--root",
-                str(self.checkout),
-                "--store",
-                str(self.store),
-                *arguments,
-                "--format",
-                "json",
-            ]
+            command = [BUILDER, "--root", str(self.checkout), "--store", str(self.store), *arguments]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"builder {' '.join(arguments)} failed:\n{done.stderr}")
-        data: dict[str, Any] = json.loads(done.stdout)
-        sent = data["sent"] if "sent" in data else sum(image["bytes"]["sent"] for image in data["images"])
         requests = len(REQUEST.findall(self.log.read_bytes())) - before
-        results.facts.append(f"{name}: {size(sent)} sent, {requests} requests")
-        return data
+        summary = [line for line in done.stderr.splitlines() if line.startswith("release ")][-1:]
+        results.facts.append(f"{name}: {', '.join([*summary, f'{requests} requests'])}")
+        return done.stdout
 
 
 def measure(results: Results, scratch: Path, store: Path) -> None:
@@ -117,7 +105,8 @@ def measure(results: Results, scratch: Path, store: Path) -> None:
 
 def _release(machine: Machine, results: Results, cells: Sequence[str], key: Sequence[str], what: str) -> None:
     name = f"{len(cells)} images, {what}"
-    stamp = machine.measure(results, f"stage {name}", "stage", *cells, *key)["stamp"]
+    output = machine.measure(results, f"stage {name}", "stage", *cells, *key, "--format", "github")
+    stamp = output.strip().removeprefix("stamp=")
     machine.measure(results, f"release {name}", "release", stamp, "--allow-untested-gpu", *key)
 
 
