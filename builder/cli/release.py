@@ -249,7 +249,7 @@ def status_command(
 ) -> None:
     """Show how far each cell is on its way to a release.
 
-    LOCKED and BUILT are of this checkout and store. TESTED, TIME and GPU are the tests of the staged image; if none is
+    LOCKED and BUILT are of this checkout and store. TESTED and GPU are the tests of the staged image; if none is
     staged, of the one built here or released. Without a registry, the columns about it are left out; `-` means nothing
     to show.
     RELEASED shows whether the full tag names that image, and which of its other tags name another image or are missing.
@@ -283,12 +283,11 @@ def status_command(
         return
     is_remote = not here and (reader.area or registry)
     remote = status.OF_REGISTRY if is_remote else ()
-    columns = ("cell", "locked", "built", "tested", "time", "gpu", *remote, "packages")
+    columns = ("cell", "locked", "built", "tested", "gpu", *remote, "packages")
     table = []
     for row in rows:
-        tests_time = "-" if row.seconds is None else duration(row.seconds)
         age = "-" if row.packages is None else counted(row.packages, "day")
-        values = vars(row) | {"time": tests_time, "packages": age}
+        values = vars(row) | {"packages": age}
         table.append([values[name] for name in columns])
     context.print_table([name.upper() for name in columns], table)
     for line in dict.fromkeys(row.age for row in rows if row.days_behind):

@@ -197,11 +197,6 @@ class Coverage:
         return sorted({name for evidence in self.newest for name in evidence.failed})
 
     @property
-    def seconds(self) -> dict[str, float]:
-        """Durations by test."""
-        return {name: seconds for evidence in self.newest for name, seconds in evidence.seconds.items()}
-
-    @property
     def summary(self) -> str:
         """The number of tests that passed, and the state of the GPU tests."""
         return f"{counted(len(self.passed), 'test')} passed, gpu: {self.gpu_status}"

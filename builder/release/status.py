@@ -42,7 +42,7 @@ class Status:
     """The state of one cell; `-` for fields that do not apply, or were not looked up.
 
     `tested` is the number of tests that passed, or the reason that the image does not count as tested: of the staged
-    image, else of the same image as built here and as released. `seconds` is the duration of these tests. `gpu` is the
+    image, else of the same image as built here and as released. `gpu` is the
     state of its GPU tests. `staged` is a stamp, or `not readable` without the permission to read staging. `released` is
     `yes` if the full tag names that image, with the checks that its release left out, a note if it relies on unsigned
     results of one machine, and the other tags that name another image or are missing. `signature` is `yes` if a
@@ -58,7 +58,6 @@ class Status:
     locked: str = NO
     built: str = NO
     tested: str = NONE
-    seconds: float | None = None
     gpu: str = NONE
     staged: str = NONE
     released: str = NONE
@@ -160,7 +159,7 @@ class StatusReader:
         stored = stored_images.find_stored_image(self.store, planned)
         expected = staged.digest if staged and is_current else stored.manifest.digest if stored else ""
         tagged = self._tagged(planned, expected)
-        tests, seconds, gpu, coverage = NONE, None, NONE, None
+        tests, gpu, coverage = NONE, NONE, None
         try:
             coverage = self._coverage(planned, staged if is_current else None, stored, tagged)
             if coverage and is_current:
@@ -169,7 +168,6 @@ class StatusReader:
                 tests = coverage.failure
             elif coverage:
                 tests, gpu = f"{len(coverage.passed)} passed", coverage.gpu
-                seconds = round(sum(coverage.seconds.values()), 1) or None
         except (ImageTestError, VerifyError, RegistryError, SigningError) as error:
             tests = str(error).splitlines()[0].removeprefix(f"{planned.id}: ")
         stamp = self._release.stamp if self._release else ""
@@ -180,7 +178,6 @@ class StatusReader:
             locked=YES,
             built=YES if stored else NO,
             tested=tests,
-            seconds=seconds,
             gpu="cpu" if planned.cell.is_cpu else gpu,
             staged=(stamp if is_current else f"{stamp}, another plan") if staged else self._not_staged,
             released=tagged.released,

@@ -196,8 +196,8 @@ def test_a_pass_is_written_as_evidence(
     files = [f"test_{name}" for name in ("board", "quartz", "cuda", "python", "base")]
     assert coverage.passed == sorted(node(file) for file in files)
     assert child.runs == [files], "the longest first"
-    assert coverage.seconds == dict.fromkeys(coverage.passed, 1.5)
     [proof] = results.read_evidence(tiny.state, LOADED.digest)
+    assert proof.seconds == dict.fromkeys(coverage.passed, 1.5)
     assert proof.passed == tuple(node(file) for file in files)
     assert (tiny.logs / f"{CELL}.test.log").read_text().count("PASSED") == 5
     assert is_known(tester(), image)
