@@ -116,6 +116,7 @@ def docker_client() -> docker.DockerClient:
 
 
 Start = Callable[..., Container]
+WITHOUT_NETWORK = {"network_mode": "none"}  # a network takes a fifth of the time of a start
 
 
 @contextlib.contextmanager
@@ -234,7 +235,7 @@ def once(keep: Start) -> Callable[..., tuple[int, str, str]]:
     """A function that runs a command in a new container; returns its status, stdout, and stderr with the launcher's."""
 
     def run(command: list[str] | None, **options: Any) -> tuple[int, str, str]:
-        container = keep(command, **options)
+        container = keep(command, **WITHOUT_NETWORK | options)
         status = int(container.wait(timeout=120)["StatusCode"])
         out, err = (container.logs(stdout=out, stderr=not out).decode() for out in (True, False))
         container.remove(v=True)
@@ -273,7 +274,7 @@ def shell(start: Start) -> Callable[..., Shell]:
     """A function that starts a container that sleeps, and waits until its launcher is done."""
 
     def start_shell(**options: Any) -> Shell:
-        container = start(["sleep", "3600"], **options)
+        container = start(["sleep", "3600"], **WITHOUT_NETWORK | options)
         wait_until(lambda: runs(container, "sleep"), seconds=60, what="the launcher")
         return Shell(container)
 
