@@ -272,9 +272,9 @@ class Tester:
         tests = self._suite.of_image(image.components, IMAGE_TESTS, thorough=image.thorough)
         processes = min(self._processes, 1 + len(tests) // TESTS_EACH)
         if kind == "image" and processes > 1:
-            # Tests of one file share containers, which the last of them may end: they stay in their order.
+            # Tests of one file or class share containers, which the last of them may end: they stay in their order.
             # By itself, xdist begins with the file that has the most tests, which are short ones.
-            options += ["-p", "xdist.plugin", "-n", str(processes), "--dist", "loadfile", "--no-loadscope-reorder"]
+            options += ["-p", "xdist.plugin", "-n", str(processes), "--dist", "loadscope", "--no-loadscope-reorder"]
         if self._junit:
             options += [f"--junit-xml={self._junit.resolve()}/{image.id}.{LOGS[kind]}.xml", "-o"]
             options += [f"junit_suite_name={image.id}"]

@@ -621,24 +621,6 @@ class Nothing(Authorizer):
 LAB = "/usr/local/lib/jupyter-lab"
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["start-notebook.py", "--ServerApp.token="],
-        ["sh", "-c", f'echo "{OPENED}" >/tmp/mine.py && exec start start-notebook.py --config=/tmp/mine.py'],
-        ["jupyter", "server", "--IdentityProvider.token="],
-        ["sh", "-c", "jupyter lab --ServerApp.token=''"],
-        # As the command of a container, the image's own program checks, even without the extension.
-        ["jupyter", "lab", "--ServerApp.jpserver_extensions={'workstation_jupyter': False}", "--ServerApp.token="],
-        ["python", "-m", "jupyterlab", "--IdentityProvider.token="],
-    ],
-)
-def test_a_server_without_a_login_does_not_start(once: Callable[..., Any], command: list[str]) -> None:
-    status, _, err = once(command)
-    assert status == 78
-    assert err.count("the server answers without a login") == 1, err
-
-
 @pytest.fixture(scope="module")
 def with_settings(keep: Callable[..., Container]) -> Container:
     """A container that sleeps, with a configuration and a provider that turn off the login, which nothing reads yet."""
@@ -648,136 +630,159 @@ def with_settings(keep: Callable[..., Container]) -> Container:
     return container
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "command",
-    [
-        "{lab} --PasswordIdentityProvider.token=",
-        "{lab} --ServerApp.token= --ServerApp.password=",
-        "{lab} --config /tmp/login/mine.py",
-        "{lab} --ServerApp.config_file=/tmp/login/mine.py",
-        "{lab} --ServerApp.jpserver_extensions='{{}}' --IdentityProvider.token=",
-        "PYTHONPATH=/tmp/login {lab} --ServerApp.identity_provider_class=provider.Open",
-        "PYTHONPATH=/tmp/login {lab} --ServerApp.authorizer_class=provider.Nothing --IdentityProvider.token=",
-        "JUPYTER_CONFIG_DIR=/tmp/login {lab}",
-        "JUPYTER_CONFIG_PATH=/tmp/login {lab}",
-        "JUPYTER_NO_CONFIG=1 {lab} --IdentityProvider.token=",
-        "JUPYTER_TOKEN= JUPYTER_TOKEN_FILE=/dev/null {lab}",
-        "JUPYTER_TOKEN=x JUPYTER_ALLOW_NO_LOGIN=1 {lab} --IdentityProvider.token=",
-    ],
-)
-def test_no_setting_turns_off_the_login(with_settings: Container, command: str) -> None:
-    ended = run_in(with_settings, ["bash", "-ec", command.format(lab=f"timeout 60 {LAB}")])
-    text = ended.out + ended.err
-    assert ended.status == 78, text
-    assert "the server answers without a login" in text
+# Tests of a class may run in another process than those of the module, whose containers they do not use: together, they
+# took longer than all others of an image.
+class TestLogin:
+    @pytest.mark.parametrize(
+        "command",
+        [
+            ["start-notebook.py", "--ServerApp.token="],
+            ["sh", "-c", f'echo "{OPENED}" >/tmp/mine.py && exec start start-notebook.py --config=/tmp/mine.py'],
+            ["jupyter", "server", "--IdentityProvider.token="],
+            ["sh", "-c", "jupyter lab --ServerApp.token=''"],
+            # As the command of a container, the image's own program checks, even without the extension.
+            ["jupyter", "lab", "--ServerApp.jpserver_extensions={'workstation_jupyter': False}", "--ServerApp.token="],
+            ["python", "-m", "jupyterlab", "--IdentityProvider.token="],
+        ],
+    )
+    def test_a_server_without_a_login_does_not_start(self, once: Callable[..., Any], command: list[str]) -> None:
+        status, _, err = once(command)
+        assert status == 78
+        assert err.count("the server answers without a login") == 1, err
 
+    @pytest.mark.thorough
+    @pytest.mark.parametrize(
+        "command",
+        [
+            "{lab} --PasswordIdentityProvider.token=",
+            "{lab} --ServerApp.token= --ServerApp.password=",
+            "{lab} --config /tmp/login/mine.py",
+            "{lab} --ServerApp.config_file=/tmp/login/mine.py",
+            "{lab} --ServerApp.jpserver_extensions='{{}}' --IdentityProvider.token=",
+            "PYTHONPATH=/tmp/login {lab} --ServerApp.identity_provider_class=provider.Open",
+            "PYTHONPATH=/tmp/login {lab} --ServerApp.authorizer_class=provider.Nothing --IdentityProvider.token=",
+            "JUPYTER_CONFIG_DIR=/tmp/login {lab}",
+            "JUPYTER_CONFIG_PATH=/tmp/login {lab}",
+            "JUPYTER_NO_CONFIG=1 {lab} --IdentityProvider.token=",
+            "JUPYTER_TOKEN= JUPYTER_TOKEN_FILE=/dev/null {lab}",
+            "JUPYTER_TOKEN=x JUPYTER_ALLOW_NO_LOGIN=1 {lab} --IdentityProvider.token=",
+        ],
+    )
+    def test_no_setting_turns_off_the_login(self, with_settings: Container, command: str) -> None:
+        ended = run_in(with_settings, ["bash", "-ec", command.format(lab=f"timeout 60 {LAB}")])
+        text = ended.out + ended.err
+        assert ended.status == 78, text
+        assert "the server answers without a login" in text
 
-@pytest.mark.thorough
-def test_an_unexpected_answer_is_no_login(with_settings: Container) -> None:
-    command = f"PYTHONPATH=/tmp/login timeout 60 {LAB} --ServerApp.identity_provider_class=provider.Broken"
-    ended = run_in(with_settings, ["bash", "-ec", command])
-    text = ended.out + ended.err
-    assert ended.status == 78, text
-    assert "cannot check the login: the server answers 500 to GET /api/me" in text
+    @pytest.mark.thorough
+    def test_an_unexpected_answer_is_no_login(self, with_settings: Container) -> None:
+        command = f"PYTHONPATH=/tmp/login timeout 60 {LAB} --ServerApp.identity_provider_class=provider.Broken"
+        ended = run_in(with_settings, ["bash", "-ec", command])
+        text = ended.out + ended.err
+        assert ended.status == 78, text
+        assert "cannot check the login: the server answers 500 to GET /api/me" in text
 
+    @pytest.mark.thorough
+    def test_other_servers_need_a_login_without_the_proxy(self, shell: Callable[..., Any]) -> None:
+        """As in an environment of the user's own, with another Jupyter."""
+        files = "mkdir -p /tmp/own; echo 'raise ImportError' >/tmp/own/jupyter_server_proxy.py; "
+        command = "PYTHONPATH=/tmp/own timeout 60 jupyter server --IdentityProvider.token="
+        status, text = shell().result(files + command)
+        assert status == 78, text
+        assert "the server answers without a login" in text
 
-@pytest.mark.thorough
-def test_other_servers_need_a_login_without_the_proxy(shell: Callable[..., Any]) -> None:
-    """As in an environment of the user's own, with another Jupyter."""
-    files = "mkdir -p /tmp/own; echo 'raise ImportError' >/tmp/own/jupyter_server_proxy.py; "
-    command = "PYTHONPATH=/tmp/own timeout 60 jupyter server --IdentityProvider.token="
-    status, text = shell().result(files + command)
-    assert status == 78, text
-    assert "the server answers without a login" in text
+    @pytest.mark.thorough
+    def test_other_servers_without_a_login_need_both_variables(
+        self, start: Callable[..., Container], until: Callable[..., None]
+    ) -> None:
+        environment = {"JUPYTER_TOKEN": "", "JUPYTER_ALLOW_NO_LOGIN": "1"}
+        command = ["jupyter", "server", "--IdentityProvider.token="]  # Jupyter itself ignores an empty JUPYTER_TOKEN
+        container = start(command, ports=[8888], environment=environment)
+        address = f"http://127.0.0.1:{published(container)}/api/contents"
+        until(lambda: answers(address, 200), seconds=START_S, what="the server")
+        assert requests.get(address, headers={"Host": "evil.example"}, timeout=30).status_code == 403
 
+    def test_settings_of_extensions_need_a_login(
+        self, start: Callable[..., Container], until: Callable[..., None]
+    ) -> None:
+        container = start(["start-notebook.py", "--ServerApp.allow_unauthenticated_access=True"], ports=[8888])
+        until(lambda: ready(container), seconds=START_S, what="the server")
+        address = f"ws://127.0.0.1:{published(container)}/nvdashboard/cpu_resource"
+        with pytest.raises(websocket.WebSocketException, match="/login"):
+            websocket.create_connection(address, timeout=30)
 
-@pytest.mark.thorough
-def test_other_servers_without_a_login_need_both_variables(
-    start: Callable[..., Container], until: Callable[..., None]
-) -> None:
-    environment = {"JUPYTER_TOKEN": "", "JUPYTER_ALLOW_NO_LOGIN": "1"}
-    command = ["jupyter", "server", "--IdentityProvider.token="]  # Jupyter itself ignores an empty JUPYTER_TOKEN
-    container = start(command, ports=[8888], environment=environment)
-    address = f"http://127.0.0.1:{published(container)}/api/contents"
-    until(lambda: answers(address, 200), seconds=START_S, what="the server")
-    assert requests.get(address, headers={"Host": "evil.example"}, timeout=30).status_code == 403
+    @pytest.mark.parametrize(
+        ("file", "text"),
+        [
+            ("~/my.conf.py", "c.ServerApp.quit_button = False"),
+            ("/tmp/my.conf.json", '{"ServerApp": {"quit_button": false}}'),
+        ],
+    )
+    def test_a_configuration_file_adds_to_the_settings_of_the_image(
+        self, start: Callable[..., Container], until: Callable[..., None], file: str, text: str
+    ) -> None:
+        """Jupyter itself then reads no other file: the server had another address and token than the log said.
 
+        traitlets removes a suffix itself: `my.conf.py` was ignored.
+        """
+        command = f"echo '{text}' >{file} && exec start start-notebook.py --config={file}"
+        environment = {"JUPYTER_BASE_URL": "/team/gpu", "JUPYTER_TOKEN": "chosen-by-me"}
+        container = start(["sh", "-c", command], ports=[8888], environment=environment)
+        until(lambda: ready(container), seconds=START_S, what="the server")
+        assert container.exec_run(["check-services"]).exit_code == 0
+        assert "http://127.0.0.1:8888/team/gpu/lab   (log in with JUPYTER_TOKEN)" in container.logs().decode()
+        address = f"http://127.0.0.1:{published(container)}/team/gpu"
+        assert requests.get(f"{address}/api/contents", timeout=30).status_code == 403
+        page = requests.get(f"{address}/lab?token=chosen-by-me", timeout=30).text
+        assert '"quitButton": false' in page
 
-def test_settings_of_extensions_need_a_login(start: Callable[..., Container], until: Callable[..., None]) -> None:
-    container = start(["start-notebook.py", "--ServerApp.allow_unauthenticated_access=True"], ports=[8888])
-    until(lambda: ready(container), seconds=START_S, what="the server")
-    address = f"ws://127.0.0.1:{published(container)}/nvdashboard/cpu_resource"
-    with pytest.raises(websocket.WebSocketException, match="/login"):
-        websocket.create_connection(address, timeout=30)
+    def test_a_configuration_file_that_does_not_exist_is_an_error(self, once: Callable[..., Any]) -> None:
+        status, _, err = once(["start-notebook.py", "--config=/nowhere.py"])
+        assert status == 78
+        assert "error: --config=/nowhere.py: no such file" in err
 
+    @pytest.mark.parametrize(
+        "setting",
+        ["c.IdentityProvider.token = 'of-mine'", f"{PROVIDER}\nc.ServerApp.identity_provider_class = Closed"],
+        ids=["another token", "another provider"],
+    )
+    def test_the_log_says_how_to_log_in(
+        self, start: Callable[..., Container], until: Callable[..., None], setting: str
+    ) -> None:
+        command = 'echo "$0" >/tmp/x.py && exec start start-notebook.py --config=/tmp/x.py'
+        container = start(["sh", "-c", command, setting])
+        until(lambda: ready(container), seconds=START_S, what="the server")
+        log = container.logs().decode()
+        assert "http://127.0.0.1:8888/lab   (log in as your configuration sets)\n" in log
+        assert "of-mine" not in log
 
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [
-        ("~/my.conf.py", "c.ServerApp.quit_button = False"),
-        ("/tmp/my.conf.json", '{"ServerApp": {"quit_button": false}}'),
-    ],
-)
-def test_a_configuration_file_adds_to_the_settings_of_the_image(
-    start: Callable[..., Container], until: Callable[..., None], file: str, text: str
-) -> None:
-    """Jupyter itself then reads no other file: the server had another address and token than the log said.
-
-    traitlets removes a suffix itself: `my.conf.py` was ignored.
-    """
-    command = f"echo '{text}' >{file} && exec start start-notebook.py --config={file}"
-    environment = {"JUPYTER_BASE_URL": "/team/gpu", "JUPYTER_TOKEN": "chosen-by-me"}
-    container = start(["sh", "-c", command], ports=[8888], environment=environment)
-    until(lambda: ready(container), seconds=START_S, what="the server")
-    assert container.exec_run(["check-services"]).exit_code == 0
-    assert "http://127.0.0.1:8888/team/gpu/lab   (log in with JUPYTER_TOKEN)" in container.logs().decode()
-    address = f"http://127.0.0.1:{published(container)}/team/gpu"
-    assert requests.get(f"{address}/api/contents", timeout=30).status_code == 403
-    page = requests.get(f"{address}/lab?token=chosen-by-me", timeout=30).text
-    assert '"quitButton": false' in page
-
-
-def test_a_configuration_file_that_does_not_exist_is_an_error(once: Callable[..., Any]) -> None:
-    status, _, err = once(["start-notebook.py", "--config=/nowhere.py"])
-    assert status == 78
-    assert "error: --config=/nowhere.py: no such file" in err
-
-
-@pytest.mark.parametrize(
-    "setting",
-    ["c.IdentityProvider.token = 'of-mine'", f"{PROVIDER}\nc.ServerApp.identity_provider_class = Closed"],
-    ids=["another token", "another provider"],
-)
-def test_the_log_says_how_to_log_in(start: Callable[..., Container], until: Callable[..., None], setting: str) -> None:
-    command = 'echo "$0" >/tmp/x.py && exec start start-notebook.py --config=/tmp/x.py'
-    container = start(["sh", "-c", command, setting])
-    until(lambda: ready(container), seconds=START_S, what="the server")
-    log = container.logs().decode()
-    assert "http://127.0.0.1:8888/lab   (log in as your configuration sets)\n" in log
-    assert "of-mine" not in log
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "command",
-    [["jupyter", "lab"], ["start.sh", "jupyter-lab"], ["sh", "-c", "jupyter server"], ["python", "-m", "jupyterlab"]],
-)
-def test_other_servers_start_with_a_login_and_refuse_proxies_to_themselves(
-    start: Callable[..., Container], until: Callable[..., None], command: list[str]
-) -> None:
-    container = start(command, ports=[8888])
-    pattern = rb"http://127\.0\.0\.1:8888/\w*\?token=([0-9a-f]{48})"
-    until(lambda: re.search(pattern, container.logs()), seconds=START_S, what="the address in Jupyter's log")
-    [token] = re.findall(pattern, container.logs())
-    address, query = f"http://127.0.0.1:{published(container)}", f"?token={token.decode()}"
-    until(lambda: answers(f"{address}/api/contents{query}", 200), seconds=START_S, what="an answer with the token")
-    assert requests.get(f"{address}/api/contents", timeout=30).status_code == 403
-    assert "leads back to this server" in requests.get(f"{address}/proxy/absolute/8888/{query}", timeout=30).text
-    before = container.logs().count(token)
-    assert requests.get(f"{address}/proxy/9999/{query}", timeout=30).status_code == 500
-    until(lambda: b"/proxy/9999/?token=[secret]" in container.logs(), seconds=30, what="the failed request in the log")
-    assert container.logs().count(token) == before
+    @pytest.mark.thorough
+    @pytest.mark.parametrize(
+        "command",
+        [
+            ["jupyter", "lab"],
+            ["start.sh", "jupyter-lab"],
+            ["sh", "-c", "jupyter server"],
+            ["python", "-m", "jupyterlab"],
+        ],
+    )
+    def test_other_servers_start_with_a_login_and_refuse_proxies_to_themselves(
+        self, start: Callable[..., Container], until: Callable[..., None], command: list[str]
+    ) -> None:
+        container = start(command, ports=[8888])
+        pattern = rb"http://127\.0\.0\.1:8888/\w*\?token=([0-9a-f]{48})"
+        until(lambda: re.search(pattern, container.logs()), seconds=START_S, what="the address in Jupyter's log")
+        [token] = re.findall(pattern, container.logs())
+        address, query = f"http://127.0.0.1:{published(container)}", f"?token={token.decode()}"
+        until(lambda: answers(f"{address}/api/contents{query}", 200), seconds=START_S, what="an answer with the token")
+        assert requests.get(f"{address}/api/contents", timeout=30).status_code == 403
+        assert "leads back to this server" in requests.get(f"{address}/proxy/absolute/8888/{query}", timeout=30).text
+        before = container.logs().count(token)
+        assert requests.get(f"{address}/proxy/9999/{query}", timeout=30).status_code == 500
+        until(
+            lambda: b"/proxy/9999/?token=[secret]" in container.logs(), seconds=30, what="the failed request in the log"
+        )
+        assert container.logs().count(token) == before
 
 
 def test_tensorboard_listens_on_no_port(server: Server, until: Callable[..., None]) -> None:
