@@ -75,8 +75,9 @@ def examine(run: Run) -> _Findings:
 
     run.view.say("checking the package index and the registry ...")
     yield ("index", *_index(run.host.index))
-    yield from _named_indexes(run)
-    yield from _registry(run)
+    if run.checkout:
+        yield from _named_indexes(run)
+        yield from _registry(run)
     if reason := operating_systems.obstacle_here():
         yield "mmdebstrap", "note", f"{reason}: builds run it in a container of Debian"
     else:
@@ -90,7 +91,7 @@ def _containers(run: Run, info: EngineInfo) -> tuple[State, str]:
         fits = [cell for cell in cells if cell.endswith(f"-{ARM64}") == (info.arch == ARM64)]
         if not fits:
             return "note", "not tried: the engine has no image of builder yet"
-        with run.engine.running(cells[fits[0]], checkout=str(run.project.root), network_mode="none"):
+        with run.engine.running(cells[fits[0]], checkout=str((run.checkout or run.store).root), network_mode="none"):
             return "ok", f"started one of {fits[0]}"
     except BuilderError as error:
         return "missing", _with_hint(error)

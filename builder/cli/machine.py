@@ -27,7 +27,7 @@ def doctor_command(context: Context) -> None:
     (missing).
     """
     styles = {"ok": "green", "note": "yellow", "missing": "bold red"}
-    checks = list(doctor.examine(context.run(context.project)))
+    checks = list(doctor.examine(context.run(context.find_project(ignore_invalid=True))))
     width = max(len(name) for name, _, _ in checks)
     for name, state, detail in checks:
         text = Text(f"{state:<7}", style=styles[state])

@@ -103,6 +103,12 @@ def test_doctor_fails_only_if_something_is_missing(
     assert (f"missing: {name}" in result.err) is bool(code)
 
 
+def test_doctor_needs_no_checkout(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda run: iter([("checkout", "ok", str(run.checkout))]))
+    monkeypatch.chdir(tmp_path)
+    assert run("doctor").out.split() == ["ok", "checkout", "None"]
+
+
 def test_what_is_not_needed_in_staging_is_printed_as_json(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     item = Item(repository=MemoryRegistry(), digest=f"sha256:{'1' * 64}", kind="image", text="plan-1")
     monkeypatch.setattr(prune, "read_registries", lambda *_: None)
