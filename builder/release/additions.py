@@ -89,8 +89,9 @@ class Addition:
         UsageError if its parent has no tag.
         """
         labels, hint = earlier[0].image.labels, "Name an image that `builder add` made."
-        text = labels.get(ADDED_LABEL, "").encode()
-        request = oci.parse_document(_Label, text, f"label {ADDED_LABEL}", hint).request
+        if not (text := labels.get(ADDED_LABEL, "")):
+            raise VerifyError(f"{target} was not made by `builder add`", hint=hint)
+        request = oci.parse_document(_Label, text.encode(), f"label {ADDED_LABEL}", hint).request
         try:
             parent = ImageRef.parse(labels.get(BASE_NAME, ""))
         except ValueError as error:

@@ -577,6 +577,11 @@ def test_a_parent_for_several_architectures(bench: Bench) -> None:
     assert {call[0].arch for call in bench.uv.calls} == {"arm64"}
 
 
+def test_a_parent_for_another_architecture_is_refused(bench: Bench) -> None:
+    with pytest.raises(UsageError, match=f"^{PARENT} is for amd64, not arm64$"):
+        bench.add(arch="arm64")
+
+
 def test_a_layer_of_the_store_is_not_made_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.add()
     monkeypatch.setattr(Fetcher, "fetch", lambda *_: pytest.fail("downloaded"))
@@ -667,6 +672,7 @@ def test_an_image_whose_parent_is_the_same_stays(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
+        ("io.github.gpu-images.added", "", f"^{TARGET} was not made by `builder add`$"),
         ("io.github.gpu-images.added", "{", "invalid label io.github.gpu-images.added"),
         ("io.github.gpu-images.added", '{"request": {"requirements": ["-e ."]}}', "the option -e is not supported"),
         (
