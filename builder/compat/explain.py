@@ -47,6 +47,13 @@ _COMBINATION = re.compile(
     rf"([a-z]+)-({_NUMBERS})({_SUFFIX})-(cu[0-9]{{3,4}}|cpu)-py([0-9])([0-9]{{1,2}})(?:-([a-z0-9]+))??(?:-(arm64))?",
     re.ASCII,
 )
+# The parts of a combination that are always there, to name the one that is wrong.
+_PARTS = (
+    ("framework", r"[a-z]+"),
+    ("version", _NUMBERS + _SUFFIX),
+    ("CUDA", r"cu[0-9]{3,4}|cpu"),
+    ("Python", r"py[0-9]{2,3}"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +88,10 @@ def cell_of_combination(matrix: Matrix, text: str) -> Cell:
     if not match:
         ids = [cell.id for cell in cells.expand(matrix)]
         near = [id_ for id_ in ids if id_.startswith(text)] or difflib.get_close_matches(text, ids) or ids
+        parts = zip(text.split("-"), _PARTS, strict=False)
+        faults = [f"invalid {name} {part!r}; " for part, (name, form) in parts if not re.fullmatch(form, part, re.ASCII)]
         raise UsageError(
-            f"invalid combination {text!r}: use FRAMEWORK-VERSION-CUDA-PYTHON[-VARIANT][-{ARM64}]",
+            f"invalid combination {text!r}: {''.join(faults[:1])}use FRAMEWORK-VERSION-CUDA-PYTHON[-VARIANT][-{ARM64}]",
             hint=f"For example {', '.join(near[:MOST_NAMED])}. Write CUDA with its minor version, as cu130. "
             f"Frameworks: {known}. For a package, use `builder add`.",
         )

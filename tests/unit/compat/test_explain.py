@@ -392,6 +392,8 @@ def test_a_pre_release_works_if_it_is_named() -> None:
     ("text", "message"),
     [
         ("pt-2.15", "use FRAMEWORK-VERSION-CUDA-PYTHON[-VARIANT][-arm64]\nFor example pt-2.15-cu132-py311, "),
+        ("pt-99-cu130-py313", "'pt-99-cu130-py313': invalid version '99'; use FRAMEWORK"),
+        ("pt-2.9-cu13-py311", "invalid CUDA 'cu13'; "),
         ("pt-2.9-cu13-py311", "Write CUDA with its minor version, as cu130."),
         ("vllm", "Frameworks: pt (pytorch), tf (tensorflow), jax (jax). For a package, use `builder add`."),
         ("pt-2.9-cu128-py311-", "invalid combination"),

@@ -274,6 +274,8 @@ def test_without_a_default_set_all_are_selected(edit: Edit) -> None:
             "no cell matches 'em-1.9-cu129-py39-jupiter'; did you mean 'em-1.9-cu129-py39-jupyter'?",
         ),
         ("bords", "did you mean 'boards'?"),
+        ("em-1.9", "no cell matches 'em-1.9'; did you mean 'em-1.9-*'?"),
+        ("jupyter", "no cell matches 'jupyter'; did you mean '*-jupyter'?"),
         ("{em-1.10,em-1.11}-cu129-*", "'em-1.11' in '{em-1.10,em-1.11}-cu129-*' matches no cell"),
         ("em-1.10-cu129-py39", "em-1.10-cu129-py39 is excluded by matrix.yaml:60:5: made up: no wheels for this pair"),
     ],
