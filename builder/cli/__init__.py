@@ -105,7 +105,7 @@ Exit codes:
 @click.option(
     "--store-limit",
     type=Size(),
-    default=0,
+    default="0B",
     envvar="GPU_IMAGES_STORE_LIMIT",
     show_envvar=True,
     help="Maximum size of the store, e.g. 40GB. Default: no limit.",

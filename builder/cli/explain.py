@@ -118,9 +118,11 @@ def _on_gpu(context: Context, targets: Sequence[str], gpu_name: str, driver: str
     for device in devices:
         is_named = device.description != device.name or device.capability in device.name
         capability = "" if is_named else f" (compute capability {device.capability})"
+        verdicts = {
+            name: gpu_support.judge(device, driver, needs, facts.load_facts()) for name, needs in images.items()
+        }
         click.echo(f"{device.description}{capability}{f', driver {driver}' if driver else ''}:")
-        for name, needs in images.items():
-            verdict = gpu_support.judge(device, driver, needs, facts.load_facts())
+        for name, verdict in verdicts.items():
             if not verdict.runs:
                 refused.add(name)
             reasons = f": {'; '.join(verdict.reasons)}" if verdict.reasons else ""

@@ -109,7 +109,8 @@ def _make(context: Context, name: str, patterns: Sequence[str], *, start_engine:
 @command(
     "test", gpu_option, *REPORT,
     click.option(
-        "--staged", "stamp", default="", metavar="STAMP", help="Test a staged release: its stamp, or `newest`."
+        "--staged", "stamp", default="", is_flag=False, flag_value="newest", metavar="[STAMP]",
+        help="Test the staged release STAMP. Default: the newest.",
     ),
     click.option(
         "--no-attach", is_flag=True,

@@ -8,7 +8,7 @@ import click
 
 from builder.cli.context import Context
 from builder.cli.options import ALL_CELLS_HELP, cells_argument
-from builder.common.errors import IncompleteError, for_cells
+from builder.common.errors import IncompleteError, UsageError, for_cells
 from builder.common.text import counted
 from builder.debian import os_lock
 from builder.lock import checks
@@ -50,6 +50,8 @@ def lock_command(
     builder lock bookworm --os    update the packages of images on Debian 12
     builder lock 'pt-*' --upgrade-package pillow    for a withdrawn release
     """
+    if check and (upgrade or refresh or packages):
+        raise UsageError("--check changes no lock", hint="Leave out --check, or --upgrade, --upgrade-package and --os.")
     project = context.project
     chosen = project.select(patterns or ("*",))
     if check:

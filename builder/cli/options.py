@@ -134,7 +134,7 @@ def format_option(help_text: str = JSON_HELP, *forms: str) -> Callable[[_Command
 
 
 class Size(click.ParamType[int]):
-    """Bytes, given as 40GB, 1.5G or plain digits."""
+    """Bytes, given as 40GB or 1.5G."""
 
     name = "size"
 

@@ -39,14 +39,14 @@ from builder.steps import ci
 )
 @staging_option
 @click.option(
-    "--disk", type=Size(), default=ci.RUNNER_DISK, show_default="14GB",
+    "--disk", type=Size(), show_default="14GB",
     help="Disk of the machine that builds one part, for --format github and gitlab.",
 )  # fmt: skip
 @click.option("--publish", "is_release", is_flag=True, help="With --format gitlab: also stage and release the images.")
 @click.pass_obj
 def plan_command(
-    context: Context, /, patterns: Sequence[str], form: str, revision: str, unreleased: bool, place: str, disk: int,
-    is_release: bool,
+    context: Context, /, patterns: Sequence[str], form: str, revision: str, unreleased: bool, place: str,
+    disk: int | None, is_release: bool,
 ) -> None:  # fmt: skip
     """Show what would be built: cells, tags, layers, sizes. Needs no engine, and no network without --unreleased.
 
@@ -55,7 +55,9 @@ def plan_command(
     """
     if is_release and form != "gitlab":
         raise UsageError("--publish needs --format gitlab")
-    if not disk:
+    if disk is not None and form not in ("github", "gitlab"):
+        raise UsageError("--disk needs --format github or gitlab")
+    if disk == 0:
         raise UsageError("--disk must be larger than 0")
     project = context.project
     chosen = project.select(patterns)
@@ -85,6 +87,7 @@ def plan_command(
     elif form in ("github", "gitlab"):
         if unlocked:  # otherwise the jobs of CI would skip those cells, and pass
             raise LockError(f"not locked: {unlocked}", hint=lock)
+        disk = disk or ci.RUNNER_DISK
         if form == "gitlab":
             click.echo(ci.gitlab_pipeline(images, disk, publish=is_release), nl=False)
             return

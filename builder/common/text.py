@@ -10,11 +10,11 @@ from itertools import pairwise
 from urllib.parse import urlsplit
 
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,3}(?=[kMGT]))?)([kMGT]?)B?", re.ASCII)
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,3}(?=[kMGT]))?)(?=[kMGTB])([kMGT]?)B?", re.ASCII)
 
 
 def parse_size(text: str) -> int:
-    """Bytes of 40GB, 4.3GB, 500M or plain digits (decimal units, as registries and disks count). Raises ValueError."""
+    """Bytes of 40GB, 4.3GB or 500M (decimal units, as registries and disks count). Raises ValueError."""
     if not (match := _SIZE.fullmatch(text)):
         raise ValueError(f"invalid size {text!r}: use e.g. 40GB")
     return int(Decimal(match[1]) * _FACTORS[match[2]])

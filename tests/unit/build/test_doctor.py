@@ -190,3 +190,11 @@ def test_named_indexes_are_checked_with_their_logins(
     assert examine(project)["index company"][1] == absent
     machine["index"] = requests.ReadTimeout()
     assert "notebook: the index company timed out" in examine(project)["index company"][1]
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_machine_without_a_checkout(tiny: Project) -> None:
+    run = replace(new_run(tiny), connected=None, checkout=None)
+    findings = {name: state for name, state, _ in doctor.examine(run)}
+    assert findings["containers"] == "ok"
+    assert "registry" not in findings

@@ -119,19 +119,23 @@ def test_every_command_that_the_code_names_exists_with_its_options() -> None:
 
 
 ME = "https://me.example.test"
+OF_UPDATES = (["--upgrade"], ["--os"], ["--upgrade-package", "pillow"])  # options of lock
 MESSAGES: list[tuple[list[str], int, str, str]] = [
     (["nothing"], 2, "No such command 'nothing'.", ""),
     (["plan", "--nothing"], 2, "No such option '--nothing'.", ""),
     (["plan", "--format", "x"], 2, "'x' is not one of 'table'", ""),
-    (["plan", "--disk", "0"], 2, "usage: --disk must be larger than 0", ""),
+    (["plan", "--format", "github", "--disk", "0GB"], 2, "usage: --disk must be larger than 0", ""),
+    (["plan", "--disk", "14GB"], 2, "usage: --disk needs --format github or gitlab", ""),
     (["plan", "--publish"], 2, "usage: --publish needs --format gitlab", ""),
     (["plan", "qz-0.5-cu129-py312"], 2, f"'qz-0.5-cu129-py312'; did you mean '{CELL}'?", "`builder plan '*'` lists"),
     (["plan", "*", "--format", "github"], 4, f"not locked: {UNLOCKED}, ", "builder lock\n"),
     (["lock", "--check"], 5, f"locks/{UNLOCKED}.json: missing", "Resolve again: builder lock\n"),
+    *((["lock", "--check", *more], 2, "usage: --check changes no lock", "Leave out --check") for more in OF_UPDATES),
     (["lock", "--check", UNLOCKED], 5, ": missing", f"Resolve again: builder lock {UNLOCKED}\n"),
     (["render", "--check", CELL], 5, f"images/{CELL}/plain.Dockerfile: missing", f"Update it: builder render {CELL}\n"),
     (["images", CELL], 5, f"images/{CELL}/plain.Dockerfile: missing", f"Update it: builder render {CELL}\n"),
     (["images", UNLOCKED], 4, f"not locked: {UNLOCKED}", f"Resolve first: builder lock {UNLOCKED}\n"),
+    (["explain", "--gpu", "V100", "--driver", "abc"], 2, "usage: invalid driver version 'abc'", "`nvidia-smi` shows"),
     (["build", "-j", "0"], 2, "0 is not in the range 1<=x<=32", ""),
     (["--store-limit", "40 GB", "gc"], 2, "invalid size '40 GB': use e.g. 40GB", ""),
     (["gc", "--forget", "it:1", "--forget", "none:*"], 2, "no image 'none:*'", "`builder gc --dry-run` lists"),

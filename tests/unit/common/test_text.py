@@ -35,8 +35,7 @@ def test_a_size_is_printed_in_decimal_units(count: int, text: str) -> None:
         ("1.001T", 1_001_000_000_000),
         ("2k", 2000),
         ("7B", 7),
-        ("7", 7),
-        ("9" * 15, 10**15 - 1),
+        (f"{'9' * 15}B", 10**15 - 1),
     ],
 )
 def test_a_size_is_read_in_decimal_units(text: str, count: int) -> None:
@@ -44,7 +43,7 @@ def test_a_size_is_read_in_decimal_units(text: str, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "GB", "-1", "1.5", "1.5B", ".5GB", "40 GB", "40gb", "1GiB", "٣GB", "1GB\n", "9" * 16]
+    "text", ["", "GB", "-1", "7", "1.5", "1.5B", ".5GB", "40 GB", "40gb", "1GiB", "٣GB", "1GB\n", f"{'9' * 16}B"]
 )
 def test_an_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^invalid size .*: use e.g. 40GB$"):
