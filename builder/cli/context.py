@@ -69,8 +69,10 @@ class Context:
             return None
         except MatrixError as error:
             if not ignore_invalid:
-                hint = f"{error.hint or 'Correct it.'} Or name a signer (--key, --identity) to ignore this file."
-                raise MatrixError(str(error), hint=hint) from error
+                raise MatrixError(
+                    str(error),
+                    hint=f"{error.hint or 'Correct it.'} Or name a signer (--key, --identity) to ignore this file.",
+                ) from error
             self.say(f"ignored: {error}")
             return None
         return project

@@ -219,7 +219,6 @@ def release_command(
     if check:
         context.say(f"release {report.stamp}: {counted(len(report.outcomes), 'image')} may be released")
         return
-    seconds = time.monotonic() - began
     if report.error:
         raise report.error
     tags: dict[str, list[str]] = {}
@@ -229,7 +228,7 @@ def release_command(
     for name in sorted(tags):
         context.say(f"{name}: {', '.join(tags[name])}")
     images, changed = counted(len(report.outcomes), "image"), counted(len(report.changed), "tag")
-    context.say(f"release {report.stamp}: {images}, {changed} changed ({duration(seconds)})")
+    context.say(f"release {report.stamp}: {images}, {changed} changed ({duration(time.monotonic() - began)})")
     if form == "github":
         subjects = [(outcome.digest, publish.references(outcome.image, registry)[0].name) for outcome in report.sent]
         subjects += [(change.digest, change.name) for change in report.tags]  # indexes too

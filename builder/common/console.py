@@ -19,17 +19,15 @@ from rich.text import Text
 
 from builder.common.text import counted, duration, printable, size
 
-WAITING = "waiting"
-
 
 @dataclass
 class Row:
     """The progress of one image, operating system or download. `state` is waiting, building, testing, done or failed.
 
-    `is_over`: this state is the last one.
+    It waits until it has `began`. `is_over`: this state is the last one.
     """
 
-    state: str = WAITING
+    state: str = "waiting"
     note: str = ""
     began: float = 0.0
     is_over: bool = False
@@ -59,9 +57,7 @@ class View:
         """Adds rows of images, which wait unless they have begun. An image that is done waits for its next step."""
         with self._lock:
             self._images = dict.fromkeys(images)
-            for image in self._images:
-                if image not in self.rows or self.rows[image].is_over:
-                    self.rows[image] = Row()
+            self.rows |= {image: Row() for image in self._images if image not in self.rows or self.rows[image].is_over}
 
     def say(self, text: str) -> None:
         """Prints a line above the table."""
@@ -71,11 +67,9 @@ class View:
     def begin(self, image: str, state: str) -> None:
         """Sets the state of the image, and starts to count its time."""
         with self._lock:
-            row = self.rows.setdefault(image, Row())
-            if row.is_over:
-                row.began, row.is_over = 0.0, False
-            row.state, row.note = state, ""
-            row.began = row.began or time.monotonic()
+            row = self.rows.get(image)
+            began = row.began if row and row.began and not row.is_over else time.monotonic()
+            self.rows[image] = Row(state=state, began=began)
         if not self.console.is_terminal:
             self.say(f"{image}: {state}")
 
@@ -114,15 +108,14 @@ class View:
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         with self._lock:
             for name, row in self.rows.items():
-                if row.is_over or row.state == WAITING:
+                if row.is_over or not (row.began or row.note):
                     continue  # only what runs has a line: a terminal has no room for 60 images
-                elapsed = duration(time.monotonic() - row.began) if row.began else ""
-                table.add_row(
-                    Text(name, style="bold"), Text(row.state, style="cyan"), elapsed, Text(printable(row.note))
-                )
+                # A download of unknown size has only a note.
+                state, elapsed = (row.state, duration(time.monotonic() - row.began)) if row.began else ("", "")
+                table.add_row(Text(name, style="bold"), Text(state, style="cyan"), elapsed, Text(printable(row.note)))
             rows = [self.rows[image] for image in self._images]
         if rows:
-            states = Counter(row.state for row in rows if row.is_over or row.state == WAITING)
+            states = Counter(row.state for row in rows if row.is_over or not row.began)
             counts = ", ".join(f"{count} {state}" for state, count in states.items())
             table.add_row("total", "", "", f"{counted(len(rows), 'image')}{counts and ': '}{counts}")
         return table

@@ -117,3 +117,14 @@ def test_a_meter_on_a_terminal_is_updated_often(clock: Clock) -> None:
         meter.add(1000)
         notes.append(view.rows["wheels"].note)
     assert notes == ["", "2 kB of 9 kB", "2 kB of 9 kB", "4 kB of 9 kB"]
+
+
+def test_a_download_of_unknown_size_has_a_line(clock: Clock) -> None:
+    """`builder add` showed nothing while it downloaded."""
+    view = View(MemoryConsole(terminal=True))
+    meter = Meter(view, "wheels", "downloaded", 0)
+    clock.now += 1
+    meter.add(3000)
+    table = MemoryConsole()
+    table.print(view._table())
+    assert table.text.split() == ["wheels", "3", "kB", "downloaded"]
