@@ -129,13 +129,13 @@ def read_pieces(response: requests.Response) -> Iterator[bytes]:
 
 
 class Download:
-    """The bytes of a download: counted, hashed, and written to `file` if there is one.
+    """The bytes of a download: counted, hashed, and written to `file`.
 
     `progress` is called with the number of bytes gained, negative for bytes lost. `is_resumed`: some are of an earlier
     response.
     """
 
-    def __init__(self, file: BinaryIO | None, progress: Callable[[int], None]) -> None:
+    def __init__(self, file: BinaryIO, progress: Callable[[int], None]) -> None:
         self._file, self._progress, self._reported = file, progress, 0
         self._hash, self.size, self.is_resumed = hashlib.sha256(), 0, False
 
@@ -170,21 +170,18 @@ class Download:
         self.report(self.size)
         try:
             for piece in body:
-                if self._file:
-                    self._file.write(piece)
+                self._file.write(piece)
                 self._hash.update(piece)
                 self.size += len(piece)
                 self.report(self.size)
                 if self.size > limit:
                     return
         finally:
-            if self._file:
-                self._file.flush()
+            self._file.flush()
 
     def clear(self) -> None:
-        if self._file:
-            self._file.seek(0)
-            self._file.truncate()
+        self._file.seek(0)
+        self._file.truncate()
         self._hash, self.size, self.is_resumed = hashlib.sha256(), 0, False
 
     def report(self, size: int) -> None:
