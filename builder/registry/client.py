@@ -142,17 +142,10 @@ class Repository:
             scope=f"{self._http.scope} repository:{source}:pull",
             expect=(201, 202),
         )
-        try:
-            answer = self._http.send(request)
+        try:  # a registry that cannot mount begins an upload without data, and removes it later
+            return self._http.send(request).status == HTTPStatus.CREATED
         except RejectedError:
             return False  # no such repository, or no permission to read it: the blob is uploaded instead
-        if answer.status == HTTPStatus.ACCEPTED and "Location" in answer.headers:
-            # The registry began an upload instead. docker-registry keeps the files of an unfinished upload for a week.
-            with suppress(RejectedError, TransientError):  # the registry removes it later
-                url = self._http.location(answer)
-                cancel = Request(action=request.action, method="DELETE", url=url, expect=(200, 202, 204, 404))
-                self._http.send_once(cancel)
-        return answer.status == HTTPStatus.CREATED
 
     def upload(self, digest: str, path: Path, size: int, sent: Callable[[int], None]) -> None:
         """Uploads a file as a blob, in one request: all of it again after a failure.

@@ -265,12 +265,11 @@ def test_mount(lay: Lay) -> None:
     wire = lay(lambda _: answers.pop(0))
     registry = connect()
     assert registry.mount(DIGEST, "c/d")
-    assert not registry.mount(DIGEST, "c/d"), "an upload was begun instead, and is canceled"
+    assert not registry.mount(DIGEST, "c/d"), "an upload was begun instead"
     assert not registry.mount(DIGEST, "c/d")
     assert not registry.mount(DIGEST, "a/b"), "the same repository"
     assert wire.lines[0] == f"POST /v2/a/b/blobs/uploads/?mount={DIGEST.replace(':', '%3A')}&from=c%2Fd"
-    assert wire.lines[2] == "DELETE /v2/a/b/blobs/uploads/1"
-    assert wire.methods == ["POST", "POST", "DELETE", "POST"], "a mounted blob is kept"
+    assert wire.methods == ["POST"] * 3
 
 
 def test_stopped(lay: Lay) -> None:
