@@ -176,7 +176,10 @@ class Tester:
         """
         files = [self._project.root / f"tests/images/test_{name}.py" for name in reversed(image.components)]
         if missing := [path.name for path in files if not path.is_file()]:
-            raise ImageTestError(f"{image.id}: no tests for a component: tests/images/{', '.join(missing)}")
+            raise ImageTestError(
+                f"{image.id}: no tests for a component: tests/images/{', '.join(missing)}",
+                hint="Write at least one test for each component: docs/components.md.",
+            )
         return files
 
     def _machine(self, leased: Sequence[Gpu] = ()) -> dict[str, str]:
