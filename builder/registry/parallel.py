@@ -69,11 +69,11 @@ def transfer(
 
 def pipeline(
     begin: Callable[[_Input], _Begun],
-    finish: Callable[[_Begun, threading.Event], _Output],
+    finish: Callable[[_Input, _Begun, threading.Event], _Output],
     inputs: Iterable[_Input],
     on_failure: Callable[[_Input], None],
 ) -> list[_Output]:
-    """Calls `begin` for one input at a time, and `finish` for each result in a thread, while the next input begins.
+    """Calls `begin` for one input at a time, and `finish` for it and its result in a thread, while the next one begins.
 
     Returns the results of `finish`, in order. Calls `on_failure` for each input with an error, and raises one error for
     all of them at the end. No more inputs begin when a registry cannot be reached. `finish` also gets an event, which
@@ -88,7 +88,7 @@ def pipeline(
 
     def end(item: _Input, begun: _Begun) -> _Output:
         try:
-            return finish(begun, stop)
+            return finish(item, begun, stop)
         except BuilderError as error:
             if not stop.is_set():
                 fail(item, error)

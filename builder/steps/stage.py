@@ -56,9 +56,9 @@ def stage(
         area.list_images(day, listed)
 
     # One image after another; the attachments of one go up while the next one is pushed.
-    def push_image(image: Candidate) -> tuple[Candidate, Sent | None]:
+    def push_image(image: Candidate) -> Sent | None:
         if image.is_staged:
-            return image, None
+            return None
         # Blobs may be mounted from other repositories of the same registry.
         own = area.repository(repository_name(image.planned))
         others = [area.repository(part.repository) for part in listed]
@@ -67,10 +67,9 @@ def stage(
         names = dict.fromkeys(other.repository for other in others if other.registry == own.registry)
         mounts = [name for name in names if name != own.repository]
         repository = area.open(repository_name(image.planned), write=True)
-        return image, publish.push_image(run, repository, image, mounts, lookup.fetch if lookup else None)
+        return publish.push_image(run, repository, image, mounts, lookup.fetch if lookup else None)
 
-    def finish_image(pushed: tuple[Candidate, Sent | None], stop: threading.Event) -> Outcome:
-        image, sent = pushed
+    def finish_image(image: Candidate, sent: Sent | None, stop: threading.Event) -> Outcome:
         repository = area.open(repository_name(image.planned), write=True).stoppable(stop)
         if own := [report.evidence for report in image.coverage.reports]:
             run.view.begin(image.cell, "attaching test results")

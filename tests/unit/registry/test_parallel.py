@@ -27,7 +27,7 @@ def test_the_next_begins_while_the_last_is_finished() -> None:
             third_has_begun.set()
         return number
 
-    def finish(number: int, _: threading.Event) -> str:
+    def finish(_: int, number: int, stop: threading.Event) -> str:
         assert third_has_begun.wait(WAIT_S), "it waits for the first to be finished"
         return f"finished {number}"
 
@@ -45,7 +45,7 @@ def test_all_failures_are_one_error() -> None:
             raise RegistryError("cannot begin 3")
         return number
 
-    def finish(number: int, _: threading.Event) -> None:
+    def finish(_: int, number: int, stop: threading.Event) -> None:
         if number == 1:
             raise RegistryError("cannot finish 1")
         finished.append(number)
@@ -72,7 +72,7 @@ def test_nothing_more_begins_without_the_registry(step: str) -> None:
             raise NoRegistryError("connection refused")
         return number
 
-    def finish(number: int, _: threading.Event) -> None:
+    def finish(_: int, number: int, stop: threading.Event) -> None:
         if number == 2:
             raise NoRegistryError("connection refused")
 
@@ -95,7 +95,7 @@ def test_an_interrupt_stops_what_is_being_finished(monkeypatch: pytest.MonkeyPat
             raise KeyboardInterrupt
         return number
 
-    def finish(_: int, stop: threading.Event) -> None:
+    def finish(number: int, _: int, stop: threading.Event) -> None:
         assert stop.wait(WAIT_S), "the event is not set"
         stopped.set()
         raise RegistryError("stopped")
