@@ -207,8 +207,8 @@ def release_command(
     if values["roll_back"] and check:
         raise UsageError("--check does not check a roll-back", hint="Leave out --check or --roll-back.")
     is_back = values["roll_back"] and stamp
-    report = roll_back(context.run(project), area, stamp, registry) if is_back else Report()
-    if not (report.tags or report.error):
+    report = roll_back(context.run(project), area, stamp, registry) if is_back else None
+    if report is None:  # it is not public yet
         staged = area.read(stamp)
         # Only the cells of the release: an image of it without its smaller sibling must have passed all tests itself.
         planned = {image.id: image for image in render.load_checked_plan(project, staged.cells(project)).images}

@@ -66,10 +66,10 @@ def release(
     return report
 
 
-def roll_back(run: Run, area: StagingArea, stamp: str, registry: str = "") -> Report:
+def roll_back(run: Run, area: StagingArea, stamp: str, registry: str = "") -> Report | None:
     """Moves the tags of all cells to the images that they named after a release, by the stamped tags.
 
-    Needs no staged release. The report is empty if no image has a tag with this stamp, or if the release was
+    Needs no staged release. Returns None if no image has a tag with this stamp, or if the release was
     interrupted before all of its images had their stamped tag. Images whose first release is newer keep their tags.
     `registry` overrides the setting in matrix.yaml. Raises UsageError for an invalid stamp.
     """
@@ -88,11 +88,11 @@ def roll_back(run: Run, area: StagingArea, stamp: str, registry: str = "") -> Re
         manifest = repository.manifest(tags.stamped(full, earlier[0]).tag) if earlier else None
         # An image that had not changed since an earlier release got no tag with this stamp: compare the digest.
         if str(full) in tagged and tagged[str(full)] != (manifest.digest if manifest else ""):
-            return report
+            return None
         if manifest:
             targets.append((repository, manifest, tagging.read_tags(repository, [name.tag for name in names])))
     if stamp not in public:
-        return report
+        return None
     with _changes_reported(run, report):
         area.mark_rolled_back(public, stamp)
         for repository, manifest, before in targets:
@@ -147,16 +147,15 @@ def publish_images(
     # Images go up by digest, one after another; the attachments of one go up while the next one is pushed.
     names = {image.references[0].repository for image in images}
 
-    def push_image(image: Candidate) -> tuple[Candidate, Sent]:
+    def push_image(image: Candidate) -> Sent:
         # Staging has all blobs. The registry mounts them from there, or else from the repository of another image.
         # One that can do neither gets them by way of this machine.
         mounts = sorted(names - {image.references[0].repository})
         fetch = partial(transfer.fetch_blob, _staged_in(area, image), store)
         repository = group_of[image.cell].repository
-        return image, publish.push_image(run, repository, image, mounts, fetch, _mountable(area, image))
+        return publish.push_image(run, repository, image, mounts, fetch, _mountable(area, image))
 
-    def finish_image(pushed: tuple[Candidate, Sent], stop: threading.Event) -> None:
-        image, sent = pushed
+    def finish_image(image: Candidate, sent: Sent, stop: threading.Event) -> None:
         group = group_of[image.cell]
         repository = group.repository.stoppable(stop)
         view.begin(image.cell, "attaching test results and statements")

@@ -349,15 +349,18 @@ def test_tags_go_back_to_the_state_after_a_release(tiny: Project, monkeypatch: p
     there.tags |= {f"{full.tag}-20261120": first, f"{full.tag}-20261123": second, f"{board.tag}-20261122": second}
     run, marks = new_run(tiny), MemoryRegistry()
     area = MemoryArea("registry.example.test/staging", lambda _: marks)
-    assert roll_back(run, area, "20261119", "registry.example.test").tags == []
+    assert roll_back(run, area, "20261119", "registry.example.test") is None
     with pytest.raises(UsageError, match="invalid stamp"):
         roll_back(run, area, "20261122.x", "registry.example.test")
     assert marks.tags == {}
     report = roll_back(run, area, "20261122", "registry.example.test")
+    assert report
     assert [tag for tag in marks.tags if tag.startswith("rolled-back-")] == ["rolled-back-20261123"]
     assert {change.tag for change in report.changed} == {full.tag, *(other.tag for other in others)}
     assert {there.tags[change.tag] for change in report.changed} == {first}
-    assert roll_back(run, area, "20261120", "registry.example.test").changed == []
+    report = roll_back(run, area, "20261120", "registry.example.test")
+    assert report
+    assert report.changed == []
 
 
 def test_an_interrupted_release_is_no_state_to_go_back_to(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,9 +385,11 @@ def test_an_interrupted_release_is_no_state_to_go_back_to(tiny: Project, monkeyp
         for cell, full in zip(cells, fulls, strict=True)
     ]
     area.record(StagedRelease(stamp=STAMP, revision="abc", images=tuple(images)))
-    assert roll_back(new_run(tiny), area, STAMP, "registry.example.test").tags == []
+    assert roll_back(new_run(tiny), area, STAMP, "registry.example.test") is None
     there.tags[f"{fulls[1].tag}-20261122"] = second
-    assert roll_back(new_run(tiny), area, STAMP, "registry.example.test").changed
+    report = roll_back(new_run(tiny), area, STAMP, "registry.example.test")
+    assert report
+    assert report.changed
 
 
 def test_an_interrupted_release_lists_the_tags_that_it_changed(desk: ReleaseDesk) -> None:
