@@ -95,7 +95,7 @@ class Project:
             json.dump({"pid": os.getpid(), "command": command, "since": time.strftime("%H:%M:%S")}, file)
             file.flush()
             shutil.rmtree(self.state / "tmp", ignore_errors=True)
-            for folder in ("locks", "images", ".builder/evidence", ".builder/built"):
+            for folder in ("locks", "images", ".builder/evidence"):
                 for path in (self.root / folder).rglob(f".*{TEMPORARY_SUFFIX}"):
                     path.unlink()
             yield

@@ -60,13 +60,13 @@ def test_a_holder_that_has_not_written_its_name(project: Project, content: str) 
 
 def test_temporary_files_of_killed_runs_are_removed(project: Project) -> None:
     """Only those: other hidden files stay."""
-    for folder in ("locks", "images/group", ".builder/evidence", ".builder/built", ".builder/tmp/x"):
+    for folder in ("locks", "images/group", ".builder/evidence", ".builder/tmp/x"):
         (project.root / folder).mkdir(parents=True)
         for name in (".a.json.1.tmp", ".gitignore", "b.json"):
             (project.root / folder / name).touch()
     hold(project)
     files = sorted(path.name for path in project.root.rglob("*") if path.is_file())
-    assert files == [".gitignore"] * 4 + ["b.json"] * 4 + ["lock"]
+    assert files == [".gitignore"] * 3 + ["b.json"] * 3 + ["lock"]
 
 
 FOLDER_INDEX = ("variants:\n", "indexes: {own: wheels/}\nvariants:\n")
