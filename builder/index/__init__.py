@@ -1,1 +1,1 @@
-"""The package index: settings, requests, wheels and their metadata."""
+"""Package indexes: settings, requests, wheels and their metadata. Also the settings of this machine for all servers."""

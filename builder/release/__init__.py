@@ -1,1 +1,1 @@
-"""Staged and released images: contents of the registry, tags, verification, status, pruning."""
+"""Staged and released images: contents of the registry, tags, parents and additions, verification, status, pruning."""
