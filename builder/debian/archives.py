@@ -64,17 +64,19 @@ class PackageLocations:
     faults: Mapping[str, str]
 
     @property
-    def gone(self) -> list[DebianPackage]:
+    def missing(self) -> list[DebianPackage]:
         """Packages that no place has, as far as places could be read."""
         return [package for package in self.packages if package.sha256 not in self.at]
 
     @property
     def uncertain(self) -> str:
-        """The reasons that a package in `gone` may be in a place, or an empty string.
+        """The reasons that a package in `missing` may be in a place, or an empty string.
 
         Ignores faults of apt's snapshot archive.
         """
-        faults = {name: fault for name, fault in self.faults.items() if name != DEFAULT_SNAPSHOT} if self.gone else {}
+        faults = (
+            {name: fault for name, fault in self.faults.items() if name != DEFAULT_SNAPSHOT} if self.missing else {}
+        )
         return "; ".join(f"{name}: {fault}" for name, fault in faults.items())
 
 
@@ -236,8 +238,8 @@ class DebianFetcher(FileFetcher[DebianPackage]):
         super().__init__(blobs, parts, archives.session(self.policy), progress=progress, stopped=stopped)
         self._archives = archives
         self._os_lock = lock
-        self.again = f"Lock the current versions: builder refresh {cell}"
-        self.distrust = (
+        self.hint_if_absent = f"Lock the current versions: builder refresh {cell}"
+        self.hint_if_different = (
             "Debian never changes a package without a new version: do not use these archives, or this lock, until the "
             "difference is explained."
         )
@@ -258,5 +260,6 @@ class DebianFetcher(FileFetcher[DebianPackage]):
         lines = [f"  {name}: {reason}" for name, reason in reasons.items()] or ["  no archive of Debian is known here"]
         raise FetchError(
             "\n".join([f"{package.file} of Debian {self._os_lock.debian} was not found", *lines]),
-            hint=f"{self.again}   Or name a place that has it, `archive` or `snapshot` in matrix.yaml: docs/matrix.md",
+            hint=f"{self.hint_if_absent}   Or name a place that has it, `archive` or `snapshot` in matrix.yaml: "
+            "docs/matrix.md",
         )

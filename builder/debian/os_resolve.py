@@ -76,7 +76,7 @@ def current_locks_of_stale(
     failures: list[BuilderError] = []
     for release, _, group in by_archive(requests):
         runner.view.say(f"Debian {release}: looking up the locked packages")
-        gone: dict[OsRequest, list[str]] = {}
+        missing: dict[OsRequest, list[str]] = {}
         for request in group:
             lock = OS_LOCKS.read(project.root, request)
             located = archives.locate(lock, is_kept) if lock else None
@@ -92,14 +92,14 @@ def current_locks_of_stale(
             elif located and located.uncertain:
                 unread = f"going on with them: {located.uncertain}"
                 runner.view.say(f"Debian {release}: cannot look up the locked packages; {unread}")
-            elif located and located.gone:
-                gone[request] = [f"{package.name} {package.version}" for package in located.gone]
-        if not gone:
+            elif located and located.missing:
+                missing[request] = [f"{package.name} {package.version}" for package in located.missing]
+        if not missing:
             continue
         try:
-            resolved, errors = resolve_systems(project.matrix, host, gone, runner)
+            resolved, errors = resolve_systems(project.matrix, host, missing, runner)
         except (FetchError, LockError) as error:
-            names = sorted({name for names in gone.values() for name in names})
+            names = sorted({name for names in missing.values() for name in names})
             message = f"Debian {release}: no archive has {listed(names, 3)} any more\n{error}"
             failures.append(type(error)(message, hint=error.hint))
             continue
@@ -109,7 +109,7 @@ def current_locks_of_stale(
             if before and before.packages == lock.packages:
                 failures.append(
                     LockError(
-                        f"{request.path}: the archives list {listed(gone[request], 3)}, but do not have the files",
+                        f"{request.path}: the archives list {listed(missing[request], 3)}, but do not have the files",
                         hint="The mirror may be incomplete now: run again later, or use another one.",
                     )
                 )

@@ -38,7 +38,7 @@ LARGEST_UNKNOWN = 2_000_000_000  # bytes of a file whose size is not locked
 LONGEST_REASON = 200  # characters of the reason for which a file is yanked
 LOCK_S = 0.2  # between two attempts to lock a wheel that another process downloads
 _KEPT = "The part that was downloaded is kept: run again."
-_DISTRUST = "Do not use this index until the difference is explained."
+_IF_DIFFERENT = "Do not use this index until the difference is explained."
 
 
 class LockedFile(Protocol):
@@ -74,8 +74,8 @@ class FileFetcher(ABC, Generic[_File]):
     files. `progress` is called with numbers of bytes. A download ends soon after `stopped` is set.
     """
 
-    again = DOCTOR  # hints: if a file is absent, or is another one
-    distrust = _DISTRUST
+    hint_if_absent = DOCTOR
+    hint_if_different = _IF_DIFFERENT
     server = ""  # in messages; empty for the label of the session
     policy = RetryPolicy(connect_s=10, read_s=30, retries=4, first_delay_s=1)
 
@@ -134,7 +134,7 @@ class FileFetcher(ABC, Generic[_File]):
                         if locked.size and size != locked.size:
                             raise FetchError(
                                 f"{locked.file}: size is {size} bytes, but the lock has {locked.size}",
-                                hint=f"The lock was edited. {self.again}",
+                                hint=f"The lock was edited. {self.hint_if_absent}",
                             )
                         self._progress(size)
                         return path
@@ -166,7 +166,7 @@ class FileFetcher(ABC, Generic[_File]):
                 delay = retries.delay(part.size // PIECE)
                 reason = str(error) if isinstance(error, _RetryError) else failure_sentence(error, self._server(locked))
                 if isinstance(error, requests.HTTPError) and error.response.status_code not in TRANSIENT:
-                    hint = self._session(locked).hint(error, self.again)
+                    hint = self._session(locked).hint(error, self.hint_if_absent)
                     raise AbsentError(f"{locked.file}: {reason}", hint=hint) from error
                 is_final = failure_of(error).fault.is_final
                 if delay is None or is_final:
@@ -203,7 +203,7 @@ class FileFetcher(ABC, Generic[_File]):
             part.clear()
             if is_resumed:  # the bytes from before may be wrong
                 raise _RetryError(fault)
-            raise FetchError(f"{locked.file}: {fault}", hint=f"The download was discarded. {self.distrust}")
+            raise FetchError(f"{locked.file}: {fault}", hint=f"The download was discarded. {self.hint_if_different}")
         except Exception:
             part.report(0)
             raise
@@ -234,7 +234,7 @@ class Fetcher(FileFetcher[LockedWheel]):
     Warns of a yanked wheel. `catalogue` may have read the pages of the default index.
     """
 
-    again = f"{DOCTOR} {CHOOSE_AGAIN}"
+    hint_if_absent = f"{DOCTOR} {CHOOSE_AGAIN}"
 
     def __init__(
         self,
@@ -308,7 +308,7 @@ class Fetcher(FileFetcher[LockedWheel]):
             raise FetchError(
                 f"{locked.file}: SHA-256 mismatch: {sha256[:12]}... is listed by {label}, "
                 f"{locked.sha256[:12]}... is locked",
-                hint=f"The file was replaced, or the locks were made with another index. {_DISTRUST}",
+                hint=f"The file was replaced, or the locks were made with another index. {_IF_DIFFERENT}",
             )
         if file.is_yanked:  # installers take a yanked file if the version is pinned, as it is here
             reason = "".join(filter(str.isprintable, file.yanked_reason or ""))[:LONGEST_REASON]

@@ -115,11 +115,11 @@ class PythonBuilds:
 class PythonFetcher(FileFetcher[LockedPython]):
     """Downloads archives of Python to `blobs`, the folder of the store's blobs, by their SHA-256."""
 
-    again = (
+    hint_if_absent = (
         "The mirror may lack this build: set UV_PYTHON_INSTALL_MIRROR to one that has it. If it was withdrawn, change "
         "`uv` of this Python in matrix.yaml."
     )
-    distrust = (
+    hint_if_different = (
         "A build never changes without a new date in its name: do not use this mirror (UV_PYTHON_INSTALL_MIRROR), or "
         "this lock, until the difference is explained."
     )

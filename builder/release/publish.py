@@ -90,14 +90,14 @@ class TagGroup:
     """Images with the same tags: they differ only in their architecture.
 
     `manifest` is the one that the tags will name; `before` has the digest of each moving tag when the push began, and
-    `taken` are all tags of the repository then.
+    `listed` are all tags of the repository then.
     """
 
     images: Sequence[Candidate]
     repository: Repository
     manifest: Manifest
     before: Mapping[str, str | None]
-    taken: Collection[str]
+    listed: Collection[str]
 
     @property
     def is_index(self) -> bool:
@@ -156,14 +156,20 @@ def group_by_tags(images: Iterable[Candidate], host: Host) -> list[TagGroup]:
     references = {name.name: name for names in by_references for name in names}
     repositories = {name: Repository(reference, host=host, write=True) for name, reference in references.items()}
     # One list for each repository: the stamped tags of a release are new, and need no request of their own.
-    taken = {name: set(repository.list_tags()) for name, repository in repositories.items()}
+    listed = {name: set(repository.list_tags()) for name, repository in repositories.items()}
 
     def read_group(item: tuple[tuple[ImageRef, ...], list[Candidate]]) -> TagGroup:
         names, sharing = item
-        repository, listed = repositories[names[0].name], taken[names[0].name]
+        repository = repositories[names[0].name]
         before = tagging.read_tags(repository, [name.tag for name in names])
         manifest = tagged_manifest(sharing)
-        return TagGroup(images=sharing, repository=repository, manifest=manifest, before=before, taken=listed)
+        return TagGroup(
+            images=sharing,
+            repository=repository,
+            manifest=manifest,
+            before=before,
+            listed=listed[names[0].name],
+        )
 
     return [group for _, group in look_up(read_group, by_references.items())]
 
@@ -235,7 +241,7 @@ def free_stamp(groups: Sequence[TagGroup], stamps: Iterable[str]) -> str:
         return ""
     for stamp in stamps:
         if all(
-            group.stamped(stamp) not in group.taken
+            group.stamped(stamp) not in group.listed
             or group.repository.digest_of(group.stamped(stamp)) == group.manifest.digest
             for group in new
         ):

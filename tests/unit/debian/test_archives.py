@@ -261,7 +261,7 @@ def test_each_package_is_looked_up_where_it_may_be(everywhere: Project, world: W
     }
     result = located(everywhere, host(), "libc6")
     assert names(result) == {"libc6": STORE, "tini": HERE, "zlib1g": HERE} | {"tini": MOVED, "zlib1g": SNAPSHOT}
-    assert (result.gone, result.uncertain, result.others) == ([], "", ())
+    assert (result.missing, result.uncertain, result.others) == ([], "", ())
     assert {sent.method for sent in world.wire.seen} == {"HEAD"}
     assert not any("libc6" in sent.url for sent in world.wire.seen)
     assert world.hosts == ["here", "moved", "snapshot"]
@@ -275,7 +275,7 @@ def test_what_the_first_archive_has_is_looked_up_nowhere_else(everywhere: Projec
 def test_two_locks_with_the_same_packages_are_looked_up_once(tiny: Project, world: World) -> None:
     known_archives = Archives(tiny.matrix, host(), FakeApt())
     for _ in range(2):
-        assert known_archives.locate(LOCK, lambda _: False).gone == []
+        assert known_archives.locate(LOCK, lambda _: False).missing == []
     assert len(world.wire.seen) == len(PACKAGES)
 
 
@@ -309,14 +309,16 @@ LOOKED_UP: dict[str, tuple[str, dict[str, Any], list[str], str, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "changes", "gone", "uncertain", "others"), LOOKED_UP.values(), ids=LOOKED_UP.keys())
+@pytest.mark.parametrize(
+    ("name", "changes", "missing", "uncertain", "others"), LOOKED_UP.values(), ids=LOOKED_UP.keys()
+)
 def test_packages_that_are_gone(
-    request: pytest.FixtureRequest, world: World, name: str, changes: dict[str, Any], gone: list[str],
+    request: pytest.FixtureRequest, world: World, name: str, changes: dict[str, Any], missing: list[str],
     uncertain: str, others: list[str],
 ) -> None:  # fmt: skip
     vars(world).update(changes)
     result = located(request.getfixturevalue(name), host())
-    assert [package.name for package in result.gone] == gone
+    assert [package.name for package in result.missing] == missing
     assert result.uncertain == uncertain
     assert [package.name for package in result.others] == others
 
@@ -325,7 +327,7 @@ def test_the_default_snapshot_archive_need_not_answer(tiny: Project, world: Worl
     """Many networks do not let it through; their builds lock current packages, as they did without it."""
     world.missing, world.broken = {"tini"}, {"default": requests.ConnectionError()}
     result = located(tiny, host(snapshots=BY_APT))
-    assert (result.gone, result.uncertain) == ([PACKAGES[1]], "")
+    assert (result.missing, result.uncertain) == ([PACKAGES[1]], "")
     assert DEFAULT_SNAPSHOT in result.faults
 
 
