@@ -101,6 +101,8 @@ def reason_of(report: pytest.TestReport) -> str:
     """The first line of what failed, for the terminal; empty for a pass."""
     if report.outcome == "passed":
         return ""
+    if isinstance(report.longrepr, tuple):  # of a skipped test: a path on this machine, a line, and the reason
+        return report.longrepr[2][:300]
     crash = getattr(report.longrepr, "reprcrash", None)
     return str(getattr(crash, "message", report.longrepr)).partition("\n")[0][:300]
 

@@ -227,6 +227,7 @@ def test_a_release_tested_by_slurm_and_podman(
     for each in found:
         assert each["passed"] == ["tests/gpu/test_tiny.py::test[devices]"]
         assert each["not_applicable"] == ["tests/gpu/test_tiny.py::test[mig]"]
+        assert each["reasons"] == {"tests/gpu/test_tiny.py::test[mig]": "Skipped: no slices"}, "no path of this machine"
         assert each["machine"]["command"].startswith("srun --ntasks=1 --job-name=gpu-tests podman ")
         assert each["machine"].items() >= {"gpu": GPU.name, "gpus": "1", "driver": DRIVER}.items()
     assert len({each["machine"]["inventory"] for each in found}) == 3
