@@ -218,6 +218,8 @@ class GpuCommand:
         listing = subprocess.run(
             [sys.executable, str(tests / "run.py"), "--list", *options], capture_output=True, text=True, check=False
         )
+        if listing.returncode:
+            raise _NoResultsError(f"{GPU_TESTS}/run.py --list: {one_line(listing.stderr.strip())}")
         there = {f"{result.framework} {result.check}" for result in found.report.results}
         names = [" ".join(line.split()[:2]) for line in listing.stdout.splitlines()]
         if missing := [name for name in names if name not in there]:

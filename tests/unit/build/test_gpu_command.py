@@ -144,6 +144,13 @@ def test_a_fault_is_an_error_with_the_command_and_its_last_lines(bench: Bench, w
     assert SECRET not in str(caught.value) + (bench.log.read_text() if bench.log.exists() else "")
 
 
+def test_checks_that_run_py_does_not_know(bench: Bench) -> None:
+    """Without a list of checks, none would be missing."""
+    (bench.project.root / "tests/gpu/run.py").write_text("import sys\nsys.exit('no quartz')", encoding="utf-8")
+    with pytest.raises(ImageTestError, match=r"tests/gpu/run\.py --list: no quartz"):
+        bench.run(saying(line(FOUND)))
+
+
 def test_an_interrupt_ends_the_command(bench: Bench) -> None:
     programs = Programs()
     timer = threading.Timer(1, programs.stop)
