@@ -25,8 +25,9 @@ from builder.release.additions import Addition
 from builder.release.parent import Parent
 
 CONFLICT = (
-    "Choose versions that fit, or another parent: its framework and CUDA stay as they are. If the index lacks a "
-    "package, name an index that has it with --index. A Dockerfile with FROM can replace anything."
+    "Choose versions that fit, or another parent: its framework and CUDA stay as they are, with --keep all its "
+    "packages. If the index lacks a package, name an index that has it with --index. A Dockerfile with FROM can "
+    "replace anything."
 )
 SHOWN = 8  # packages in a line
 YEAR = timedelta(days=365)
@@ -82,7 +83,7 @@ def choose_wheels(
     ]
     if not requested:
         return [], []
-    held = parent.held
+    held = parent.held(keep=request.keep)
     index = request.index if request.index in settings.named else _index_name(request.index)
     by_address = _index_name(" ".join(_addresses(request.requirements)))
     sources = {

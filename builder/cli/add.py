@@ -52,6 +52,7 @@ Examples:
     metavar="INDEX",
     help="Take the PACKAGES that this index has from it: a name in matrix.yaml, an address, or a folder of wheels.",
 )
+@click.option("--keep", is_flag=True, help="Keep every package of PARENT at its version, or fail.")
 @click.option(
     "-t",
     "--tag",
@@ -91,7 +92,7 @@ Examples:
 @click.pass_obj
 def add_command(
     context: Context, /, parent: str | None, packages: Sequence[str], files: Sequence[Path], env: Sequence[str],
-    index: str, target: str, refresh: str, arch: str, team: Path | None, test: bool, dry_run: bool,
+    index: str, keep: bool, target: str, refresh: str, arch: str, team: Path | None, test: bool, dry_run: bool,
     keys: Sequence[str], identity: str, issuer: str, signer: Signer | None
 ) -> None:  # fmt: skip
     """Put packages on an image, without building it.
@@ -112,7 +113,7 @@ def add_command(
     if project and not trust.signers:
         trust = Trust.of(project)
 
-    is_request = bool(parent or files or env or target or index)
+    is_request = bool(parent or files or env or target or index or keep)
     if (bool(refresh), bool(team), is_request).count(True) != 1 or (is_request and not (parent and target)):
         raise UsageError(
             "name a PARENT and the image to make (-t), or an image to --refresh, or a file of images (-f)",
@@ -126,7 +127,7 @@ def add_command(
             additions = read_team_file(team)
         else:
             requested = read_requested(packages, files, "command line")
-            request = AdditionRequest(requirements=requested, env=read_variables(env), index=index)
+            request = AdditionRequest(requirements=requested, env=read_variables(env), index=index, keep=keep)
             additions = [Addition(parent=parse_image(parent or ""), target=parse_image(target), request=request)]
         options = AddOptions(arch=arch, dry_run=dry_run, test=test, trust=trust, signer=signer)
         done = add(run, additions, options)

@@ -48,12 +48,13 @@ class AdditionRequest(BaseModel, frozen=True, extra="forbid"):
     """Packages and variables. An image has its request in a label. Raises UsageError for what must not be in an image.
 
     Requirements are read from text and written as text. `index` is a name in matrix.yaml, an address or a
-    folder: requested packages come from there if it has them.
+    folder: requested packages come from there if it has them. With `keep`, no package of the parent moves.
     """
 
     requirements: tuple[Annotated[Requested, BeforeValidator(_parsed), PlainSerializer(str)], ...] = ()
     env: Annotated[dict[str, str], AfterValidator(_check_variables)] = {}
     index: str = ""
+    keep: bool = False
 
 
 class _Label(BaseModel, frozen=True):
@@ -142,6 +143,7 @@ class _TeamImage(StrictModel):
     requirements: list[str] = Field([])
     env: dict[str, str] = Field({})
     index: str = ""
+    keep: bool = False
 
 
 class _TeamFile(StrictModel):
@@ -165,7 +167,7 @@ def read_team_file(path: Path) -> list[Addition]:
         requested = read_requested(entry.packages, [path.parent / name for name in entry.requirements], place)
         folder = path.parent / entry.index
         index = str(folder.absolute()) if entry.index and folder.is_dir() else entry.index
-        request = AdditionRequest(requirements=requested, env=entry.env, index=index)
+        request = AdditionRequest(requirements=requested, env=entry.env, index=index, keep=entry.keep)
         additions.append(Addition(parent=parent, target=target, request=request))
     names = [str(addition.target) for addition in additions]
     if twice := sorted({name for name in names if names.count(name) > 1}):

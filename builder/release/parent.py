@@ -76,12 +76,13 @@ class Parent:
             files |= {path: (layer, entry) for path, entry in named if f"/{WHITEOUT}" not in f"/{path}"}
         return files
 
-    @property
-    def held(self) -> set[str]:
-        """The packages whose version stays: those in the constraints, and pre-releases."""
+    def held(self, *, keep: bool) -> set[str]:
+        """The packages whose version stays: those in the constraints, and pre-releases; all, to `keep` them."""
         constrained = {canonicalize_name(Requirement(line).name) for line in self.constraints}
         return {
-            name for name, wheel in self.packages.items() if name in constrained or Version(wheel.version).is_prerelease
+            name
+            for name, wheel in self.packages.items()
+            if keep or name in constrained or Version(wheel.version).is_prerelease
         }
 
     def own_paths(self, names: Collection[str]) -> set[str]:

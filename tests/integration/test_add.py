@@ -172,6 +172,8 @@ def test_a_package_of_the_parent_moves_and_stays_moved(team: Team, keys: Path) -
     output = team.add("--refresh", team.target("moved"), *sign)
     assert "ember 1.9 -> 1.10" in output
     assert "1 new, 1 moved, 1 kept" in output
+    output = team.add(team.parent, "mover", "--keep", "-t", team.target("kept"), code=4)
+    assert "The parent has tinylib 1.9" in output
 
 
 def test_the_project_of_a_team(team: Team) -> None:

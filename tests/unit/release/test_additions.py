@@ -34,9 +34,9 @@ def test_variables_that_are_refused(name: str, value: str, message: str) -> None
 
 def test_a_request_reads_what_it_writes() -> None:
     text = f"einops>=0.7 --hash=sha256:{'1' * 64}"
-    request = AdditionRequest(requirements=read_requested([text], [], "test"), env={"A": "b"}, index="own")
+    request = AdditionRequest(requirements=read_requested([text], [], "test"), env={"A": "b"}, index="own", keep=True)
     data = request.model_dump()
-    assert data == {"requirements": (text,), "env": {"A": "b"}, "index": "own"}
+    assert data == {"requirements": (text,), "env": {"A": "b"}, "index": "own", "keep": True}
     assert AdditionRequest.model_validate(data) == request
 
 
@@ -56,6 +56,7 @@ images:
     requirements: [vision.txt]
     env: {TEAM: vision}
     index: wheels
+    keep: true
   - image: registry.example.test/team/audio:1
     parent: registry.example.test/org/em:1
     packages: [torchcodec]
@@ -71,8 +72,8 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     assert (first.parent, first.target) == (PARENT, TARGET)
     assert [each.text for each in first.request.requirements] == ["einops", "tqdm"]
     assert first.request.env == {"TEAM": "vision"}
-    assert first.request.index == f"{tmp_path}/wheels"
-    assert second.request.index == "own", "an index of matrix.yaml"
+    assert (first.request.index, first.request.keep) == (f"{tmp_path}/wheels", True)
+    assert (second.request.index, second.request.keep) == ("own", False), "an index of matrix.yaml"
     assert [each.text for each in second.request.requirements] == ["torchcodec"]
 
 

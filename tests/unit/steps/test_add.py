@@ -343,6 +343,12 @@ def test_another_package_of_the_parent_may_have_to_move_too(bench: Bench) -> Non
     assert bench.uv.calls[2][2] == ["ember==1.9", "einops==0.8"], "the requested package stays"
 
 
+def test_all_packages_can_be_kept(bench: Bench) -> None:
+    bench.add(addition("einops", request=AdditionRequest(requirements=EINOPS.request.requirements, keep=True)))
+    assert bench.uv.calls[0][0].held == {"ember", "tinylib"}
+    assert repeat(bench).request.keep
+
+
 DAYS = {"0.8": "2026-01-26", "0.9": "2026-05-01"}
 CHOICES = [
     ("einops", DAYS, "einops 0.8 (2026-01-26; the newest, 0.9, needs ember 3.0)"),
@@ -440,11 +446,13 @@ def test_a_wheel_for_another_architecture_replaces_nothing(bench: Bench) -> None
     assert {"tinylib"} < set(bench.uv.calls[0][0].kept)
 
 
-@pytest.mark.parametrize(("requested", "index"), [(AT.replace("tinylib", "ember"), ""), ("ember", ".")])
-def test_another_file_of_a_package_that_stays_is_refused(bench: Bench, requested: str, index: str) -> None:
-    bench.uv.pages = {"ember": {"1.9": ""}}
-    with pytest.raises(RefusedError, match=r"another ember-1\.9-py3-none-any\.whl is requested"):
-        bench.add(addition(request=request(requested, index=index)))
+@pytest.mark.parametrize(
+    ("requested", "index", "keep"), [(AT, "", True), ("ember", ".", False), ("tinylib", ".", True)]
+)
+def test_another_file_of_a_package_that_stays_is_refused(bench: Bench, requested: str, index: str, keep: bool) -> None:
+    bench.uv.pages = {"tinylib": {"1.9": ""}, "ember": {"1.9": ""}}
+    with pytest.raises(RefusedError, match=r"another (tinylib|ember)-1\.9-py3-none-any\.whl is requested"):
+        bench.add(addition(request=request(requested, index=index, keep=keep)))
 
 
 def cuda_wheel(name: str) -> Wheel:
