@@ -87,8 +87,8 @@ class Archives:
 
     def __init__(self, matrix: Matrix, host: Host, runner: AptRunner) -> None:
         self._matrix = matrix
-        self._host = host
-        self._runner = runner
+        self.host = host
+        self.runner = runner
         self._lock = threading.Lock()
         self._in_container: Apt | None = None  # the archives that apt in a container of Debian uses
         self._slots: dict[str, threading.Semaphore] = {}
@@ -101,21 +101,21 @@ class Archives:
         if pools := Place.of(HERE, self._sources()).pools:
             yield Place(name=HERE, pools=pools)
         if debian.archive:
-            yield Place.of(MOVED, self._host.for_release(debian).apt.sources)
+            yield Place.of(MOVED, self.host.for_release(debian).apt.sources)
         if debian.snapshot == NO_SNAPSHOT:
             return
         if debian.snapshot:
-            yield Place.of(SNAPSHOT, self._host.with_snapshot(debian.snapshot, lock.time).apt.sources)
+            yield Place.of(SNAPSHOT, self.host.with_snapshot(debian.snapshot, lock.time).apt.sources)
             return
         # The snapshot archives that apt has by default: from version 2.7.1 on, which is in Debian 13.
-        own = self._host.apt
+        own = self.host.apt
         if sources := own.snapshots if own.sources else self._container().snapshots:
             dated = [replace(source, uri=source.uri.replace(SNAPSHOT_ID, lock.time)) for source in sources]
             yield Place.of(DEFAULT_SNAPSHOT, dated)
 
     def _sources(self) -> tuple[AptSource, ...]:
         """The archives that this machine's apt uses. A missing archive comes from apt in a Debian container."""
-        sources = self._host.apt.sources
+        sources = self.host.apt.sources
         kinds = {source.kind for source in sources}
         if {"main", "security"} <= kinds:
             return sources
@@ -126,16 +126,16 @@ class Archives:
             if self._in_container is None:
                 self._in_container = Apt()
                 try:
-                    with self._runner.container() as run:
+                    with self.runner.container() as run:
                         self._in_container = apt_of_debian(run)
                 except EngineError as error:
-                    self._runner.view.say_once(f"Debian's own addresses are unknown: {error}")
+                    self.runner.view.say_once(f"Debian's own addresses are unknown: {error}")
             return self._in_container
 
     def session(self, policy: RetryPolicy, *, retries: int = 0) -> IndexSession:
         """Requests to archives: with apt's proxy, and the certificates that apt accepts."""
-        proxy = self._host.apt.proxy
-        bundle = self._host.index.ca_bundle or (str(SYSTEM_BUNDLE) if SYSTEM_BUNDLE.exists() else "")
+        proxy = self.host.apt.proxy
+        bundle = self.host.index.ca_bundle or (str(SYSTEM_BUNDLE) if SYSTEM_BUNDLE.exists() else "")
         settings = IndexSettings(ca_bundle=bundle, proxy=proxy)
         session = IndexSession(settings, timeout=policy.timeouts, retries=retries)
         session.trust_env = not proxy  # requests prefers the proxies of the environment, apt its own
