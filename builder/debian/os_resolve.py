@@ -65,8 +65,8 @@ def _places(matrix: Matrix, request: OsRequest, message: str) -> list[str]:
 
 
 def current_locks_of_stale(
-    project: Project, requests: Iterable[OsRequest], archives: Archives, host: Host, is_kept: Kept, runner: AptRunner,
-) -> tuple[dict[OsRequest, OsLock], list[BuilderError]]:  # fmt: skip
+    project: Project, requests: Iterable[OsRequest], archives: Archives, is_kept: Kept
+) -> tuple[dict[OsRequest, OsLock], list[BuilderError]]:
     """New locks for the operating systems with locked packages that no place has any more; and errors.
 
     Looks for them in the store (`is_kept`) and in `archives`. If a place cannot be read, makes no new locks. The errors
@@ -75,7 +75,7 @@ def current_locks_of_stale(
     new: dict[OsRequest, OsLock] = {}
     failures: list[BuilderError] = []
     for release, _, group in by_archive(requests):
-        runner.view.say(f"Debian {release}: looking up the locked packages")
+        archives.runner.view.say(f"Debian {release}: looking up the locked packages")
         missing: dict[OsRequest, list[str]] = {}
         for request in group:
             lock = OS_LOCKS.read(project.root, request)
@@ -91,13 +91,13 @@ def current_locks_of_stale(
                 )
             elif located and located.uncertain:
                 unread = f"going on with them: {located.uncertain}"
-                runner.view.say(f"Debian {release}: cannot look up the locked packages; {unread}")
+                archives.runner.view.say(f"Debian {release}: cannot look up the locked packages; {unread}")
             elif located and located.missing:
                 missing[request] = [f"{package.name} {package.version}" for package in located.missing]
         if not missing:
             continue
         try:
-            resolved, errors = resolve_systems(project.matrix, host, missing, runner)
+            resolved, errors = resolve_systems(project.matrix, archives.host, missing, archives.runner)
         except (FetchError, LockError) as error:
             names = sorted({name for names in missing.values() for name in names})
             message = f"Debian {release}: no archive has {listed(names, 3)} any more\n{error}"

@@ -119,7 +119,7 @@ def lock_stale_systems(
     def is_kept(package: DebianPackage) -> bool:
         return lookup is not None and store.has(f"sha256:{package.sha256}", package.size)
 
-    new, failures = os_resolve.current_locks_of_stale(project, requests, archives, run.host, is_kept, ContainerApt(run))
+    new, failures = os_resolve.current_locks_of_stale(project, requests, archives, is_kept)
     if is_locked and failures:
         raise join(failures, "locks failed")
     for failure in failures:  # without --locked, only the images that need this operating system fail, when built

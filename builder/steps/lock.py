@@ -14,7 +14,7 @@ from builder.common.errors import BuilderError, FetchError, IncompleteError, Loc
 from builder.common.files import write_atomically
 from builder.common.text import counted
 from builder.debian import os_lock, os_resolve
-from builder.debian.os_lock import OS_LOCKS, OsLock, OsRequest
+from builder.debian.os_lock import OS_LOCKS, DebianPackage
 from builder.engine.run import Run
 from builder.index.releases import Index
 from builder.index.wheels import is_cuda_wheel
@@ -50,20 +50,34 @@ def lock(
     done: list[str] = []
     failures: dict[str, list[BuilderError]] = {}
 
-    # Debian packages, one release at a time, so that its failure is recorded under its name.
-    by_release: dict[str, list[Cell]] = {}
-    for cell in chosen:
-        by_release.setdefault(matrix.python[cell.python].debian, []).append(cell)
-    for release, cells in sorted(by_release.items()):
-        requests = os_lock.requests_of_cells(matrix, cells)
-        is_stale = refresh or any(OS_LOCKS.find(project.root, request) is None for request in requests)
-        changed, errors = lock_systems(run, cells, refresh=refresh)
-        written += changed
-        if errors:
-            failures[f"Debian {release}"] = [*errors]
-        if changed or (is_stale and not errors):
-            part = f" ({counted(len(changed), 'other system')})" if errors else ""
-            done.append(f"Debian {release}{part}")
+    # Debian packages, one archive at a time, so that its failure is recorded under its name.
+    requests = os_lock.requests_of_cells(matrix, chosen)
+    systems = {request: OS_LOCKS.find(project.root, request) for request in requests}
+    stale_systems = [request for request, system in systems.items() if refresh or system is None]
+    new_packages: dict[str, tuple[DebianPackage, ...]] = {}  # by the path of their lock
+    for debian, arch, group in os_resolve.by_archive(stale_systems):
+        name = f"Debian {debian}{'' if arch == AMD64 else f' for {arch}'}"
+        run.view.say(f"{name}: reading the lists of packages")
+        try:
+            resolved_systems, errors = os_resolve.resolve_systems(matrix, run.host, group, ContainerApt(run))
+        except (FetchError, LockError) as error:
+            resolved_systems, errors = {}, [error]
+        renewed = {}
+        for request, new_lock in resolved_systems.items():
+            old_lock = systems[request]
+            if old_lock is None or old_lock.packages != new_lock.packages:  # its time alone changes nothing
+                OS_LOCKS.write(project.root, request, new_lock)
+                renewed[request.path] = new_lock.packages
+        new_packages |= renewed
+        written += renewed
+        if errors:  # an unknown package fails every request that has it
+            failures[name] = [*{str(error): error for error in errors}.values()]
+        if renewed or not errors:
+            part = f" ({counted(len(renewed), 'other system')})" if errors else ""
+            done.append(f"{name}{part}")
+    old_packages = {request.path: system.packages for request, system in systems.items() if system}
+    for line in diff.lock_changes(old_packages, new_packages):
+        run.view.say(line)
 
     # uv's Pythons.
     builds = PythonBuilds(run.host)
@@ -120,7 +134,8 @@ def _error(
     if not failures:
         return None
     if not done:
-        return join([error for errors in failures.values() for error in errors], "locks failed")
+        unique = {str(error): error for errors in failures.values() for error in errors}  # architectures share faults
+        return join([*unique.values()], "locks failed")
     lines = [f"{counted(len(failures), 'lock update')} failed, {len(done)} done", "failed:"]
     for name, errors in failures.items():
         for error in errors:
@@ -130,38 +145,6 @@ def _error(
     lines += ["done:", *(f"  {name}" for name in done)]
     lines += ["written:", *(f"  {name}" for name in written)] if written else ["nothing changed"]
     return IncompleteError("\n".join(lines))
-
-
-def lock_systems(run: Run, chosen: Sequence[Cell], *, refresh: bool) -> tuple[list[str], list[BuilderError]]:
-    """Locks the operating systems of `chosen` that have no lock, or all of them with `refresh`.
-
-    Returns the changed paths, and the errors. Releases that fail do not stop the others.
-    """
-    project, say = run.project, run.view.say
-    requests = os_lock.requests_of_cells(project.matrix, chosen)
-    present = {request: OS_LOCKS.find(project.root, request) for request in requests}
-    new: dict[OsRequest, OsLock] = {}
-    failures: list[BuilderError] = []
-    stale = [request for request, before in present.items() if refresh or before is None]
-    for release, arch, group in os_resolve.by_archive(stale):
-        say(f"Debian {release}: reading the lists of packages{'' if arch == AMD64 else f' for {arch}'}")
-        try:
-            resolved, errors = os_resolve.resolve_systems(project.matrix, run.host, group, ContainerApt(run))
-        except (FetchError, LockError) as error:
-            failures.append(error)
-        else:
-            new |= resolved
-            failures += errors
-    before = {request.path: lock.packages for request in new if (lock := present[request])}
-    for line in diff.lock_changes(before, {request.path: lock.packages for request, lock in new.items()}):
-        run.view.say(line)
-    changed = []
-    for request, after in new.items():
-        if before.get(request.path) != after.packages:  # its time alone changes nothing
-            OS_LOCKS.write(project.root, request, after)
-            changed.append(request.path)
-    # An unknown package fails every request that has it.
-    return changed, list({str(error): error for error in failures}.values())
 
 
 def _known_packages(present: Mapping[str, Lock | None], chosen: Sequence[Cell], packages: Collection[str]) -> set[str]:

@@ -65,9 +65,9 @@ def test_arm64_has_locks_of_its_own(edit: Edit) -> None:
 
 def test_packages_for_arm64_are_chosen_from_lists_of_their_own(edit: Edit, archive: locks.FakeArchive) -> None:
     project = edit(*ON_ARM64)
-    changed, failures, said = update(project, "*")
-    assert (changed, failures) == ([request_of(project, f"{CELL}-arm64").path], [])
-    assert said[0] == "Debian newbird: reading the lists of packages for arm64"
+    changed, failure, said = update(project, "*")
+    assert (changed, failure) == ([request_of(project, f"{CELL}-arm64").path], None)
+    assert said[0] == "Debian newbird for arm64: reading the lists of packages"
     assert update(project, "*", refresh=True)[0]
 
 
@@ -184,11 +184,13 @@ def archive(monkeypatch: pytest.MonkeyPatch) -> locks.FakeArchive:
     return fake
 
 
-def update(project: Project, *names: str, refresh: bool = False) -> tuple[list[str], list[BuilderError], list[str]]:
-    """The changed paths, the errors, and what was said."""
+def update(project: Project, *names: str, refresh: bool = False) -> tuple[list[str], BuilderError | None, list[str]]:
+    """The changed paths, the error, and what was said. The locks of wheels are current."""
     console = MemoryConsole()
-    changed, failures = locking.lock_systems(new_run(project, console=console), project.select(names), refresh=refresh)
-    return changed, failures, console.text.splitlines()
+    for group, cells in project.groups.items():
+        GROUP_LOCKS.write(project.root, group, locks.lock_of(project, cells))
+    report = locking.lock(new_run(project, console=console), project.select(names), upgrade=False, refresh=refresh)
+    return report.written, report.error, console.text.splitlines()
 
 
 def update_all(project: Project, *names: str, refresh: bool = False) -> list[str]:
@@ -204,9 +206,9 @@ def test_a_missing_or_damaged_lock_is_written(tiny: Project, archive: locks.Fake
     path, old_path = (request_of(tiny, cell).path for cell in (CELL, OLD_CELL))
     (tiny.root / path).unlink()
     (tiny.root / old_path).write_text("{}")
-    changed, failures, said = update(tiny, CELL)
+    changed, failure, said = update(tiny, CELL)
     count = len(request_of(tiny).packages) + 2
-    assert (changed, failures) == ([path], [])
+    assert (changed, failure) == ([path], None)
     assert said == ["Debian newbird: reading the lists of packages", f"{path}: new, {count} packages"]
     assert update(tiny, "*")[0] == [old_path]
     lock = OS_LOCKS.read(tiny.root, request_of(tiny))
@@ -218,8 +220,8 @@ def test_a_missing_or_damaged_lock_is_written(tiny: Project, archive: locks.Fake
 def test_a_refresh_shows_old_and_new_versions(tiny: Project, archive: locks.FakeArchive) -> None:
     archive.versions["oldbird"] = "1.0-1"
     request = request_of(tiny)
-    changed, failures, said = update(tiny, "*", refresh=True)
-    assert (changed, failures) == ([request.path], [])
+    changed, failure, said = update(tiny, "*", refresh=True)
+    assert (changed, failure) == ([request.path], None)
     assert said[0] == "Debian newbird: reading the lists of packages"
     assert f"libc6 2.36-1.0-1 -> 2.36-2.0-1 ({request.path})" in said
     assert [line for line in said[2:] if "libc6" not in line] == [
@@ -229,7 +231,7 @@ def test_a_refresh_shows_old_and_new_versions(tiny: Project, archive: locks.Fake
 
 def test_without_new_packages_nothing_changes(tiny: Project, archive: locks.FakeArchive) -> None:
     """Not even the time of the lock."""
-    assert update(tiny, "*") == ([], [], [])
+    assert update(tiny, "*") == ([], None, [])
     assert archive.resolved == []
     archive.versions = dict.fromkeys(archive.versions, "1.0-1")
     assert update(tiny, "*", refresh=True)[0] == []
@@ -293,11 +295,10 @@ def test_an_unknown_package_is_named_once_with_its_component(edit: Edit, archive
         "  python: {needs: [base], apt: [python3],", "  python: {needs: [base], apt: [python3, no-such-package],"
     )
     archive.unknown = "no-such-package"
-    _, failures, _ = update(project, "qz-0.5-cu129-py311*", refresh=True)
+    _, failure, _ = update(project, "qz-0.5-cu129-py311*", refresh=True)
     assert len({os_lock.request_of_cell(project.matrix, cell) for cell in project.select(["qz-0.5-cu129-py311*"])}) > 1
-    assert [str(error) for error in failures] == [
-        "Unable to locate package no-such-package\n  matrix.yaml:42:42: components.python.apt: no-such-package"
-    ]
+    message = "Unable to locate package no-such-package\n  matrix.yaml:42:42: components.python.apt: no-such-package"
+    assert str(failure) == message
 
 
 def test_check_names_missing_and_damaged_locks(tiny: Project) -> None:
@@ -319,9 +320,9 @@ def current_locks(
     project: Project, found: locks.FakeArchives, is_kept: Kept = lambda _: False
 ) -> tuple[dict[OsRequest, OsLock], list[str]]:
     """The new locks of both releases, and what was said."""
-    runner = FakeApt()
+    found.runner = runner = FakeApt()
     requests = {request_of(project), request_of(project, OLD_CELL)}
-    new, failures = os_resolve.current_locks_of_stale(project, requests, found, Host(), is_kept, runner)
+    new, failures = os_resolve.current_locks_of_stale(project, requests, found, is_kept)
     return new, [*runner.said, *map(str, failures)]
 
 
