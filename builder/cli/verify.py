@@ -79,4 +79,5 @@ def verify_command(
     if failures:
         raise errors.join(failures, "images are not as expected")
     counts = Counter(finding.state for finding in findings)
-    context.say(f"{image}: verified: {', '.join(f'{number} {state}' for state, number in counts.items())}")
+    unsigned = "" if counts["signed"] else "; no signature was checked"
+    context.say(f"{image}: verified: {', '.join(f'{number} {state}' for state, number in counts.items())}{unsigned}")

@@ -29,14 +29,14 @@ SHOWN = 5  # wheels that are missing
 NO_STATEMENT = "no statement of a trusted signer"
 
 
-State = Literal["signed", "known", "same", "different"]
+State = Literal["signed", "as planned", "same", "different"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """The result for one part of an image; `detail` is the reason.
 
-    `signed` by a trusted signer, `known` as this checkout plans it, `same` as what it was compared with; `different` is
+    `signed` by a trusted signer, `as planned` by this checkout, `same` as what it was compared with; `different` is
     a failure.
     """
 

@@ -175,7 +175,7 @@ def _compare_plan(run: Run, source: ImageSource, planned: PlannedImage, *, is_si
         expected.check_image(digests, image, source.read_blob(image.config.digest), is_trusted=is_signed)
     except VerifyError as error:
         return Finding(part="plan", digest=image.manifest.digest, state="different", detail=str(error))
-    return Finding(part="plan", digest=image.manifest.digest, state="known")
+    return Finding(part="plan", digest=image.manifest.digest, state="as planned")
 
 
 def _planned_image(run: Run, cell: str) -> PlannedImage | None:

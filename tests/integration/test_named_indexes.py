@@ -92,7 +92,7 @@ def test_a_build_with_a_private_index_shows_its_password_nowhere(company: Compan
     assert set(stores.leftovers(checkout.store)) <= set(leftovers)
 
     # The history names the wheels, with their local versions and without their index.
-    assert "verified: 1 known" in checkout.builder("verify", CPU_EXTRA)
+    assert "verified: 1 as planned" in checkout.builder("verify", CPU_EXTRA)
     assert company.asked_in_public() == []
 
 

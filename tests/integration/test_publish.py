@@ -133,10 +133,10 @@ def test_verify_compares_an_image_with_the_plan(released: Checkout, proxy: Proxy
     publish(released, proxy, EXTRA)
     reference = f"{proxy.address}/{released.references('-extra')[0]}"
     proxy.heal()
-    assert "verified: 1 known" in released.builder("verify", reference)
+    assert "verified: 1 as planned" in released.builder("verify", reference)
     assert proxy.count("GET", "/blobs/") == 1, "only the configuration is read"
     output = released.builder("verify", "--rebuild", reference)
-    assert "verified: 1 known, 1 same" in output, "built again in an empty store"
+    assert "verified: 1 as planned, 1 same" in output, "built again in an empty store"
     assert stores.leftovers(released.store) == []
     assert not list(released.store.parent.glob("gpu-images-verify-*"))
 

@@ -252,7 +252,7 @@ def shelf(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> Shelf:
 
 def test_an_image_as_planned(shelf: Shelf) -> None:
     """How it is compared: test_expected.py."""
-    assert shelf.findings() == [("plan", "known", "")]
+    assert shelf.findings() == [("plan", "as planned", "")]
     shelf.lines = ["config.User"]
     assert shelf.findings() == [("plan", "different", "config.User")]
 
