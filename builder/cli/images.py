@@ -109,7 +109,7 @@ def _make(context: Context, name: str, patterns: Sequence[str], *, start_engine:
 @command(
     "test", gpu_option, *REPORT,
     click.option(
-        "--staged", "stamp", default="", is_flag=False, flag_value="newest", metavar="[STAMP]",
+        "--staged", "stamp", default="", is_flag=False, flag_value=NEWEST, metavar="[STAMP]",
         help="Test the staged release STAMP. Default: the newest.",
     ),
     click.option(

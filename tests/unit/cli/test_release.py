@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from builder.cli.images import test_command as image_tests_command
 from builder.common import git
 from builder.evidence.signing import Signer
 from builder.layers.store import Store
@@ -134,6 +135,11 @@ def test_a_release_prints_the_subjects_of_attestations(run: Run, desk: ReleaseDe
     assert tags.startswith(f"registry.example.test:5000/team/quartz-cuda@sha256:{digest}: ")
     assert tags.count(", ") == len(desk.tags) - 1, "one line for all tags of an image"
     assert summary.startswith(f"release {STAMP}: 1 image, {len(desk.tags)} tags changed")
+
+
+def test_the_newest_staged_release_is_tested_without_a_stamp() -> None:
+    for arguments in ([CELL, "--staged"], ["--staged", "--no-attach", CELL]):
+        assert image_tests_command.make_context("test", arguments).params["stamp"] == "newest"
 
 
 def test_only_results_of_staged_images_can_be_kept(run: Run, rendered: Project) -> None:
