@@ -55,10 +55,8 @@ def plan_command(
     """
     if is_release and form != "gitlab":
         raise UsageError("--publish needs --format gitlab")
-    if disk is not None and form not in ("github", "gitlab"):
-        raise UsageError("--disk needs --format github or gitlab")
-    if disk == 0:
-        raise UsageError("--disk must be larger than 0")
+    if disk is not None and not (disk and form in ("github", "gitlab")):
+        raise UsageError("--disk needs a size larger than 0, and --format github or gitlab")
     project = context.project
     chosen = project.select(patterns)
     if form == "ids" and not (revision or unreleased):  # needs no locks
@@ -87,11 +85,10 @@ def plan_command(
     elif form in ("github", "gitlab"):
         if unlocked:  # otherwise the jobs of CI would skip those cells, and pass
             raise LockError(f"not locked: {unlocked}", hint=lock)
-        disk = disk or ci.RUNNER_DISK
         if form == "gitlab":
-            click.echo(ci.gitlab_pipeline(images, disk, publish=is_release), nl=False)
+            click.echo(ci.gitlab_pipeline(images, disk or ci.RUNNER_DISK, publish=is_release), nl=False)
             return
-        for name, value in ci.github_outputs(images, disk).items():
+        for name, value in ci.github_outputs(images, disk or ci.RUNNER_DISK).items():
             click.echo(f"{name}={value}")
     else:
         if len(images) == 1:

@@ -88,9 +88,10 @@ def cell_of_combination(matrix: Matrix, text: str) -> Cell:
     if not match:
         ids = [cell.id for cell in cells.expand(matrix)]
         near = [id_ for id_ in ids if id_.startswith(text)] or difflib.get_close_matches(text, ids) or ids
-        parts = zip(text.split("-"), _PARTS, strict=False)
         faults = [
-            f"invalid {name} {part!r}; " for part, (name, form) in parts if not re.fullmatch(form, part, re.ASCII)
+            f"invalid {name} {part!r}; "
+            for part, (name, form) in zip(text.split("-"), _PARTS, strict=False)
+            if not re.fullmatch(form, part, re.ASCII)
         ]
         raise UsageError(
             f"invalid combination {text!r}: {''.join(faults[:1])}use FRAMEWORK-VERSION-CUDA-PYTHON[-VARIANT][-{ARM64}]",

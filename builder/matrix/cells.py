@@ -285,9 +285,9 @@ def select(matrix: Matrix, cells: Sequence[Cell], patterns: Sequence[str]) -> tu
             raise UsageError(f"{pattern} is excluded by {reason}")
         else:
             near = [text for text in (f"{pattern}-*", f"*-{pattern}") if match(text, by_id)]
-            known = near or [*matrix.sets, *sorted(built_in), *by_id]
             raise UsageError(
-                f"no cell matches {pattern!r}{did_you_mean(pattern, known)}",
+                f"no cell matches {pattern!r}"
+                f"{did_you_mean(pattern, near or [*matrix.sets, *sorted(built_in), *by_id])}",
                 hint="`builder plan '*'` lists every cell.",
             )
     return tuple(cell for cell in cells if cell.id in selected)
