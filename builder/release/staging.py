@@ -105,7 +105,8 @@ class StagingArea:
         if not text:
             raise UsageError(
                 "no registry in matrix.yaml",
-                hint='Set `registry: "registry.example.com"` there, or use --staging registry.example.com/staging.',
+                hint='Set `registry: "registry.example.com"` there, or run `builder` with '
+                "--staging registry.example.com/staging.",
             )
         self._text, self._default, self._host = text, registry, host
         self.option = ""  # that names it, to repeat it in hints
