@@ -25,8 +25,8 @@ from builder.release.additions import Addition
 from builder.release.parent import Parent
 
 CONFLICT = (
-    "Choose versions that fit, or another parent: its framework and CUDA stay as they are, with --keep all its "
-    "packages. If the index lacks a package, name an index that has it with --index. A Dockerfile with FROM can "
+    "Choose versions that fit, or another parent: its framework and CUDA stay as they are, and with --keep all "
+    "of its packages. If the index lacks a package, name an index that has it with --index. A Dockerfile with FROM can "
     "replace anything."
 )
 SHOWN = 8  # packages in a line

@@ -156,7 +156,7 @@ class Assembler:
                     self._layers[layer.inputs] = self._compiling.submit(self._compile, layer, image)
 
     def as_ready(self, images: Sequence[PlannedImage]) -> Iterator[PlannedImage]:
-        """Yields an image when its layers are made or have failed, so that none waits for the layers of another."""
+        """Yields an image when its layers are made or have failed: no image waits for the layers of another one."""
         waiting = list(images)
         while waiting:
             making = {
@@ -302,9 +302,8 @@ class Assembler:
             ready = (future for future in as_completed(started) if not future.exception())
             system = next(ready, self._layers[image.os_inputs]).result()
         wheel_layers = [self._layers[inputs].result() for inputs in layer.compiled]
-        run.view.begin(
-            image.id, f"compiling {layer.component}"
-        )  # of several images that need it, in the row of the first
+        # If several images need the layer, the row of the first image shows it.
+        run.view.begin(image.id, f"compiling {layer.component}")
         with self._loading_system:
             if system.digest not in self._os_images:
                 self._os_images[system.digest] = self._loader.load_bare(system)

@@ -24,7 +24,7 @@ from builder.plan.plan import COMMON_INPUTS, PlannedImage
 from builder.plan.settings import built_labels
 
 TIMEOUT_S = 2 * 3600
-_TAIL = 40  # lines of output in a message: buildx repeats ten of the failed step, and quotes the Dockerfile
+_TAIL = 40  # lines of output in a message: buildx repeats ten lines of the failed step, and the Dockerfile's
 _STEP = re.compile(r"#\d+ (\[(?!internal).*)")  # of buildx's plain progress
 
 
@@ -58,15 +58,15 @@ class DockerfileBuilder:
         run, root = self._run, self._run.project.root
         if image.cell.arch != (arch := run.engine.info().arch):
             raise EngineError(
-                f"{image.id}: --method dockerfile makes images for {arch} on this machine",
+                f"{image.id}: --method dockerfile can make images only for {arch} on this machine",
                 hint=f"Leave out --method, or run this on a machine for {image.cell.arch}.",
             )
         host = run.host.for_release(run.project.matrix.debian[image.debian])
         for index in sorted({wheel_list.index for wheel_list in image.lists} - {""}):
             if find_login(host.index.of(index)):
                 raise UsageError(
-                    f"{image.id}: --method dockerfile passes no login, which the index {index} has",
-                    hint="Leave out --method. Or use docker build, with a secret: docs/matrix.md, Plain Docker.",
+                    f"{image.id}: --method dockerfile cannot pass the login of the index {index}",
+                    hint="Leave out --method, or use docker build with a secret: docs/matrix.md, Plain Docker.",
                 )
         base = self._mmdebstrap.base_image(image.debian)
         with run.project.scratch() as scratch:

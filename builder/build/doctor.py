@@ -85,14 +85,14 @@ def examine(run: Run) -> _Findings:
 
 
 def _containers(run: Run, info: EngineInfo) -> tuple[State, str]:
-    """Starts a container of an image that the engine has: one that answers may have a runtime that fails."""
+    """Starts a container of an image that the engine has: the runtime of an engine that answers may fail."""
     try:
         cells = {image.labels[CELL_LABEL]: image.id for image in run.engine.images(CELL_LABEL)}
         fits = [cell for cell in cells if cell.endswith(f"-{ARM64}") == (info.arch == ARM64)]
         if not fits:
             return "note", "not tried: the engine has no image of builder yet"
         with run.engine.running(cells[fits[0]], checkout=str((run.checkout or run.store).root), network_mode="none"):
-            return "ok", f"started one of {fits[0]}"
+            return "ok", f"started a container of {fits[0]}"
     except BuilderError as error:
         return "missing", _with_hint(error)
 

@@ -1,7 +1,7 @@
-"""Runs the GPU checks of a staged image by the command of matrix.yaml, such as `srun`, on a machine of its choice.
+"""Runs the GPU checks of a staged image by the command of matrix.yaml, such as `srun`, on another machine.
 
-In the image, the command runs tests/gpu/inside.py, which hands over what the checks found, and an inventory of the
-image. Anything but all results, on a GPU, of this very image is an error, and leaves no evidence.
+In the image, the command runs tests/gpu/inside.py, which returns the results of the checks, and an inventory of the
+image. Missing results, results without a GPU and results of another image are errors, and leave no evidence.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _UNPACK = (
     "tarfile.open(fileobj=io.BytesIO(base64.b64decode('{archive}'))).extractall(d);"
     "r=subprocess.call([sys.executable,'-I',d+'/inside.py',*sys.argv[1:]]);shutil.rmtree(d);sys.exit(r)"
 )
-LONGEST_WORD = 128 << 10  # bytes, of Linux: MAX_ARG_STRLEN
+LONGEST_WORD = 128 << 10  # bytes: MAX_ARG_STRLEN of Linux
 SHOWN_LINES = 15
 
 
@@ -70,7 +70,7 @@ class Report(BaseModel, extra="allow"):
 
 
 class FoundInside(BaseModel):
-    """What tests/gpu/inside.py hands over; `inventory` is the SHA-256 of files of the image, by path."""
+    """The results of tests/gpu/inside.py. `inventory` is the SHA-256 of files of the image, by path."""
 
     kernel: Printable
     inventory: dict[Printable, str]
@@ -78,7 +78,7 @@ class FoundInside(BaseModel):
 
 
 class _NoResultsError(Exception):
-    """The command gave no results that count; the message has the reason."""
+    """The command gave no valid results; the message has the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class StagedTarget:
 
 
 def inventory_of(files: Mapping[str, TocEntry]) -> dict[str, str]:
-    """The SHA-256 of the files that say what an image consists of, by path; without empty files and links."""
+    """The SHA-256 of the files that list the contents of an image, by path; without empty files and links."""
     return {
         path: entry.digest.removeprefix("sha256:")
         for path, entry in files.items()
@@ -99,16 +99,16 @@ def inventory_of(files: Mapping[str, TocEntry]) -> dict[str, str]:
 
 
 class GpuCommand:
-    """The command of a project. Several threads may run it at the same time.
+    """The command for GPU tests of a project. Several threads may run it at the same time.
 
-    It is ended after `timeout_s` seconds, and killed if it goes on for `grace_s` seconds.
+    It gets SIGTERM after `timeout_s` seconds, and SIGKILL `grace_s` seconds later.
     """
 
-    timeout_s: float = 5 * 3600  # it may wait in the queue of a cluster; the job of a workflow has an hour more
-    grace_s: float = 30  # in which srun cancels its job, and Podman ends its container
+    timeout_s: float = 5 * 3600  # a job may wait in the queue of a cluster; the job in ci.yml has an hour more
+    grace_s: float = 30  # srun cancels its job in this time, and Podman ends its container
 
     def __init__(self, words: Sequence[str], hosts: tuple[str, ...]) -> None:
-        """`hosts` must be in no log and no message."""
+        """`hosts` are hidden in logs and messages."""
         self._words = words
         self.hide = Redactor(hosts, secret_values(words, os.environ))
         self.shown = shlex.join(map(self.hide, words))
@@ -116,7 +116,7 @@ class GpuCommand:
     def run(
         self, image: str, target: StagedTarget, files: Iterable[Path], project: Project, programs: Programs, log: Path
     ) -> FoundInside:
-        """Runs the checks of test files in an image. Raises ImageTestError without results that count."""
+        """Runs the checks of test files in an image. Raises ImageTestError without valid results."""
         frameworks = [path.stem.removeprefix("test_") for path in files]
         lines: deque[str] = deque(maxlen=SHOWN_LINES)
         packed = ""
@@ -153,7 +153,7 @@ class GpuCommand:
             reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
             raise ImageTestError(
                 "\n".join([f"{image}: `{self.shown}` gave no results of GPU tests: {self.hide(reason)}", *lines]),
-                hint="If a node failed, run the same command again. Else, correct `test.gpu_command` in matrix.yaml. "
+                hint="If a node failed, run the same command again. If not, correct `test.gpu_command` in matrix.yaml. "
                 f"Full output: {log}",
             ) from error
         return found
@@ -184,9 +184,9 @@ class GpuCommand:
         if self._has(TESTS):
             inside = [f"{MOUNTED_TESTS}/inside.py"]
         elif len(inside[1]) >= LONGEST_WORD:
-            raise _NoResultsError(f"{GPU_TESTS} is too large for a word: mount it with {TESTS}")
+            raise _NoResultsError(f"{GPU_TESTS} is too large for a word of the command: mount it with {TESTS}")
         results.mkdir()
-        results.chmod(0o777)  # the user of the image may be another one; the folder above is not open to other users
+        results.chmod(0o777)  # for another user in the container; no other user can enter the folder above
         inside = [PYTHON, "-I", *inside, *(["--results", MOUNTED_RESULTS] if self._has(RESULTS) else []), *frameworks]
         values = {IMAGE: reference, COMMAND: shlex.join(inside), TESTS: str(folder), RESULTS: str(results)}
         words: list[str] = []
@@ -196,7 +196,7 @@ class GpuCommand:
         return words
 
     def _read(self, packed: str, file: Path) -> FoundInside:
-        """What the tests found, from their last line or their file. Raises _NoResultsError."""
+        """The results, from the last line or the file of the tests. Raises _NoResultsError."""
         try:
             if packed or self._has(RESULTS):
                 text = file.read_bytes() if self._has(RESULTS) else zlib.decompress(base64.b64decode(packed))
@@ -213,7 +213,7 @@ class GpuCommand:
         if other := [path for path in paths if found.inventory.get(path) != target.inventory.get(path)]:
             raise _NoResultsError(f"it ran another image than {target.reference}, with other files: {listed(other, 3)}")
         if not found.report.devices:
-            raise _NoResultsError("the tests saw no GPU")
+            raise _NoResultsError("the tests found no GPU")
         options = [word for framework in frameworks for word in ("--framework", framework)]
         listing = subprocess.run(
             [sys.executable, str(tests / "run.py"), "--list", *options], capture_output=True, text=True, check=False

@@ -112,7 +112,7 @@ class Tester:
         """Runs the image tests, unless `known` has a pass of them, and the GPU tests if there is a GPU.
 
         Writes the evidence of both. Returns the coverage by this evidence and `known` together. Raises ImageTestError
-        unless every test passed. `target` is what the command for GPU tests runs, if there is one.
+        unless every test passed. `target` is the staged image for the command for GPU tests.
         """
         self._view.begin(image.id, "testing")
         if not target:
@@ -125,7 +125,7 @@ class Tester:
             if target:
                 raise ImageTestError(
                     f"{image.id}: its image tests have not passed, and `test.gpu_command` runs only GPU tests",
-                    hint="First, on a machine with Docker: builder test --staged STAMP --gpu off",
+                    hint="First run on a machine with Docker: builder test --staged STAMP --gpu off",
                 )
             results.append(self._run_files(image, loaded, "image", self._files(image), no_gpu=no_gpu))
         if not no_gpu and known.gpu != "passed":
@@ -253,8 +253,8 @@ class Tester:
     ) -> Evidence:  # fmt: skip
         """Runs test files in a pytest process of their own, on the leased GPUs, and writes the evidence.
 
-        With what a command `found`, the tests of a GPU judge that, and start no container. Raises ImageTestError if the
-        tests were stopped, EngineError if the engine does not respond.
+        If a command `found` results, the GPU tests check these results, and start no container. Raises ImageTestError
+        if the tests were stopped, EngineError if the engine does not respond.
         """
         root = self._project.root
         subject = pytest_run.describe(image, loaded.id, str(root))
@@ -275,7 +275,7 @@ class Tester:
         tests = self._suite.of_image(image.components, IMAGE_TESTS, thorough=image.thorough)
         processes = min(self._processes, 1 + len(tests) // TESTS_EACH)
         if kind == "image" and processes > 1:
-            # Tests of one file or class share containers, which the last of them may end: they stay in their order.
+            # Tests of one file or class share containers, which the last test may end: the tests stay in their order.
             # By itself, xdist begins with the file that has the most tests, which are short ones.
             options += ["-p", "xdist.plugin", "-n", str(processes), "--dist", "loadscope", "--no-loadscope-reorder"]
         if self._junit:

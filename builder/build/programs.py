@@ -21,8 +21,8 @@ POLL_S = 0.1
 class Program:
     """A program to run; `environment` is its whole environment. It is killed after `timeout_s` seconds.
 
-    With `grace_s`, it and its children first have this time to end themselves, such as a job that they started
-    elsewhere: they are a group of processes of their own.
+    With `grace_s`, the program has a process group of its own. SIGTERM gives the group this time to end, and to cancel
+    a job that it started on another machine.
     """
 
     command: Sequence[str]
@@ -81,7 +81,7 @@ class Programs:
 
 
 def _end(child: subprocess.Popen[str], grace_s: float) -> None:
-    """Kills a program; with a time of grace, ends the group of its processes before, then kills what is left of it."""
+    """Kills a program. With `grace_s`, first sends SIGTERM to its process group, and then kills the group."""
     if grace_s:
         deadline = time.monotonic() + grace_s
         with suppress(ProcessLookupError):  # the group is empty

@@ -59,9 +59,9 @@ class Context:
         return project
 
     def find_project(self, *, ignore_invalid: bool) -> Project | None:
-        """The checkout, for commands that need none; None outside of one, and for an invalid matrix.yaml.
+        """The checkout, for commands that work without one. None outside of a checkout, and for an invalid matrix.yaml.
 
-        Raises MatrixError for an invalid one without `ignore_invalid`: it may name the only signers to trust.
+        Raises MatrixError for an invalid file without `ignore_invalid`: it may name the only signers to trust.
         """
         try:
             project, _ = self.project, self.project.cells

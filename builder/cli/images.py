@@ -132,8 +132,8 @@ def test_command(
     with a GPU, the GPU tests), and attaches the results. CELLS selects images of the release; the default is all of
     them for the architecture of this machine. Several machines may test different cells at the same time.
 
-    If matrix.yaml has `test.gpu_command`, that command runs the GPU tests, for --jobs images at a time, on machines of
-    its choice. This one then needs neither a GPU nor an engine.
+    If matrix.yaml has `test.gpu_command`, that command runs the GPU tests, for --jobs images at a time, on other
+    machines. This machine then needs neither a GPU nor an engine.
     """
     began = time.monotonic()
     how = ImageOptions(**values)

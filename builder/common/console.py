@@ -24,7 +24,7 @@ from builder.common.text import counted, duration, printable, size
 class Row:
     """The progress of one image, operating system or download. `state` is waiting, building, testing, done or failed.
 
-    It waits until it has `began`. `is_over`: this state is the last one.
+    An image waits until `began` is set. `is_over`: this state is the last state.
     """
 
     state: str = "waiting"
@@ -37,7 +37,7 @@ class Row:
 class View:
     """The progress of images and of what they need, in rows by name. Thread-safe.
 
-    Rows are added by `begin`, and by `add_images`, which are the ones that the total counts.
+    `begin` and `add_images` add rows. The total counts only the images of `add_images`.
     """
 
     console: Console

@@ -135,7 +135,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def join(errors: Sequence[BuilderError], what: str = "images failed") -> BuilderError:
-    """One error for several, of the class of the first; `what` follows their number. A hint of all is shown once."""
+    """One error for several, of the class of the first; `what` follows their number. A shared hint is shown once."""
     first = errors[0]
     if len(errors) == 1:
         return first

@@ -84,11 +84,11 @@ def one_line(text: str) -> str:
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s]+@")
 _PRIVATE = r"[\w-]*(?:token|passw|secret|credential|api[_-]?key|auth(?!or)|jwt)[\w-]*"  # in the name of a value
-_LEAST_SECRET = 6  # characters of a variable: a shorter one such as `true` would be hidden everywhere
+_LEAST_SECRET = 6  # characters of a variable: a shorter value, such as `true`, would be hidden everywhere
 
 
 def secret_values(words: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The values in the words of a command, and in an environment, whose names say that they are secret."""
+    """The values in the words of a command, and in an environment, whose names mark them as secret."""
     found = [match[1].strip() for word in words for match in re.finditer(rf"(?i){_PRIVATE}[=:]\s*(.+)", word)]
     found += [after for word, after in pairwise(words) if re.fullmatch(rf"(?i)-+{_PRIVATE}", word)]
     named = [value for name, value in environ.items() if re.fullmatch(rf"(?i){_PRIVATE}", name)]

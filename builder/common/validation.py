@@ -41,7 +41,7 @@ def message_of(item: Mapping[str, object]) -> str:
 
 
 def listed_faults(faults: Iterable[str]) -> str:
-    """One fault a line, without duplicates, the first twenty."""
+    """The first twenty faults without duplicates, with a line for each fault."""
     lines = list(dict.fromkeys(faults))
     rest = [f"... and {len(lines) - MAX_FAULTS} more"] if len(lines) > MAX_FAULTS else []
     return "\n".join(lines[:MAX_FAULTS] + rest)

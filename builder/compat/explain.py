@@ -47,7 +47,7 @@ _COMBINATION = re.compile(
     rf"([a-z]+)-({_NUMBERS})({_SUFFIX})-(cu[0-9]{{3,4}}|cpu)-py([0-9])([0-9]{{1,2}})(?:-([a-z0-9]+))??(?:-(arm64))?",
     re.ASCII,
 )
-# The parts of a combination that are always there, to name the one that is wrong.
+# The parts that every combination has: the message names the invalid part.
 _PARTS = (
     ("framework", r"[a-z]+"),
     ("version", _NUMBERS + _SUFFIX),

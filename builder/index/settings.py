@@ -30,10 +30,10 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 class IndexSettings:
     """The settings of a package index. `url` and `ca_bundle` are empty for the defaults of the clients.
 
-    The defaults are PyPI, and the CA certificates of each client. `proxy` is that of apt, for
-    archives. `python_mirror` has uv's builds of Python; empty for uv's default. `named` are the indexes of matrix.yaml
-    and of additions. Such an index has a `name`; a `folder` if it is a folder of wheels; `addresses` with `#sha256=`,
-    if it consists of the wheels at these addresses.
+    The defaults are PyPI, and the CA certificates of each client. `proxy` is apt's proxy, for archives. `python_mirror`
+    has uv's builds of Python; empty for uv's default. `named` are the indexes of matrix.yaml and of additions. Such an
+    index has a `name`; a `folder` if it is a folder of wheels; `addresses` with `#sha256=`, if it consists of the
+    wheels at these addresses.
     """
 
     url: str = ""

@@ -61,7 +61,7 @@ class Basis:
 class Lock:
     """The lock of a group. `held` are the names of the packages that pip and uv in its images keep, besides CUDA's.
 
-    `toolkit` has the versions of CUDA's packages that belong to a held `cuda-toolkit`, also of those in no image.
+    `toolkit` has the versions of CUDA's packages that belong to a held `cuda-toolkit`, also of packages in no image.
     """
 
     group: str

@@ -50,7 +50,7 @@ def shipped_files(state: Path) -> Path:
 
 
 def extended(own: Located) -> Located:
-    """A team's matrix with what it takes from the shipped one, and the places of its values; others are unchanged.
+    """A team's matrix with the entries of the shipped matrix, and the places of its values. Others are unchanged.
 
     Raises MatrixError for a name without a value that the shipped matrix does not have.
     """

@@ -392,7 +392,7 @@ class GpuTesting(StrictModel):
     gpu_command: list[CommandWord] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _runs_something(self) -> Self:
+    def _has_image_and_command(self) -> Self:
         for needed in (IMAGE, COMMAND):
             if not any(needed in WORD_PLACEHOLDER.findall(word) for word in self.gpu_command):
                 raise ValueError(f"gpu_command: expected {needed} in a word")

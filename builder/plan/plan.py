@@ -477,9 +477,9 @@ def _constraints(lock: Lock, locked: CellLock) -> str:
     """The constraints file that keeps pip and uv from replacing the framework and its CUDA. The same for a group.
 
     All CUDA wheels are held, although TensorFlow and JAX require ranges of versions: without this,
-    `uv pip install torch==2.7.1` replaces cuDNN 9.10 by 9.5 in an image of JAX, which requires 9.8. What CUDA has
-    besides is limited: vLLM on PyTorch 2.14 (CUDA 13.0) got nvcc 13.5. Those lines do not begin with `==`, because
-    uv-sync installs no package with such a line.
+    `uv pip install torch==2.7.1` replaces cuDNN 9.10 by 9.5 in an image of JAX, which requires 9.8. The other
+    packages of CUDA are limited: vLLM on PyTorch 2.14 (CUDA 13.0) got nvcc 13.5. Their lines do not begin with `==`,
+    because uv-sync installs no package whose line does.
     """
     wheels = sorted((wheel.name, wheel.version, wheel.component) for wheel in locked.wheels)
     held = {name: version for name, version, component in wheels if component == CUDA or name in lock.held}

@@ -46,7 +46,7 @@ class Health:
 
     command: tuple[str, ...]
     interval: int = 10
-    timeout: int = 10  # two services with the four seconds of the launcher
+    timeout: int = 10  # the launcher allows each service 4 s, and an image has at most two
     start_period: int = 60
     start_interval: int = 1  # until it succeeds for the first time; services answer within a second
     retries: int = 3

@@ -34,7 +34,7 @@ IMMUTABLE_HINT = (
 )
 _HINTS = {
     Fault.CERTIFICATE: "Save the certificate of its authority as {certificates}/ca.crt, or set SSL_CERT_FILE.",
-    Fault.CLIENT_CERTIFICATE: "Client certificates are not supported: use a proxy that has one, such as stunnel.",
+    Fault.CLIENT_CERTIFICATE: "Client certificates are not supported: use a proxy that presents one, such as stunnel.",
     Fault.NO_TLS: "To allow plain http, add {registry} to `insecure` in matrix.yaml.",
 }
 # In words, or as the error number in docker-registry's JSON: ENOSPC, EDQUOT.

@@ -28,7 +28,7 @@ _PRIVATE = tuple(map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16
 class Transport:
     """The connection to a registry. `bundle` is a file with the usual authorities, empty for the default.
 
-    `authorities` are trusted too.
+    `authorities` are trusted besides the usual authorities.
     """
 
     registry: str
@@ -84,7 +84,7 @@ class Transport:
         return self.is_plain and is_near and self.registries.allow_http(url)
 
     def adapter(self) -> HTTPAdapter:
-        """An adapter that uses these authorities. Raises RegistryError for one that cannot be used."""
+        """An adapter that uses these authorities. Raises RegistryError for an authority that cannot be used."""
         if not self.authorities:
             return HTTPAdapter(pool_maxsize=CONNECTIONS)
         context = create_urllib3_context()

@@ -191,7 +191,7 @@ def read_parents(run: Run, addition: Addition, arch: str) -> list[Parent]:
 def find_parents(run: Run, reference: ImageRef, arch: str) -> list[Parent]:
     """The images with a name, in a registry or in the store, as parents: one for each architecture.
 
-    Raises UsageError if the name has one image alone, and this is for another architecture than `arch`.
+    Raises UsageError if the name has only one image, and the image is for another architecture than `arch`.
     """
     parents = [read_parent(source) for source in find_images(run, reference, arch)]
     if arch not in (ALL, parents[0].arch):

@@ -182,7 +182,7 @@ def build_test_tag(
             engine.tag(loaded.id, ImageRef.parse(name))
         maker.record_tagged(image)
         if names or not is_tested:
-            # All have one repository: the others are shown as tags.
+            # All names have one repository: of the other names, only the tags are shown.
             tags = [f":{name.rpartition(':')[2]}" for name in image.local_names[1:]]
             view.end(image.id, "done", f"{note}, {coverage.summary}\n  {', '.join([image.local_names[0], *tags])}")
         elif not present[image.id]:

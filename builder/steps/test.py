@@ -73,8 +73,8 @@ def complete_tests(
     """Downloads staged images, runs the tests that their reports lack, and attaches the results, also of failures.
 
     If the tester has a command for GPU tests, this machine downloads no image and needs no engine. Without `attach`,
-    it keeps its results: it may not be able to write to the registry. Raises ImageTestError or EngineError if tests
-    cannot run.
+    the results stay here: this machine may have no right to write to the registry. Raises ImageTestError or
+    EngineError if tests cannot run.
     """
     project, view = run.project, run.view
     if attach and project.matrix.evidence and signer is None:
@@ -176,7 +176,7 @@ def _load(
 
 
 def _target(repository: Repository, stored: Image) -> StagedTarget:
-    """What a command for GPU tests runs. Reads only the lists of files in the layers."""
+    """The staged image for a command for GPU tests. Reads only the lists of files in the layers."""
     files = read_parent(RegistrySource(manifest=stored.manifest.content, repository=repository)).files
     inventory = inventory_of({path: entry for path, (_, entry) in files.items()})
     return StagedTarget(reference=f"{repository.name}@{stored.manifest.digest}", inventory=inventory)

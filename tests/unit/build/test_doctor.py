@@ -100,7 +100,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "old podman": ({"engine": engine(name="Podman", version="4.2.0")}, "engine", "missing", "4.3 or newer"),
     "rootless": ({"engine": engine(is_rootless=True)}, "engine", "ok", "Docker Engine 26.1.5, rootless"),
     "containerd": ({"engine": engine(store="containerd")}, "engine", "ok", ", containerd, "),
-    "containers": ({}, "containers", "ok", "started one of em-1.9-cpu-py311"),
+    "containers": ({}, "containers", "ok", "started a container of em-1.9-cpu-py311"),
     "no containers": (
         {"engine": engine(broken="OCI runtime create failed")},
         "containers", "missing", "starting sha256:",

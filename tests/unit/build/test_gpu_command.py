@@ -120,7 +120,7 @@ FAULTS: dict[str, tuple[list[str], str]] = {
     "cut off": (saying(line(FOUND)[:-9]), "the results are incomplete or damaged"),
     "not of run.py": (saying(line({"report": {}})), "the results are incomplete or damaged"),
     "partial": (saying(damaged(results=[])), "it lacks results of checks: quartz matmul"),
-    "no GPU": (saying(damaged(devices=[])), "the tests saw no GPU"),
+    "no GPU": (saying(damaged(devices=[])), "the tests found no GPU"),
     "another image": (
         saying(line({**FOUND, "inventory": {**INVENTORY, "usr/local/bin/x": "b"}})),
         f"it ran another image than {REFERENCE}, with other files: usr/local/bin/x",
@@ -162,7 +162,9 @@ def test_an_interrupt_ends_the_command(bench: Bench) -> None:
 
 def test_tests_that_are_too_large_for_a_word(bench: Bench) -> None:
     (bench.project.root / "tests/gpu/data.py").write_bytes(random.Random(0).randbytes(100_000))
-    with pytest.raises(ImageTestError, match=r"tests/gpu is too large for a word: mount it with \{tests\}"):
+    with pytest.raises(
+        ImageTestError, match=r"tests/gpu is too large for a word of the command: mount it with \{tests\}"
+    ):
         bench.run(saying(line(FOUND)))
 
 
