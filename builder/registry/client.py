@@ -40,7 +40,7 @@ NO_REFERRERS = (
 )  # fmt: skip
 NO_DELETION = ("UNSUPPORTED", "DENIED")  # error codes of registries that do not allow deletion
 STORED = (HTTPStatus.CREATED, HTTPStatus.OK)  # the specification: 201
-WRITTEN = 64 * 1024  # bytes of an upload in one write to a connection, which must complete within `connect_s`
+WRITE_BYTES = 64 * 1024  # of an upload, in one write to a connection, which must complete within `connect_s`
 PAGES = 100  # of a list, at most: a registry may name a next page without end
 PROGRAM_DELAY_S = 8.0
 # docker-registry refuses some manifests while another client uploads one of their blobs again, such as the empty blob
@@ -402,7 +402,7 @@ class _FileBody:
         position = 0
         while position < self.size:
             try:
-                piece = os.pread(self.file.fileno(), min(WRITTEN, self.size - position), position)
+                piece = os.pread(self.file.fileno(), min(WRITE_BYTES, self.size - position), position)
             except OSError as error:
                 error.filename = self.file.name
                 raise of_file(error) from error

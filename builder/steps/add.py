@@ -329,7 +329,7 @@ def _evidence(engine: Engine, image: Image, modules: Sequence[str]) -> Evidence:
 def push(run: Run, added: Added, signer: Signer | None) -> Added:
     """Pushes the images by digest, with results and signatures. Raises RefusedError for a tag that must not move."""
     target, repository = added.target, Repository(added.target, host=run.host, write=True)
-    sents = [push_added_image(run, repository, added.addition, image) for image in added.images]
+    sent_counts = [push_added_image(run, repository, added.addition, image) for image in added.images]
     for image in (image for image in added.images if image.results):
         reports.attach_evidence(repository, image.image.manifest.descriptor, image.results, signer)
     manifest = added.images[0].image.manifest
@@ -342,7 +342,9 @@ def push(run: Run, added: Added, signer: Signer | None) -> Added:
         raise RefusedError(f"{target} exists already: a tag with a date never moves", hint="Choose another tag.")
     if signer:
         sign(signer, repository, added, manifest)
-    sent = Sent(**{name: sum(getattr(counts, name) for counts in sents) for name in ("sent", "mounted", "present")})
+    sent = Sent(
+        **{name: sum(getattr(counts, name) for counts in sent_counts) for name in ("sent", "mounted", "present")}
+    )
     return replace(added, manifest=manifest, sent=sent)
 
 

@@ -1,6 +1,6 @@
-"""What a command for GPU tests runs in an image: real checks, with a stand-in for NVML and a `torch` of a few lines.
+"""The words of a command for GPU tests: real checks, with a stand-in for NVML and a `torch` of a few lines.
 
-In place of a container, the words run in this machine's Python. tests/integration/nightly/releases has real ones.
+In place of a container, the words run in this machine's Python. tests/integration/nightly/releases has real containers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_the_checks_of_an_image_by_a_command(
         "pt", target, [gpu / "test_pytorch.py"], Project(tmp_path), Programs(), tmp_path / "log"
     )
     assert (found.report.driver, [device.name for device in found.report.devices]) == (DRIVER, [H100.name])
-    results = {each["check"]: each["state"] for each in found.report.model_dump()["results"]}
+    results = {result["check"]: result["state"] for result in found.report.model_dump()["results"]}
     assert results.keys() == pytorch.CHECKS.keys()
     assert {name for name, state in results.items() if state == "passed"} == {"devices"}
 
@@ -89,7 +89,7 @@ def call(command: list[str], folder: Path, kind: str, words: Sequence[str]) -> l
         (folder / name).write_text(LOGGED.format(python=sys.executable), encoding="utf-8")
         (folder / name).chmod(0o755)
     filled = [word.replace("{image}", IMAGE) for word in command]
-    filled = [each for word in filled for each in (words if word == "{command}" else [word])]
+    filled = [part for word in filled for part in (words if word == "{command}" else [word])]
     environ = {"PATH": f"{folder}:/usr/bin:/bin", "CALLS": str(folder / f"{kind}.json")}
     subprocess.run(filled, env=environ, check=True, timeout=60)
     return list(json.loads((folder / f"{kind}.json").read_text(encoding="utf-8")))

@@ -65,7 +65,7 @@ def test_any_other_option_of_a_file_is_taken(tmp_path: Path) -> None:
 def serve(folder: Path, arguments: list[str], file: str) -> tuple[int, str]:
     """The exit status of `serve` with these arguments, in which FILE is a file, and its messages."""
     (folder / "FILE").write_text(file)
-    libraries = (ROOT / f"templates/{each}/files/usr/local/lib" for each in ("serving", "base"))
+    libraries = (ROOT / f"templates/{component}/files/usr/local/lib" for component in ("serving", "base"))
     result = subprocess.run(
         [sys.executable, "-c", SERVE, *arguments],
         cwd=folder, env={"PYTHONPATH": ":".join(map(str, libraries))}, capture_output=True, text=True, check=False,

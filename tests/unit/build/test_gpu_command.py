@@ -1,4 +1,4 @@
-"""The command for GPU tests: what it is given, which results count, and that nothing else leaves results."""
+"""The command for GPU tests: its words, valid results, and the errors of invalid results."""
 
 from __future__ import annotations
 

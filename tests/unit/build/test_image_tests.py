@@ -184,7 +184,7 @@ def is_known(tester: image_tests.Tester, image: PlannedImage) -> bool:
 
 
 def of_kind(tiny: Project, kind: str) -> Evidence:
-    return next(each for each in results.read_evidence(tiny.state, LOADED.digest) if each.kind == kind)
+    return next(found for found in results.read_evidence(tiny.state, LOADED.digest) if found.kind == kind)
 
 
 def test_a_pass_is_written_as_evidence(
@@ -361,9 +361,9 @@ def test_evidence_names_the_machine_of_tests_that_another_one_ran(
     elsewhere = of_kind(tiny, "image").model_copy(update={"machine": {"kernel": "that of the builder"}})
     results.evidence_path(tiny.state, elsewhere).unlink()
     both = tester(H100).test(image, LOADED, coverage_of([Proof(evidence=elsewhere, signer="builder")]))
-    assert [each.machine.get("gpu") for each in both.newest] == [None, H100.name]
+    assert [evidence.machine.get("gpu") for evidence in both.newest] == [None, H100.name]
     assert both.newest[0].machine == {"kernel": "that of the builder"}
-    assert [each.kind for each in results.read_evidence(tiny.state, LOADED.digest)] == ["gpu"], "what it ran itself"
+    assert [own.kind for own in results.read_evidence(tiny.state, LOADED.digest)] == ["gpu"], "its own tests"
 
 
 @pytest.mark.usefixtures("on_gpu")
@@ -506,14 +506,14 @@ TARGET = StagedTarget(reference="registry.example.test/staging/quartz@sha256:0",
 
 
 class NoEngine(FakeEngine):
-    """The engine of a machine that has none."""
+    """The client of an engine that does not run."""
 
     def info(self) -> EngineInfo:
         raise EngineError("Docker Engine is not running")
 
 
 class FoundCommand(GpuCommand):
-    """A command that found this."""
+    """A command that returns FOUND."""
 
     def run(self, *_: object) -> FoundInside:
         return FOUND
@@ -527,7 +527,7 @@ def by_command(tiny: Project, on_gpu: Path, console: MemoryConsole) -> image_tes
 
 
 def image_proof(tiny: Project, image: PlannedImage) -> Coverage:
-    """What the machine that built the image found."""
+    """The evidence of the machine that built the image."""
     return coverage_of([Proof(evidence=passing_evidence(tiny.root, image, LOADED.digest), signer="builder")])
 
 

@@ -60,8 +60,8 @@ def test_one_that_takes_too_long_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["exit()", "0"])
-def test_one_with_a_time_of_grace_ends_what_it_started_elsewhere(tmp_path: Path, end: str) -> None:
-    """As srun does with its job, also if a shell runs it. What ignores the signal is killed."""
+def test_a_program_with_grace_can_cancel_its_job(tmp_path: Path, end: str) -> None:
+    """As srun does, also if a shell runs it. A process that ignores the signal is killed."""
     code = f"""
 import os, signal, time
 signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"cancelled\\n"), {end}))

@@ -113,7 +113,10 @@ def test_every_command_that_the_code_names_exists_with_its_options() -> None:
     assert len(commands) > 50
     for before, name, arguments in commands:
         parameters = cli.cli.commands[name].params
-        known = {"--help", *(option for each in parameters for option in (*each.opts, *each.secondary_opts))}
+        known = {
+            "--help",
+            *(option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)),
+        }
         assert set(re.findall(r"--[a-z-]+", before)) <= group, before
         assert set(re.findall(r"(?<!\S)--[a-z-]+", arguments)) <= known, f"{name}{arguments}"
 

@@ -176,7 +176,7 @@ def test_options_reach_the_step(run: Run, steps: Steps, tiny: Project, arguments
     assert steps.given == [expected]
 
 
-def test_images_are_those_of_cells(run: Run, steps: Steps) -> None:
+def test_images_of_named_cells_are_made_or_of_the_default_set(run: Run, steps: Steps) -> None:
     result = run("images")
     assert (result.code, result.out) == (0, "")
     assert result.err.startswith("no images (")

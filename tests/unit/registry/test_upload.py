@@ -127,7 +127,7 @@ def test_a_blob_that_arrived_although_the_answer_was_lost_is_not_sent_again(lay:
 
 
 def test_a_stopped_upload_sends_no_more(lay: Lay, blob: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "WRITTEN", 100)
+    monkeypatch.setattr(client, "WRITE_BYTES", 100)
     lay(Uploads())
     stop, progress = threading.Event(), list[int]()
 

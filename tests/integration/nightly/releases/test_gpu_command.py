@@ -116,7 +116,7 @@ def slurm() -> Iterator[dict[str, str]]:
         (folder / "key").chmod(0o400)
         environ = {"SLURM_CONF": str(folder / "slurm.conf")}
         munged = ["munged", "--force", "--foreground", f"--key-file={folder}/key", f"--socket={folder}/munge.socket"]
-        munged += [f"--{each}-file={folder}/munged.{each}" for each in ("pid", "log", "seed")]
+        munged += [f"--{kind}-file={folder}/munged.{kind}" for kind in ("pid", "log", "seed")]
         daemons = [munged, ["slurmctld", "-D", "-i"], ["slurmd", "-D"]]
         running: list[subprocess.Popen[bytes]] = []
         try:
@@ -149,7 +149,7 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def three(new_checkout: NewCheckout, seed: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+def three_images(new_checkout: NewCheckout, seed: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """A checkout with three images, and GPU tests of their framework."""
     checkout = new_checkout(tmp_path_factory.mktemp("three"))
     checkout.edit("matrix.yaml", "variants:\n", "  note: {needs: [python]}\nvariants:\n  note: [note]\n")
@@ -173,19 +173,19 @@ def three(new_checkout: NewCheckout, seed: Path, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture
-def machine(three: Checkout, proxy: Proxy, keys: Path, tmp_path: Path) -> Checkout:
-    """Another machine, which has no engine; what it is to test is staged."""
-    (three.root / "keys").mkdir(exist_ok=True)
-    shutil.copy2(keys / "ours.pub", three.root / "keys/ours.pub")
-    there = elsewhere(three, tmp_path / "trusting")
+def machine(three_images: Checkout, proxy: Proxy, keys: Path, tmp_path: Path) -> Checkout:
+    """A second machine, without an engine, and with staged images to test."""
+    (three_images.root / "keys").mkdir(exist_ok=True)
+    shutil.copy2(keys / "ours.pub", three_images.root / "keys/ours.pub")
+    there = elsewhere(three_images, tmp_path / "trusting")
     there.edit(
         "matrix.yaml",
         'registry: ""',
         f'registry: ""\nstaging: {proxy.address}/staging\nevidence: [{{key: keys/ours.pub}}]',
     )
     builder = elsewhere(there, tmp_path / "builder")
-    shutil.copytree(three.root / ".builder/evidence", builder.root / ".builder/evidence")
-    builder.environ["GPU_IMAGES_STORE"] = three.environ["GPU_IMAGES_STORE"]
+    shutil.copytree(three_images.root / ".builder/evidence", builder.root / ".builder/evidence")
+    builder.environ["GPU_IMAGES_STORE"] = three_images.environ["GPU_IMAGES_STORE"]
     stage(builder, "all", "--sign", str(keys / "ours.key"))
     there.engine = "tcp://127.0.0.1:1"
     return there
@@ -210,7 +210,7 @@ def test_a_release_tested_by_slurm_and_podman(
     stub: list[str],
     tmp_path: Path,
 ) -> None:
-    """Staged by one machine, tested on the nodes of a cluster for another one, released by a third."""
+    """One machine stages the images, a second one tests them on a cluster, and a third one releases them."""
     sign = ("--sign", str(keys / "ours.key"))
     third = elsewhere(machine, tmp_path / "third")
     assert "GPU tests have not passed (gpu: not run (--gpu off))" in release(third, proxy, "--check", code=8)
@@ -224,13 +224,15 @@ def test_a_release_tested_by_slurm_and_podman(
     assert "3 images tested" in output
     found = evidence(machine)
     assert len(found) == 3
-    for each in found:
-        assert each["passed"] == ["tests/gpu/test_tiny.py::test[devices]"]
-        assert each["not_applicable"] == ["tests/gpu/test_tiny.py::test[mig]"]
-        assert each["reasons"] == {"tests/gpu/test_tiny.py::test[mig]": "Skipped: no slices"}, "no path of this machine"
-        assert each["machine"]["command"].startswith("srun --ntasks=1 --job-name=gpu-tests podman ")
-        assert each["machine"].items() >= {"gpu": GPU.name, "gpus": "1", "driver": DRIVER}.items()
-    assert len({each["machine"]["inventory"] for each in found}) == 3
+    for results in found:
+        assert results["passed"] == ["tests/gpu/test_tiny.py::test[devices]"]
+        assert results["not_applicable"] == ["tests/gpu/test_tiny.py::test[mig]"]
+        assert results["reasons"] == {"tests/gpu/test_tiny.py::test[mig]": "Skipped: no slices"}, (
+            "no path of this machine"
+        )
+        assert results["machine"]["command"].startswith("srun --ntasks=1 --job-name=gpu-tests podman ")
+        assert results["machine"].items() >= {"gpu": GPU.name, "gpus": "1", "driver": DRIVER}.items()
+    assert len({results["machine"]["inventory"] for results in found}) == 3
 
     assert "3 images up to date" in machine.builder("test", "--staged", "newest", *sign)
     release(third, proxy, *sign)
@@ -252,7 +254,7 @@ def test_an_engine_alone_and_results_in_the_output(
 
 
 def test_another_image_is_no_pass(machine: Checkout, keys: Path, podman: list[str], stub: list[str]) -> None:
-    """Such as one that a node has in a cache: it has all that the staged one has, and a package more."""
+    """A node may have another image in its cache, here the staged image with one more package."""
     sign = ("--sign", str(keys / "ours.key"))
     set_command(machine, [*podman, *stub, "{image}", "{command}"])
     machine.builder("test", EXTRA, "--staged", "newest", *sign)
