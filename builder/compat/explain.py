@@ -122,7 +122,10 @@ def cell_of_combination(matrix: Matrix, text: str) -> Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Explainer:
-    """Explains combinations. `known` are the cells of the matrix, `locked` the ids of cells with a current lock."""
+    """Explains combinations. `known` are the cells of the matrix, `locked` the ids of cells with a current lock.
+
+    `bounds` are constraints of a line to add, for conflicts that only facts.yaml knows.
+    """
 
     matrix: Matrix
     known: Sequence[Cell]
@@ -130,6 +133,7 @@ class Explainer:
     facts: Facts
     resolve: Resolve
     locked: Container[str] = ()
+    bounds: tuple[str, ...] = ()
 
     def explain(self, asked: Cell) -> Explanation:
         """The explanation of a cell from `cell_of_combination`. Raises FetchError if the index cannot be read."""
@@ -156,6 +160,10 @@ class Explainer:
             because = f"it has {self._requirement(cell).name} for {build} ({project.source})"
             add = tuple(self._to_add(cell, project))
             return Explanation(id=cell.id, works=True, because=because, add=add, project=project.name)
+        for bound in (f"{conflict.other}{conflict.wants}" for conflict in self.facts.traps):
+            is_new = bound not in self.bounds and cell.line not in self.matrix.frameworks[cell.framework].versions
+            if is_new and f" needs {bound}, not " in reason:  # as `Facts.violations` says it
+                return replace(self, bounds=(*self.bounds, bound)).explain(asked)
         return Explanation(id=cell.id, works=False, because=reason, near=self._nearest(cell))
 
     def refusal(self, cell: Cell) -> str:
@@ -171,7 +179,7 @@ class Explainer:
     def entry(self, cell: Cell) -> FrameworkVersion:
         """The cell's line in matrix.yaml, or the line to add.
 
-        A line to add has the constraints and components of the nearest line for the same CUDA major.
+        A line to add has the constraints and components of the nearest line for the same CUDA major, and `bounds`.
         """
         framework = self.matrix.frameworks[cell.framework]
         if cell.line in framework.versions:
@@ -187,7 +195,7 @@ class Explainer:
             index=cells.indexes_of_packages(self.matrix, cell).get(canonicalize_name(self._requirement(cell).name)),
             cuda=[cell.cuda],
             python=[cell.python],
-            constraints=sibling.constraints if sibling else [],
+            constraints=list(dict.fromkeys([*(sibling.constraints if sibling else []), *self.bounds])),
             components=sibling.components if sibling and not cell.is_cpu else [],
         )
 

@@ -324,6 +324,21 @@ def test_a_cell_without_a_current_lock_is_no_proposal() -> None:
     assert explained("pt-2.9-cu128-py313", conflicts, locked=locked).works
 
 
+def test_bounds_of_facts_yaml_are_added_before_resolving() -> None:
+    def resolve(supposed: Matrix, cell: Cell) -> str:
+        bounds = supposed.frameworks[cell.framework].versions[cell.line].constraints
+        return "" if bounds == ["numpy<2"] else "torch 2.0.1 needs numpy<2, not 2.4.6"
+
+    explanation = explained("pt-2.0-cu117-py311", resolve)
+    assert explanation.works, explanation.lines
+    assert explanation.add == (
+        "no image of it was built; add to matrix.yaml:",
+        '  under cuda: "11.7": {}',
+        "  under frameworks.pytorch.versions: \"2.0\": {release: 2.0.1, cuda: ['11.7'], python: ['3.11'], "
+        "constraints: [numpy<2]}",
+    )
+
+
 def test_an_index_that_fails_is_no_reason_against_a_combination() -> None:
     def fail(*_: object) -> str:
         raise FetchError("the index timed out")
