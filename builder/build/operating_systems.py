@@ -280,8 +280,9 @@ class Mmdebstrap:
             return line
 
         with self._memory() as fits:
-            # The memory of a remote engine is unknown.
-            is_in_memory = fits and (not container or engine.info().is_local)
+            # The memory of a remote engine is unknown. Unpacked, packages take four to six times their size.
+            is_small = debs is None or 8 * sum(package.size for package in debs[0].packages) < TMPFS
+            is_in_memory = fits and is_small and (not container or engine.info().is_local)
             if self.stopped.is_set():
                 raise BuildError(f"{name}: stopped")
             if container:

@@ -371,6 +371,14 @@ def test_files_are_written_to_memory_if_there_is_enough(
     assert bool(machine.engine.runs[0]["tmpfs"]) is expected
 
 
+def test_packages_that_may_fill_the_memory_are_unpacked_on_the_disk(machine: Machine) -> None:
+    assert machine.debs
+    lock, files = machine.debs
+    large = replace(lock.packages[0], size=operating_systems.TMPFS // 8)
+    machine.debs = replace(lock, packages=(large, *lock.packages[1:])), files
+    assert "TMPFS" not in machine.run_here().environment
+
+
 def test_two_at_once_need_memory_for_two(machine: Machine) -> None:
     inner: list[bool] = []
     run = machine.children.run
