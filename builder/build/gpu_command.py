@@ -10,6 +10,7 @@ import base64
 import io
 import os
 import re
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -20,15 +21,17 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from fnmatch import fnmatch
+from pathlib import Path, PurePath
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from builder.build.programs import Program, Programs
 from builder.common.errors import ImageTestError
 from builder.common.files import digest_of_data
-from builder.common.text import Redactor, duration, listed, one_line, secret_values
-from builder.evidence.suite import GPU_TESTS
+from builder.common.text import Redactor, duration, listed, one_line, printable, secret_values
+from builder.evidence.suite import GPU_TESTS, Suite
 from builder.layers.estargz import TocEntry
 from builder.layers.oci import Printable
 from builder.matrix.project import Project
@@ -47,18 +50,21 @@ _UNPACK = (
     "tarfile.open(fileobj=io.BytesIO(base64.b64decode('{archive}'))).extractall(d);"
     "r=subprocess.call([sys.executable,'-I',d+'/inside.py',*sys.argv[1:]]);shutil.rmtree(d);sys.exit(r)"
 )
+_NOT_INSIDE = ("test_*", "conftest.py")  # tests of this machine
 LONGEST_WORD = 128 << 10  # bytes: MAX_ARG_STRLEN of Linux
 SHOWN_LINES = 15
 
 
 class _Device(BaseModel, extra="allow"):
     name: Printable
-    capability: str
+    capability: Annotated[str, Field(pattern=r"^([0-9]{1,3}\.[0-9]{1,3})?$")]
 
 
 class _Result(BaseModel, extra="allow"):
     framework: str
     check: str
+    state: Literal["passed", "failed", "not applicable"]
+    detail: str
 
 
 class Report(BaseModel, extra="allow"):
@@ -70,8 +76,13 @@ class Report(BaseModel, extra="allow"):
 
 
 class FoundInside(BaseModel):
-    """The results of tests/gpu/inside.py. `inventory` is the SHA-256 of files of the image, by path."""
+    """The results of tests/gpu/inside.py, with the SHA-256 of the tests and of files of the image, by path.
 
+    `run` is the word that the command passed to it.
+    """
+
+    run: str
+    tests: dict[Printable, str]
     kernel: Printable
     inventory: dict[Printable, str]
     report: Report
@@ -107,25 +118,27 @@ class GpuCommand:
     timeout_s: float = 5 * 3600  # a job may wait in the queue of a cluster; the job in ci.yml has an hour more
     grace_s: float = 30  # srun cancels its job in this time, and Podman ends its container
 
-    def __init__(self, words: Sequence[str], hosts: tuple[str, ...]) -> None:
-        """`hosts` are hidden in logs and messages."""
-        self._words = words
+    def __init__(self, words: Sequence[str], hosts: tuple[str, ...], folder: Path) -> None:
+        """The command runs in `folder`. `hosts` are hidden in logs and messages."""
+        self._words, self._folder = words, folder
+        self.run_id = secrets.token_hex(8)  # results of an earlier run have another one
         self.hide = Redactor(hosts, secret_values(words, os.environ))
         self.shown = shlex.join(map(self.hide, words))
 
     def run(
-        self, image: str, target: StagedTarget, files: Iterable[Path], project: Project, programs: Programs, log: Path
-    ) -> FoundInside:
-        """Runs the checks of test files in an image. Raises ImageTestError without valid results."""
+        self, image: str, target: StagedTarget, files: Iterable[Path], project: Project, programs: Programs,
+        suite: Suite,
+    ) -> FoundInside:  # fmt: skip
+        """Runs the checks of test files of a suite in an image. Raises ImageTestError without valid results."""
         frameworks = [path.stem.removeprefix("test_") for path in files]
+        log = project.logs / f"{image}.gpu-command.log"
         lines: deque[str] = deque(maxlen=SHOWN_LINES)
-        packed = ""
+        packed: list[str] = []
 
         def on_line(line: str) -> str:
-            nonlocal packed
             before, marker, after = line.partition(MARKER)
             if marker:
-                packed = after.strip()
+                packed.append(after.strip())
                 return f"{self.hide(before)}{marker} ...\n"
             line = self.hide(line)
             if line.strip():
@@ -134,9 +147,12 @@ class GpuCommand:
 
         try:
             with project.scratch() as scratch:
+                checks = self._checks(project.root / GPU_TESTS, frameworks)
                 words = self._prepare(Path(scratch), project.root / GPU_TESTS, target.reference, frameworks)
+                # srun passes its environment on to the nodes.
+                environment = {name: value for name, value in os.environ.items() if name != "COSIGN_PASSWORD"}
                 program = Program(
-                    command=words, environment=os.environ, folder=project.root, log=log,
+                    command=words, environment=environment, folder=self._folder, log=log,
                     timeout_s=self.timeout_s, grace_s=self.grace_s,
                 )  # fmt: skip
                 began = time.monotonic()
@@ -148,13 +164,13 @@ class GpuCommand:
                 if status:
                     raise _NoResultsError(f"exit status {status}" if status > 0 else f"ended by signal {-status}")
                 found = self._read(packed, Path(scratch) / "results" / FILE)
-            self._check(found, target, frameworks, project.root / GPU_TESTS)
+            self._check(found, target, suite, checks)
         except (_NoResultsError, OSError) as error:
             reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
             raise ImageTestError(
                 "\n".join([f"{image}: `{self.shown}` gave no results of GPU tests: {self.hide(reason)}", *lines]),
                 hint="If a node failed, run the same command again. If not, correct `test.gpu_command` in matrix.yaml. "
-                f"Full output: {log}",
+                f"Full output: {log.resolve()}",
             ) from error
         return found
 
@@ -176,7 +192,9 @@ class GpuCommand:
     def _prepare(self, scratch: Path, tests: Path, reference: str, frameworks: Sequence[str]) -> list[str]:
         """Writes the folders with the tests and for the results; returns the words with all values."""
         folder, results = scratch / "tests", scratch / "results"
-        shutil.copytree(tests, folder, ignore=shutil.ignore_patterns("test_*", "conftest.py", "__pycache__"))
+        shutil.copytree(tests, folder, ignore=shutil.ignore_patterns(*_NOT_INSIDE, "__pycache__"))
+        for path in (folder, *folder.rglob("*")):  # a checkout may be closed to the user of the image
+            path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
         out = io.BytesIO()
         with tarfile.open(fileobj=out, mode="w:gz") as tar:
             tar.add(folder, ".")
@@ -187,7 +205,8 @@ class GpuCommand:
             raise _NoResultsError(f"{GPU_TESTS} is too large for a word of the command: mount it with {TESTS}")
         results.mkdir()
         results.chmod(0o777)  # for another user in the container; no other user can enter the folder above
-        inside = [PYTHON, "-I", *inside, *(["--results", MOUNTED_RESULTS] if self._has(RESULTS) else []), *frameworks]
+        results_here = ["--results", MOUNTED_RESULTS] if self._has(RESULTS) else []
+        inside = [PYTHON, "-I", *inside, "--run", self.run_id, *results_here, *frameworks]
         values = {IMAGE: reference, COMMAND: shlex.join(inside), TESTS: str(folder), RESULTS: str(results)}
         words: list[str] = []
         for word in self._words:
@@ -195,32 +214,62 @@ class GpuCommand:
             words += inside if word == COMMAND else [filled]
         return words
 
-    def _read(self, packed: str, file: Path) -> FoundInside:
-        """The results, from the last line or the file of the tests. Raises _NoResultsError."""
+    def _read(self, packed: Sequence[str], file: Path) -> FoundInside:
+        """What the tests found, from their last line or their file. Raises _NoResultsError."""
+        if len(packed) > 1:
+            raise _NoResultsError("several tasks gave results: let the command run one")
         try:
             if packed or self._has(RESULTS):
-                text = file.read_bytes() if self._has(RESULTS) else zlib.decompress(base64.b64decode(packed))
-                return FoundInside.model_validate_json(self.hide(text.decode()))
+                text = file.read_bytes() if self._has(RESULTS) else zlib.decompress(base64.b64decode(packed[0]))
+                found = FoundInside.model_validate_json(text)
+                report = Report.model_validate(self._without_secrets(found.report.model_dump()))
+                return found.model_copy(update={"report": report})
         except FileNotFoundError:
             raise _NoResultsError(f"{RESULTS} has no file {FILE}") from None
         except (ValueError, zlib.error) as error:
             raise _NoResultsError("the results are incomplete or damaged") from error
         raise _NoResultsError(f"its output has no line `{MARKER} ...`")
 
-    def _check(self, found: FoundInside, target: StagedTarget, frameworks: Sequence[str], tests: Path) -> None:
-        """Raises _NoResultsError unless all checks ran in this image, on a GPU."""
-        paths = sorted({*found.inventory, *target.inventory})
-        if other := [path for path in paths if found.inventory.get(path) != target.inventory.get(path)]:
-            raise _NoResultsError(f"it ran another image than {target.reference}, with other files: {listed(other, 3)}")
+    def _without_secrets(self, value: Any) -> Any:
+        """A value of JSON whose texts can be printed and have no secret."""
+        if isinstance(value, str):
+            return printable(self.hide(value))
+        if isinstance(value, dict):
+            return {printable(name): self._without_secrets(item) for name, item in value.items()}
+        return [self._without_secrets(item) for item in value] if isinstance(value, list) else value
+
+    def _check(self, found: FoundInside, target: StagedTarget, suite: Suite, checks: Sequence[str]) -> None:
+        """Raises _NoResultsError unless this run ran the tests of this suite in this image, on a GPU, each once."""
+        if found.run != self.run_id:
+            raise _NoResultsError("the results are of another run")
+        tests = {
+            name.removeprefix(f"{GPU_TESTS}/"): digest.removeprefix("sha256:")
+            for name, digest in suite.files.items()
+            if name.startswith(f"{GPU_TESTS}/") and not any(fnmatch(PurePath(name).name, glob) for glob in _NOT_INSIDE)
+        }
+        if other := _differing(tests, found.tests):
+            raise _NoResultsError(f"it ran other tests than those of the checkout: {other}")
+        if other := _differing(target.inventory, found.inventory):
+            raise _NoResultsError(f"it ran another image than {target.reference}, with other files: {other}")
         if not found.report.devices:
             raise _NoResultsError("the tests found no GPU")
+        there = [f"{result.framework} {result.check}" for result in found.report.results]
+        if missing := [name for name in checks if name not in there]:
+            raise _NoResultsError(f"it lacks results of checks: {listed(missing, 3)}")
+        if len(there) != len(checks):
+            raise _NoResultsError(f"it has {len(there)} results of {len(checks)} checks")
+
+    def _checks(self, tests: Path, frameworks: Sequence[str]) -> list[str]:
+        """The checks of frameworks: `pytorch matmul`. Raises _NoResultsError for a framework without checks."""
         options = [word for framework in frameworks for word in ("--framework", framework)]
         listing = subprocess.run(
             [sys.executable, str(tests / "run.py"), "--list", *options], capture_output=True, text=True, check=False
         )
         if listing.returncode:
-            raise _NoResultsError(f"{GPU_TESTS}/run.py --list: {one_line(listing.stderr.strip())}")
-        there = {f"{result.framework} {result.check}" for result in found.report.results}
-        names = [" ".join(line.split()[:2]) for line in listing.stdout.splitlines()]
-        if missing := [name for name in names if name not in there]:
-            raise _NoResultsError(f"it lacks results of checks: {listed(missing, 3)}")
+            raise _NoResultsError(f"{GPU_TESTS}/run.py --list: {one_line(listing.stderr.strip()[-300:])}")
+        return [" ".join(line.split()[:2]) for line in listing.stdout.splitlines()]
+
+
+def _differing(expected: Mapping[str, str], found: Mapping[str, str]) -> str:
+    """The first paths with different hashes; empty if there are none."""
+    return listed([path for path in sorted({*expected, *found}) if expected.get(path) != found.get(path)], 3)

@@ -132,8 +132,7 @@ class Tester:
             paths = [self._project.root / f"tests/gpu/test_{name}.py" for name in image.components]
             files = [path for path in paths if path.is_file()]
             if self.gpu_command and target:
-                log = self._project.logs / f"{image.id}.gpu-command.log"
-                found = self.gpu_command.run(image.id, target, files, self._project, self._programs, log)
+                found = self.gpu_command.run(image.id, target, files, self._project, self._programs, self._suite)
                 for gpu in found.report.devices:
                     device = Device(name=gpu.name, capability=gpu.capability)
                     if reason := self._why_unfit(image, device, found.report.driver):

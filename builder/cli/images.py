@@ -148,10 +148,8 @@ def test_command(
             area = StagingArea.of(project, place, run.host)
             release = area.read("" if stamp == NEWEST else stamp)
             if project.matrix.test and how.gpu_mode != gpus.OFF:
-                command = GpuCommand(project.matrix.test.gpu_command, run.host.names)
-            planned = plan_of_release(
-                run, release, {cell.id for cell in chosen}, own_arch=not patterns and command is None
-            )
+                command = GpuCommand(project.matrix.test.gpu_command, run.host.names, project.root)
+            planned = plan_of_release(run, release, {cell.id for cell in chosen}, own_arch=not patterns)
         else:
             planned = render.load_checked_plan(project, chosen)
         tester = new_tester(

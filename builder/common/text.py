@@ -83,17 +83,21 @@ def one_line(text: str) -> str:
 # ---- host names and credentials
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s]+@")
-_PRIVATE = r"[\w-]*(?:token|passw|secret|credential|api[_-]?key|auth(?!or)|jwt)[\w-]*"  # in the name of a value
-_LEAST_SECRET = 6  # characters of a variable: a shorter value, such as `true`, would be hidden everywhere
+_PRIVATE = (  # in the name of a value
+    r"[\w-]*(?:token|pass(?:w|phrase|\b)|secret|cred|[_-]key\b|apikey|auth(?!ors?\b)|jwt)[\w-]*"
+)
+_LEAST_SECRET = 6  # characters: a shorter value, such as `true`, would be hidden everywhere
 
 
 def secret_values(words: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
     """The values in the words of a command, and in an environment, whose names mark them as secret."""
-    found = [match[1].strip() for word in words for match in re.finditer(rf"(?i){_PRIVATE}[=:]\s*(.+)", word)]
+    found: list[str] = []
+    for match in (match for word in words for match in re.finditer(rf"(?i){_PRIVATE}[=:]\s*(?=(.+))", word)):
+        rest = re.sub("(?i)^(bearer|basic) ", "", match[1].strip())
+        found += [rest, rest.split(" ")[0].strip("\"'")]  # of `TOKEN=x program` too
     found += [after for word, after in pairwise(words) if re.fullmatch(rf"(?i)-+{_PRIVATE}", word)]
-    named = [value for name, value in environ.items() if re.fullmatch(rf"(?i){_PRIVATE}", name)]
-    found += [value for value in named if len(value) >= _LEAST_SECRET]
-    return tuple(sorted(filter(None, found), key=len, reverse=True))
+    found += [value for name, value in environ.items() if re.fullmatch(rf"(?i){_PRIVATE}", name)]
+    return tuple(sorted({text for text in found if len(text) >= _LEAST_SECRET}, key=len, reverse=True))
 
 
 @dataclass(frozen=True)

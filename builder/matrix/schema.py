@@ -86,7 +86,8 @@ def _variable(value: str) -> str:
 
 def _command_word(value: str) -> str:
     if unknown := set(WORD_PLACEHOLDER.findall(value)) - {IMAGE, COMMAND, TESTS, RESULTS}:
-        raise ValueError(f"unknown placeholder {min(unknown)}: use {IMAGE}, {COMMAND}, {TESTS} and {RESULTS}")
+        names = f"{IMAGE}, {COMMAND}, {TESTS} and {RESULTS}"
+        raise ValueError(f"unknown placeholder {min(unknown)}: use {names}; put other braces into a script")
     return value
 
 

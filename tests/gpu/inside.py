@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Runs the GPU checks in a container that a command of matrix.yaml started, and hands over what they found.
 
-    python inside.py pytorch                         the results are the last line of standard output
-    python inside.py --results /results pytorch      the results are a file in this folder
+    python inside.py --run ID pytorch                         the results are the last line of standard output
+    python inside.py --run ID --results /results pytorch      the results are a file in this folder
 
-With the results is an inventory of the image, by which `builder` notices that it is another image. The exit code is
-0 whatever the checks found. Needs the standard library of Python 3.9 or newer.
+With the results are ID, the hashes of the tests, and an inventory of the image: `builder` refuses results of another
+run, of other tests and of another image. The exit code is 0 whatever the checks found. Needs the standard library of
+Python 3.9 or newer.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import platform
 import subprocess
 import sys
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 
 MARKER = "gpu-images-results:"  # as in builder/build/gpu_command.py, as are the name of the file and INVENTORY
@@ -36,6 +38,7 @@ INVENTORY = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", required=True, metavar="ID")
     parser.add_argument("--results", default="", metavar="FOLDER")
     parser.add_argument("frameworks", nargs="+")
     options = parser.parse_args()
@@ -49,12 +52,13 @@ def main() -> int:
     except ValueError:
         print(f"run.py ended with status {checks.returncode}, without results", file=sys.stderr)
         return 1
-    found = {"kernel": platform.release(), "inventory": inventory(Path("/")), "report": report}
+    found = {
+        "run": options.run, "tests": hashes(Path(__file__).parent, ["**/*.py"]), "kernel": platform.release(),
+        "inventory": hashes(Path("/"), INVENTORY), "report": report,
+    }  # fmt: skip
     if options.results:
-        path = Path(options.results, FILE)
-        temporary = path.with_suffix(".part")
-        temporary.write_text(json.dumps(found), encoding="utf-8")
-        temporary.rename(path)
+        with Path(options.results, FILE).open("x", encoding="utf-8") as file:  # fails if another task was here
+            json.dump(found, file)
     else:
         # zlib notices a line that was cut off or mixed with another one. Schedulers may put text before a line.
         packed = base64.b64encode(zlib.compress(json.dumps(found).encode(), 9)).decode()
@@ -69,11 +73,11 @@ def environment() -> dict[str, str]:
     return {**kept, "PYTHONNOUSERSITE": "1"}
 
 
-def inventory(root: Path) -> dict[str, str]:
-    """The SHA-256 of the files of INVENTORY, by path. Links and empty files are left out."""
+def hashes(root: Path, patterns: Iterable[str]) -> dict[str, str]:
+    """The SHA-256 of files by path. Links and empty files are left out."""
     return {
         path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for pattern in INVENTORY
+        for pattern in patterns
         for path in sorted(root.glob(pattern))
         if path.is_file() and not path.is_symlink() and path.stat().st_size
     }

@@ -18,6 +18,7 @@ import yaml
 
 from builder.build.gpu_command import GpuCommand, StagedTarget
 from builder.build.programs import Programs
+from builder.evidence.suite import Suite
 from builder.matrix.project import Project
 from builder.matrix.schema import GpuTesting
 from tests import nvml
@@ -47,10 +48,12 @@ def test_the_checks_of_an_image_by_a_command(
     for name, value in nvml.environment(library, nvml.state(DRIVER, H100), {"PYTHONPATH": str(tmp_path)}).items():
         monkeypatch.setenv(name, value)  # a scheduler passes on the environment of its user
     words = [sys.executable, "-c", CONTAINER, *folders, "{image}", "{command}"]
-    target = StagedTarget(reference="registry.example.test/image@sha256:0", inventory=inside.inventory(Path("/")))
+    target = StagedTarget(
+        reference="registry.example.test/image@sha256:0", inventory=inside.hashes(Path("/"), inside.INVENTORY)
+    )
     assert "var/lib/dpkg/status" in target.inventory
-    found = GpuCommand(words, ()).run(
-        "pt", target, [gpu / "test_pytorch.py"], Project(tmp_path), Programs(), tmp_path / "log"
+    found = GpuCommand(words, (), tmp_path).run(
+        "pt", target, [gpu / "test_pytorch.py"], Project(tmp_path), Programs(), Suite.of(tmp_path)
     )
     assert (found.report.driver, [device.name for device in found.report.devices]) == (DRIVER, [H100.name])
     results = {result["check"]: result["state"] for result in found.report.model_dump()["results"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import random
 import shlex
@@ -18,6 +19,7 @@ import pytest
 from builder.build.gpu_command import MARKER, PYTHON, FoundInside, GpuCommand, StagedTarget, inventory_of
 from builder.build.programs import Programs
 from builder.common.errors import ImageTestError
+from builder.evidence.suite import Suite
 from builder.layers.estargz import TocEntry
 from builder.matrix.project import Project
 
@@ -25,13 +27,20 @@ START = subprocess.Popen.__init__
 CELL = "qz-0.5-cu129-py311-board"
 REFERENCE = "registry.example.test/staging/quartz-cuda@sha256:" + "d" * 64
 INVENTORY = {"var/lib/dpkg/status": "a" * 64}
-CHECK = {"framework": "quartz", "check": "matmul", "state": "passed"}
+CHECK = {"framework": "quartz", "check": "matmul", "state": "passed", "detail": ""}
+FILES = {"run.py": "print('quartz      matmul       A product.')", "inside.py": "# inside"}
 REPORT = {
     "driver": "570.86.10",
     "devices": [{"name": "H100", "capability": "9.0", "uuid": "GPU-1"}],
     "results": [CHECK],
 }
-FOUND: dict[str, Any] = {"kernel": "6.1.0", "inventory": INVENTORY, "report": REPORT}
+FOUND: dict[str, Any] = {
+    "run": "this run",
+    "tests": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in FILES.items()},
+    "kernel": "6.1.0",
+    "inventory": INVENTORY,
+    "report": REPORT,
+}
 SECRET = "s3cret-of-the-team"
 
 
@@ -54,17 +63,18 @@ class Bench:
     """Runs commands for a project whose framework has one GPU check."""
 
     def __init__(self, project: Project) -> None:
-        self.project, self.log = project, project.logs / "x.gpu-command.log"
+        self.project, self.log = project, project.logs / f"{CELL}.gpu-command.log"
         self.files = [project.root / "tests/gpu/test_quartz.py"]
         self.files[0].parent.mkdir(parents=True)
-        for name, text in (("run.py", "print('quartz      matmul       A product.')"), ("inside.py", "# inside")):
+        for name, text in FILES.items():
             (self.files[0].parent / name).write_text(text, encoding="utf-8")
 
     def run(self, words: Sequence[str], timeout_s: float = 60, programs: Programs | None = None) -> FoundInside:
-        command = GpuCommand(words, ("mirror.example.test",))
-        command.timeout_s, command.grace_s = timeout_s, 5
+        command = GpuCommand(words, ("mirror.example.test",), self.project.state)
+        command.timeout_s, command.grace_s, command.run_id = timeout_s, 5, FOUND["run"]
         target = StagedTarget(reference=REFERENCE, inventory=INVENTORY)
-        return command.run(CELL, target, self.files, self.project, programs or Programs(), self.log)
+        suite = Suite.of(self.project.root)
+        return command.run(CELL, target, self.files, self.project, programs or Programs(), suite)
 
 
 @pytest.fixture
@@ -78,7 +88,7 @@ def test_results_are_the_last_line_of_the_output(bench: Bench) -> None:
     found = bench.run(words)
     assert found.model_dump() == FOUND, "with fields that only the tests need"
     assert bench.log.read_text().splitlines() == ["starting", f"0: {MARKER} ...", "pod deleted"]
-    named = GpuCommand(["srun", "{image}", "{command}"], ()).machine(found)
+    named = GpuCommand(["srun", "{image}", "{command}"], (), bench.project.root).machine(found)
     assert named.pop("inventory").startswith("sha256:")
     assert named == {
         "command": "srun '{image}' '{command}'", "kernel": "6.1.0", "gpu": "H100", "gpus": "1", "driver": "570.86.10",
@@ -95,7 +105,7 @@ open(results + "/results.json", "w").write({text!r})
 
 
 def test_results_are_a_file_in_a_folder(bench: Bench) -> None:
-    words = [REFERENCE, PYTHON, "-I", "/tests/inside.py", "--results", "/results", "quartz"]
+    words = [REFERENCE, PYTHON, "-I", "/tests/inside.py", "--run", FOUND["run"], "--results", "/results", "quartz"]
     code = WRITE.format(words=words, text=json.dumps(FOUND))
     found = bench.run([sys.executable, "-c", code, "{tests}", "{results}", "{image}", "{command}"])
     assert found.model_dump() == FOUND
@@ -103,7 +113,7 @@ def test_results_are_a_file_in_a_folder(bench: Bench) -> None:
 
 
 def test_a_command_inside_a_word_is_quoted_for_a_shell(bench: Bench) -> None:
-    counted = f"set -- {{image}} {{command}}; test $# = 6 && test $2 = {PYTHON} && test $6 = quartz"
+    counted = f"set -- {{image}} {{command}}; test $# = 8 && test $2 = {PYTHON} && test $8 = quartz"
     assert bench.run(["sh", "-ec", f"printf '%s\\n' {shlex.quote(line(FOUND))}; {counted}"])
 
 
@@ -119,6 +129,18 @@ FAULTS: dict[str, tuple[list[str], str]] = {
     "no marker": (saying("ok"), f"its output has no line `{MARKER} ...`"),
     "cut off": (saying(line(FOUND)[:-9]), "the results are incomplete or damaged"),
     "not of run.py": (saying(line({"report": {}})), "the results are incomplete or damaged"),
+    "another task": (saying(f"{line(FOUND)}\n{line(FOUND)}"), "several tasks gave results: let the command run one"),
+    "another run": (saying(line({**FOUND, "run": "the last one"})), "the results are of another run"),
+    "other tests": (
+        saying(line({**FOUND, "tests": {**FOUND["tests"], "run.py": "b"}})),
+        "it ran other tests than those of the checkout: run.py",
+    ),
+    "a check twice": (saying(damaged(results=[CHECK, CHECK])), "it has 2 results of 1 checks"),
+    "without a state": (saying(damaged(results=[{**CHECK, "state": ""}])), "the results are incomplete or damaged"),
+    "a GPU of no kind": (
+        saying(damaged(devices=[{"name": "H100", "capability": "x"}])),
+        "the results are incomplete or damaged",
+    ),
     "partial": (saying(damaged(results=[])), "it lacks results of checks: quartz matmul"),
     "no GPU": (saying(damaged(devices=[])), "the tests found no GPU"),
     "another image": (
@@ -166,6 +188,23 @@ def test_tests_that_are_too_large_for_a_word(bench: Bench) -> None:
         ImageTestError, match=r"tests/gpu is too large for a word of the command: mount it with \{tests\}"
     ):
         bench.run(saying(line(FOUND)))
+
+
+def test_no_secret_is_in_results(bench: Bench) -> None:
+    """Redaction of the JSON text would miss a secret that JSON escapes."""
+    secret = 'ab"cdéfgh'
+    found = bench.run([*saying(damaged(driver=f"570 {secret}")), "--token", secret])
+    assert found.report.driver == "570 ***"
+    assert found.tests == FOUND["tests"]
+
+
+def test_the_image_may_read_the_tests_of_a_closed_checkout(bench: Bench) -> None:
+    for path in (bench.files[0].parent, *bench.files[0].parent.iterdir()):
+        path.chmod(path.stat().st_mode & 0o700)
+    code = "folder = sys.argv[-1]; assert os.stat(folder).st_mode & 0o5 == 5\n"
+    code += "assert os.stat(folder + '/inside.py').st_mode & 0o4 == 4"
+    with pytest.raises(ImageTestError, match=r"\{results\} has no file|its output has no line"):
+        bench.run([*saying("", code), "{tests}"])
 
 
 def test_the_inventory_of_an_image() -> None:

@@ -501,7 +501,9 @@ def test_the_description_of_the_image_is_json(image: PlannedImage) -> None:
 # ---- by a command
 
 REPORT = {"driver": "570.86.10", "devices": [{"name": "NVIDIA H100", "capability": "9.0"}], "results": []}
-FOUND = FoundInside(kernel="6.1.0", inventory={"var/lib/dpkg/status": "a" * 64}, report=Report.model_validate(REPORT))
+FOUND = FoundInside(
+    run="", tests={}, kernel="6.1.0", inventory={"var/lib/dpkg/status": "a" * 64}, report=Report.model_validate(REPORT)
+)
 TARGET = StagedTarget(reference="registry.example.test/staging/quartz@sha256:0", inventory=FOUND.inventory)
 
 
@@ -522,7 +524,7 @@ class FoundCommand(GpuCommand):
 @pytest.fixture
 def by_command(tiny: Project, on_gpu: Path, console: MemoryConsole) -> image_tests.Tester:
     """The tester of a machine without an engine and a GPU."""
-    command = FoundCommand(["srun", "--token=abc", "{image}", "{command}"], ())
+    command = FoundCommand(["srun", "--token=abcdef", "{image}", "{command}"], (), tiny.root)
     return image_tests.Tester(new_run(tiny, engine=NoEngine(), console=console), gpu_command=command)
 
 

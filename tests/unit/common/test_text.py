@@ -154,11 +154,14 @@ def test_what_is_printable_stays_so(text: str) -> None:
 
 WORDS: dict[str, tuple[str, ...]] = {  # the values that are hidden, by the words
     "srun --gpus=1 --time=30": (),
-    "kubectl --token=abc": ("abc",),
-    "kubectl --token abc run": ("abc",),
-    "podman run -e HF_TOKEN=abc": ("abc",),
+    "kubectl --token=abcdef": ("abcdef",),
+    "kubectl --token abcdef run": ("abcdef",),
+    "podman run -e HF_TOKEN=abcdef": ("abcdef",),
+    "podman run -e TOKENIZERS_PARALLELISM=true": (),
+    "skopeo --creds=me:abcdef": ("me:abcdef",),
+    "run --env=NGC_API_KEY=abcdef --passphrase=abcdefg": ("abcdef", "abcdefg"),
     "srun --export=ALL,DB_PASSWORD=a-long-one": ("a-long-one",),
-    "curl -H X-Api-Key:abc": ("abc",),
+    "curl -H X-Api-Key:abcdef": ("abcdef",),
     "srun --author=me --container-image={image}": (),
 }
 
@@ -168,4 +171,6 @@ def test_secrets_in_words_are_hidden(words: str, values: tuple[str, ...]) -> Non
     environ = {"SLURM_JWT": "of the environment", "USE_AUTH": "true", "HOME": "/home/someone"}
     assert set(secret_values(words.split(), environ)) == {*values, "of the environment"}
     assert "abc" not in Redactor(secrets=values)(words)
+    assert "abcdef" in secret_values(["sh", "-c", "A_TOKEN=1 B_TOKEN='abcdef' srun"], {})
+    assert "abcdef" in secret_values(["-H", "Authorization: Bearer abcdef"], {})
     assert Redactor()("https://me:abc@example.test/") == "https://example.test/"

@@ -208,7 +208,7 @@ def test_a_command_gets_the_staged_image_by_its_digest_and_this_machine_download
     image = machine.assemble()
     machine.registry.contents |= {layer.digest: machine.bench.store.read(layer.digest) for layer in image.layers}
     machine.bench.engine.pulled.clear()
-    command = GpuCommand(["srun", "{image}", "{command}"], ())
+    command = GpuCommand(["srun", "{image}", "{command}"], (), Path())
     outcome = machine.complete(ran=[machine.proof()], command=command)
     assert (outcome.error, outcome.tested) == (None, True)
     assert machine.target
