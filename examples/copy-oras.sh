@@ -12,7 +12,7 @@ inside=registry.internal/org/pt-cuda
 
 case "${1:-}" in
 pack)
-    oras repo tags "$image" >tags
+    oras repo tags "$image" >all-tags
     for tag in $tags; do
         # With -r alone, oras 1.2 leaves out an index of several architectures.
         oras copy --to-oci-layout "$image:$tag" "images:$tag"
@@ -22,7 +22,7 @@ pack)
             oras manifest fetch "$image:$tag" | jq -r '.manifests[]?.digest'
         } | cut -d: -f2 >digests
         # Signatures and lists of attachments whose tags contain the digest.
-        for name in $(grep -F -f digests tags); do
+        grep -F -f digests all-tags | while read -r name; do
             oras copy --to-oci-layout "$image:$name" "images:$name"
         done
     done

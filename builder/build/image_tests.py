@@ -74,7 +74,8 @@ class Tester:
         self._processes = processes
         self._pool = gpus.Pool()
         if gpu_command is None:
-            run.engine.sweep(str(self._project.root))  # containers of killed runs
+            for root in {run.project.root, self._project.root}:
+                run.engine.sweep(str(root))  # containers and temporary images of killed runs
         self._suite = Suite.of(self._project.root)
         self._programs = Programs()
 

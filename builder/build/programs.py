@@ -77,7 +77,10 @@ class Programs:
         self.stopped = True
         with self._lock:
             for child, grace_s in self._running.items():
-                threading.Thread(target=_end, args=(child, grace_s), daemon=True).start()
+                if grace_s:
+                    threading.Thread(target=_end, args=(child, grace_s), daemon=True).start()
+                else:
+                    child.kill()
 
 
 def _end(child: subprocess.Popen[str], grace_s: float) -> None:

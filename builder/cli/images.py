@@ -132,7 +132,7 @@ def test_command(
     with a GPU, the GPU tests), and attaches the results. CELLS selects images of the release; the default is all of
     them for the architecture of this machine. Several machines may test different cells at the same time.
 
-    If matrix.yaml has `test.gpu_command`, that command runs the GPU tests, for --jobs images at a time, on other
+    If matrix.yaml has `test.gpu_command`, that command runs the GPU tests of all, --jobs images at a time, on other
     machines. This machine then needs neither a GPU nor an engine.
     """
     began = time.monotonic()
@@ -149,7 +149,9 @@ def test_command(
             release = area.read("" if stamp == NEWEST else stamp)
             if project.matrix.test and how.gpu_mode != gpus.OFF:
                 command = GpuCommand(project.matrix.test.gpu_command, run.host.names, project.root)
-            planned = plan_of_release(run, release, {cell.id for cell in chosen}, own_arch=not patterns)
+            planned = plan_of_release(
+                run, release, {cell.id for cell in chosen}, own_arch=not patterns and command is None
+            )
         else:
             planned = render.load_checked_plan(project, chosen)
         tester = new_tester(

@@ -61,8 +61,8 @@ class View:
 
     def say(self, text: str) -> None:
         """Prints a line above the table."""
-        with self._lock:
-            self.console.print(Text(printable(text)), highlight=False, soft_wrap=True)
+        # Without the lock: Live draws the table in a thread, which holds Live's lock and waits for this one.
+        self.console.print(Text(printable(text)), highlight=False, soft_wrap=True)
 
     def begin(self, image: str, state: str) -> None:
         """Sets the state of the image, and starts to count its time."""

@@ -16,6 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -67,7 +68,10 @@ class Lock:
     group: str
     basis: Basis
     held: list[str]
-    toolkit: dict[str, Annotated[str, AfterValidator(lambda text: str(SpecifierSet(text)))]]
+    toolkit: dict[
+        Annotated[str, AfterValidator(lambda text: Requirement(text).name)],
+        Annotated[str, AfterValidator(lambda text: str(SpecifierSet(text)))],
+    ]
     components: dict[str, LockedComponent]
     wheels: tuple[LockedWheel, ...]
     format: Literal[2] = FORMAT

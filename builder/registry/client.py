@@ -178,7 +178,12 @@ class Repository:
                 body=_FileBody(file=file, size=size, at=report) if size else None,
                 read_s=self._http.policy.commit_s,
             )
-            self._http.send_once(put)
+            try:
+                self._http.send_once(put)
+            except RejectedError as error:
+                if error.status in (404, 416):  # a registry that was started again does not know the upload
+                    raise TransientError(str(error), hint=error.hint) from error
+                raise
 
         try:
             with path.open("rb") as file:

@@ -103,7 +103,7 @@ def lock(
             name = f"Debian {system.debian}"
             known = {str(error) for error in failures.setdefault(name, [])}
             failures[name] += [fault for fault in faults if str(fault) not in known]
-            done = [item for item in done if item != name and not item.startswith(f"{name} ")]
+            done = [item for item in done if item != name and not item.startswith(f"{name} (")]
 
     # Wheels.
     sound = [cell for cell in chosen if cell.python not in faulty]

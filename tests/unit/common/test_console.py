@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -51,6 +53,33 @@ def test_the_table_on_a_terminal() -> None:
     assert "12 tests passed" in console.text
     view.add_images(["first-cell"])  # for the next step, such as staging
     assert view.rows["first-cell"].state == "waiting"
+
+
+class DrawingConsole(MemoryConsole):
+    """Draws the table in another thread before it prints, as Live does. `is_free` is False if that thread waits."""
+
+    view: View
+    is_free = True
+
+    def print(self, *objects: object, **options: Any) -> None:
+        drawing = threading.Thread(target=self.view._table, daemon=True)
+        drawing.start()
+        drawing.join(5)
+        self.is_free &= not drawing.is_alive()
+        super().print(*objects, **options)
+
+
+def test_printing_never_waits_for_the_thread_that_draws_the_table() -> None:
+    """That thread has the lock of Live, which printing needs: both waited for ever."""
+    console = DrawingConsole()
+    console.view = view = View(console)
+    view.add_images(["cell"])
+    view.begin("cell", "building")
+    view.say("a line")
+    view.say_once("another")
+    view.end("cell", "done")
+    assert console.is_free
+    assert console.text.splitlines()[:3] == ["cell: building", "a line", "another"]
 
 
 def test_notes_are_neither_markup_nor_escape_sequences() -> None:

@@ -101,10 +101,14 @@ def once(method: str, answer: Reply | Exception) -> Callable[[Sent], Reply | Exc
     return trouble
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT"])
-def test_an_upload_begins_again_after_a_failure(lay: Lay, blob: Path, method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "failure"),
+    [("POST", broken()), ("PUT", broken()), ("PUT", Reply(status=404)), ("PUT", Reply(status=416))],
+    ids=["POST", "PUT", "unknown upload", "unknown position"],
+)
+def test_an_upload_begins_again_after_a_failure(lay: Lay, blob: Path, method: str, failure: Reply | Exception) -> None:
     uploads = Uploads()
-    uploads.before = once(method, broken())
+    uploads.before = once(method, failure)
     wire = lay(uploads)
     upload(blob)
     assert uploads.blobs == {DIGEST}
