@@ -11,13 +11,13 @@ from pathlib import Path
 from builder.build.context import LoadedImage
 from builder.build.operating_systems import Mmdebstrap
 from builder.build.programs import Program, Programs
-from builder.common.errors import FREE_DISK, BuildError, DiskError, EngineError, UsageError
+from builder.common.errors import FREE_DISK, BuildError, DiskError, EngineError
 from builder.common.files import files_below
 from builder.debian.archives import Archives
 from builder.engine.model import is_disk_full
 from builder.engine.run import Run
 from builder.index.host import FOLDER
-from builder.index.logins import find_login
+from builder.index.logins import netrc_of
 from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import COMMON_INPUTS, PlannedImage
@@ -62,12 +62,6 @@ class DockerfileBuilder:
                 hint=f"Leave out --method, or run this on a machine for {image.cell.arch}.",
             )
         host = run.host.for_release(run.project.matrix.debian[image.debian])
-        for index in sorted({wheel_list.index for wheel_list in image.lists} - {""}):
-            if find_login(host.index.of(index)):
-                raise UsageError(
-                    f"{image.id}: --method dockerfile cannot pass the login of the index {index}",
-                    hint="Leave out --method, or use docker build with a secret: docs/matrix.md, Plain Docker.",
-                )
         base = self._mmdebstrap.base_image(image.debian)
         with run.project.scratch() as scratch:
             context, id_file = Path(scratch) / "context", Path(scratch) / "id"
@@ -95,6 +89,11 @@ class DockerfileBuilder:
             # The engine of this run, with its own buildx builder, even if another one is selected.
             environment = {**os.environ, **run.engine.address.variables, **host.proxies}
             environment.pop("BUILDX_BUILDER", None)
+            if logins := netrc_of(
+                host.index.of(name) for name in sorted({wheel_list.index for wheel_list in image.lists}) if name
+            ):
+                command.append("--secret=id=netrc,env=GPU_IMAGES_NETRC")
+                environment["GPU_IMAGES_NETRC"] = logins  # on no disk
 
             def on_line(line: str) -> str:
                 line = host.hide(line)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import netrc
 import os
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from builder.common.errors import UsageError
@@ -43,6 +45,24 @@ def find_login(settings: IndexSettings) -> tuple[str, str] | None:
             hint="Use its address with https://, in `indexes` of matrix.yaml.",
         )
     return login
+
+
+def netrc_of(indexes: Iterable[IndexSettings]) -> str:
+    """The logins of indexes as a netrc file, for uv in a build step; empty if there are none. Raises UsageError."""
+    lines = {}
+    for settings in indexes:
+        if login := find_login(settings):
+            # uv reads a backslash and a quotation mark in netrc otherwise than Python does.
+            if not all(re.fullmatch(r"[!#-\[\]-~]+", word) for word in login):
+                raise UsageError(
+                    f"the login of the index {settings.name} has characters that a netrc file cannot have",
+                    hint="Build without --method dockerfile.",
+                )
+            host = host_of(settings.url)
+            lines[f"machine {host} login {login[0]} password {login[1]}"] = host
+    if len(set(lines.values())) < len(lines):
+        raise UsageError("two indexes on one host have different logins", hint="Build without --method dockerfile.")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _of_netrc(settings: IndexSettings) -> tuple[str, str] | None:

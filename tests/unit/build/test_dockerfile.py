@@ -12,7 +12,7 @@ from builder.build.apt_container import ContainerApt
 from builder.build.context import LoadedImage
 from builder.build.dockerfile import DockerfileBuilder, context_files
 from builder.build.programs import Program
-from builder.common.errors import BuildError, DiskError, EngineError, UsageError
+from builder.common.errors import BuildError, DiskError, EngineError
 from builder.common.files import digest_of_data
 from builder.debian.archives import Archives
 from builder.index.host import Apt, AptSource, Host
@@ -265,7 +265,10 @@ def test_links_stay_links(checkout: TinyProject) -> None:
     assert targets == ["/opt/nowhere/it.so.1"]
 
 
-def test_an_index_with_a_login_is_refused(checkout: TinyProject, edit: Edit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_login_of_an_index_is_a_secret_of_the_build(
+    checkout: TinyProject, edit: Edit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the environment of buildx alone, on no disk."""
     monkeypatch.setenv("UV_INDEX_COMPANY_PASSWORD", "s3cret")
     url = "https://python.example.test/simple"
     edit("debian:\n", f"indexes: {{company: {url}}}\ndebian:\n")
@@ -277,9 +280,15 @@ def test_an_index_with_a_login_is_refused(checkout: TinyProject, edit: Edit, mon
     host = replace(HOST, index=HOST.index.with_index("company", url))
     checkout.run = replace(checkout.run, checkout=project, host=host)
     [image] = checkout.rendered(CELL)
-    with pytest.raises(UsageError, match="cannot pass the login of the index company"):
-        checkout.build(image)
-    assert checkout.buildx.calls == []
+    checkout.build(image)
+    [program] = checkout.buildx.calls
+    assert program.environment["GPU_IMAGES_NETRC"] == "machine python.example.test login __token__ password s3cret\n"
+    assert "--secret=id=netrc,env=GPU_IMAGES_NETRC" in program.command
+    assert not any("s3cret" in argument for argument in program.command)
+    assert not any(b"s3cret" in content for content in checkout.buildx.contexts[0].values())
+
     monkeypatch.delenv("UV_INDEX_COMPANY_PASSWORD")
     monkeypatch.setenv("NETRC", "/nonexistent")
-    assert checkout.build(image).id
+    checkout.build(image)
+    assert "GPU_IMAGES_NETRC" not in checkout.buildx.calls[1].environment
+    assert not any("--secret" in word for word in checkout.buildx.calls[1].command)

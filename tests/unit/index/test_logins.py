@@ -87,3 +87,24 @@ def test_a_broken_netrc_is_named_without_its_contents(home: Path) -> None:
         logins.find_login(index())
     assert str(path) in str(caught.value)
     assert "s3cret" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_netrc_file_for_build_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_INDEX_MY_TEAM_PASSWORD", "one")
+    monkeypatch.setenv("UV_INDEX_OTHER_PASSWORD", "two")
+    monkeypatch.setenv("NETRC", "/nonexistent")
+    public = IndexSettings().with_index("public", "https://public.example.test").of("public")
+    other = IndexSettings().with_index("other", "https://other.example.test").of("other")
+    assert logins.netrc_of([public]) == ""
+    assert logins.netrc_of([public, index(), other]) == (
+        "machine python.example.test login __token__ password one\n"
+        "machine other.example.test login __token__ password two\n"
+    )
+    numbered = IndexSettings().with_index("other", "https://[::1]:8443/a@b").of("other")
+    assert logins.netrc_of([numbered]) == "machine [::1] login __token__ password two\n", "as uv looks it up"
+    same_host = IndexSettings().with_index("other", URL).of("other")
+    with pytest.raises(UsageError, match="two indexes on one host"):
+        logins.netrc_of([index(), same_host])
+    monkeypatch.setenv("UV_INDEX_OTHER_PASSWORD", "with space")
+    with pytest.raises(UsageError, match="characters that a netrc file cannot have"):
+        logins.netrc_of([other])
