@@ -178,11 +178,12 @@ class Bench:
             for cell, name in ((PLAIN, "cold"), (JUPYTER, "second variant"), (OTHER_PYTHON, "second Python")):
                 with self._results.timed(ASSEMBLED.format(name)):
                     published[cell] = self._publish(cell)
+            loaded = {cell: size(self._load(cell)) for cell in (PLAIN, OTHER_PYTHON)}
         counts = {name: size(count) for name, count in published[OTHER_PYTHON].items()}
         self._results.facts += [
             f"memory of the assembling process, cold: {size(published[PLAIN]['memory'])}",
             f"second Python: {counts['fetched']} fetched, {counts['sent']} sent, {counts['present']} already in the "
-            "registry",
+            f"registry; loaded {loaded[OTHER_PYTHON]} after {loaded[PLAIN]} for the first",
         ]
 
     def dockerfile(self) -> None:
@@ -233,13 +234,15 @@ class Bench:
         check_served(cell)
         return counts
 
-    def _load(self, cell: str) -> None:
-        """Loads an image of the store into the engine."""
+    def _load(self, cell: str) -> int:
+        """Loads an image of the store into the engine; returns the bytes of layers that the engine unpacked."""
         store = Store(self.store)
         image = stored_images.find_stored_image(store, planned(self._checkout, cell))
         assert image is not None
+        unpacked: list[int] = []
         loader = Loader(self._engine, store, str(self._checkout), View(Console(quiet=True)))
-        self._engine.tag(loader.load(image), reference(cell))
+        self._engine.tag(loader.load(image, unpacked.append), reference(cell))
+        return sum(unpacked)
 
     def remove_images(self) -> None:
         """Removes the tags of the benchmark's namespace, and the images that have no other tag."""

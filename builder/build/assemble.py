@@ -180,7 +180,8 @@ class Assembler:
         assembled = self.assemble(image)
         with self._loading:  # one at a time: two at once were not faster, and take more disk
             run.view.begin(image.id, "loading")
-            image_id = self._loader.load(assembled)
+            meter = Meter(run.view, image.id, "loaded", 0)
+            image_id = self._loader.load(assembled, meter.add)
         origin: Origin = "loaded" if assembled.manifest.digest in known else "built"
         return LoadedImage(id=image_id, digest=assembled.manifest.digest, origin=origin)
 

@@ -157,10 +157,11 @@ class Engine:
             name = ImageRef.parse(reference)
             _check(action, self._api.pull(name.name, tag=name.digest or name.tag, stream=True, decode=True))
 
-    def pull_local(self, reference: str) -> None:
-        """Pulls an image that this process serves. Raises EngineError or DiskError.
+    def pull_local(self, reference: str, feed: Callable[[Mapping[str, Any]], None]) -> None:
+        """Pulls an image that this process serves; `feed` is called with each message.
 
-        docker-py's own `pull` would wait for ever for the first message.
+        Raises EngineError or DiskError, and what `feed` raises, which cancels the pull. docker-py's own `pull` would
+        wait for ever for the first message.
         """
         action = "pulling an image from the store"
         name = ImageRef.parse(reference)
@@ -170,7 +171,9 @@ class Engine:
             try:
                 raw = self._api._get_raw_response_socket(response)
                 getattr(raw, "_sock", raw).settimeout(SILENCE_S)
-                _check(action, self._api._stream_helper(response, decode=True))
+                for message in self._api._stream_helper(response, decode=True):
+                    _check(action, [message])
+                    feed(message)
             finally:
                 response.close()
 

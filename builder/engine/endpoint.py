@@ -42,13 +42,13 @@ class Content:
 class Endpoint:
     """Serves `contents`, by digest, while the block runs.
 
-    `is_used`: an engine requested a blob.
+    `is_used`: an engine requested a blob. `is_broken`: one of the contents could not be read.
     """
 
     def __init__(self, contents: Mapping[str, Content]) -> None:
         self._contents = contents
         self._secret = secrets.token_hex(16)  # 128 bits: any user of this machine can open the port
-        self.is_used = False
+        self.is_used = self.is_broken = False
         self._server = _Server(partial(_Handler, self))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(POLL_S,), daemon=True)
 
@@ -130,7 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
             except (DamagedError, OSError):
                 chunk = b""
             if not chunk:  # the end, or it cannot be read: the response is cut off, so that the engine detects it
-                self.close_connection = True
+                self._endpoint.is_broken = self.close_connection = True
                 return
             self.wfile.write(chunk[:left])
             left -= min(left, len(chunk))

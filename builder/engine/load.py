@@ -14,8 +14,10 @@ import hashlib
 import json
 import secrets
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from builder.common.console import View
 from builder.common.errors import BuildError, DamagedError, EngineError
@@ -28,6 +30,8 @@ from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, REPAIR, Descriptor
 from builder.layers.oci import CONTAINERD, Image, Layer
 from builder.layers.store import Store
 from builder.matrix.tags import LABEL
+
+Progress = Callable[[int], None]
 
 
 class Loader:
@@ -53,19 +57,20 @@ class Loader:
         config = oci.bare_config([layer], {RUN_LABEL: self._checkout}, self._engine.info().arch)
         return self.load(stored_images.put_image(self._store, config, [layer]))
 
-    def load(self, image: Image) -> str:
+    def load(self, image: Image, progress: Progress = lambda _: None) -> str:
         """Loads the image untagged, unless the engine has it; returns its id.
 
-        Raises EngineError, DiskError, DamagedError for a bad blob, or BuildError for a layer with a wrong record.
+        `progress` is called with numbers of bytes. Raises EngineError, DiskError, DamagedError for a bad blob, or
+        BuildError for a layer with a wrong record.
         """
         kind = self._engine.info().store
         image_id = image.image_id(kind)
         if self._engine.image(image_id):
             return image_id
         try:
-            if not (self._can_pull and self._pull(image, kind)):
+            if not (self._can_pull and self._pull(image, kind, progress)):
                 self._can_pull = False
-                self._engine.load(docker_archive(self._store, image))
+                self._engine.load(docker_archive(self._store, image, progress))
         except EngineError:
             self._engine.check()
             self._check_blobs(image)
@@ -74,7 +79,7 @@ class Loader:
             raise EngineError(f"the engine loaded an image, but not as {image_id}")
         return image_id
 
-    def _pull(self, image: Image, kind: str) -> bool:
+    def _pull(self, image: Image, kind: str, progress: Progress) -> bool:
         """Lets the engine pull the layers, and loads the image; False if the engine did not reach this process."""
         is_plain = kind != CONTAINERD
         # The random label gives the temporary image an id of its own: another run may load the same layers meanwhile.
@@ -90,10 +95,20 @@ class Loader:
             blob = layer.plain if is_plain else layer.descriptor
             read = partial(self._store.chunks if blob.digest == layer.digest else self._store.inflated, layer.digest)
             contents[blob.digest] = Content(media_type=blob.media_type, size=blob.size, read=read)
+        counter = PullProgress("Extracting" if is_plain else "Downloading")
         with Endpoint(contents) as endpoint:
             reference = endpoint.reference(digest_of_bytes(manifest))
+            are_checked = False
+
+            def feed(message: Mapping[str, Any]) -> None:
+                nonlocal are_checked
+                progress(counter.feed(message))
+                if not are_checked and (endpoint.is_broken or counter.is_retrying):
+                    self._check_blobs(image)  # the engine would retry a damaged blob, with pauses
+                    are_checked = True
+
             try:
-                self._engine.pull_local(reference)
+                self._engine.pull_local(reference, feed)
             except EngineError as error:
                 if endpoint.is_used:
                     raise
@@ -132,7 +147,9 @@ class Loader:
                     )
 
 
-def docker_archive(store: Store, image: Image, *, has_layers: bool = True) -> Iterator[bytes]:
+def docker_archive(
+    store: Store, image: Image, progress: Progress = lambda _: None, *, has_layers: bool = True
+) -> Iterator[bytes]:
     """The archive for `docker load`; without layers for an engine that has all of them.
 
     It has both formats that engines read: `manifest.json` (overlay2) and an OCI layout (containerd).
@@ -147,7 +164,9 @@ def docker_archive(store: Store, image: Image, *, has_layers: bool = True) -> It
     blobs = [image.manifest.descriptor, image.config, *(layer.descriptor for layer in image.layers if has_layers)]
     for blob in dict.fromkeys(blobs):  # two layers may be the same blob
         yield _header("blobs/" + blob.digest.replace(":", "/"), blob.size)
-        yield from store.chunks(blob.digest)
+        for chunk in store.chunks(blob.digest):
+            yield chunk
+            progress(len(chunk))
         yield bytes(-blob.size % tarfile.BLOCKSIZE)
     yield bytes(2 * tarfile.BLOCKSIZE)
 
@@ -156,3 +175,26 @@ def _header(name: str, size: int) -> bytes:
     info = tarfile.TarInfo(name)
     info.size = size
     return info.tobuf(tarfile.PAX_FORMAT)
+
+
+@dataclass
+class PullProgress:
+    """Counts the bytes of layers in the messages of a pull. Only messages with this `status` count.
+
+    `is_retrying`: a download failed at least once.
+    """
+
+    status: str
+    is_retrying: bool = False
+    _layers: dict[str, int] = field(default_factory=dict)
+
+    def feed(self, message: Mapping[str, Any]) -> int:
+        """Counts the bytes in a message; returns the number of bytes since the previous one."""
+        status = str(message.get("status", ""))
+        self.is_retrying |= status.startswith("Retrying")
+        if status != self.status:
+            return 0
+        layer, current = str(message.get("id", "")), int((message.get("progressDetail") or {}).get("current") or 0)
+        before = self._layers.get(layer, 0)
+        self._layers[layer] = max(before, current)  # a download that starts over counts once
+        return self._layers[layer] - before

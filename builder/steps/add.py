@@ -280,7 +280,7 @@ def try_image(run: Run, addition: Addition, added: AddedImage) -> AddedImage:
         transfer.fetch_blobs(source.repository, store, blobs, Meter(run.view, "parent", "downloaded", 0).add)
     is_kept = bool(engine.image(added.image.image_id(engine.info().store)))
     loader = Loader(engine, store, str(store.root), run.view)
-    image_id = loader.load(added.image)
+    image_id = loader.load(added.image, Meter(run.view, "image", "loaded", 0).add)
     try:
         modules = try_packages(run, addition, added, image_id)
         _say(run, "tests", f"{counted(len(modules), 'module')} imported, {PIP_CHECK} passed ({added.parent.arch})")

@@ -171,7 +171,7 @@ def _load(
             view.say_once(warning)
     with loading:  # one at a time: two at once were not faster, and take more disk
         view.begin(image.id, "loading")
-        image_id = loader.load(stored)
+        image_id = loader.load(stored, Meter(view, image.id, "loaded", 0).add)
     return LoadedImage(id=image_id, digest=stored.manifest.digest, origin="loaded")
 
 

@@ -108,12 +108,13 @@ class FakeEngine(Engine):
             raise EngineError(f"pulling {reference}: no registry answers")
         self.add_image(reference)
 
-    def pull_local(self, reference: str) -> None:
+    def pull_local(self, reference: str, feed: Callable[[Mapping[str, Any]], None]) -> None:
         """As an engine does: only the layers that it lacks, each checked."""
         if self.is_remote:
             raise EngineError("connection refused")
         registry, _, rest = reference.partition("/")
         name, _, manifest_digest = rest.partition("@")
+        feed({"status": "Pulling from it", "id": "it"})
         with closing(Loopback(registry)) as connection:
             manifest = json.loads(connection.content(f"/v2/{name}/manifests/{manifest_digest}", manifest_digest))
             image_id = manifest["config"]["digest"]
@@ -123,7 +124,9 @@ class FakeEngine(Engine):
             for number, blob in enumerate(layer["digest"] for layer in manifest["layers"]):
                 if self._has(chain, number, blob):
                     continue
-                connection.content(f"/v2/{name}/blobs/{blob}", blob)
+                size = len(connection.content(f"/v2/{name}/blobs/{blob}", blob))
+                for status in ("Downloading", "Extracting"):
+                    feed({"status": status, "progressDetail": {"current": size, "total": size}, "id": blob})
                 self.pulled[-1].append(blob)
                 self.blobs.add(blob)
         image_id = manifest_digest if self.settings.store == "containerd" else image_id

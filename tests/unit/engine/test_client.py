@@ -157,7 +157,7 @@ LOCAL = f"127.0.0.1:80/a/image@sha256:{'0' * 64}"
 
 
 def pull_local(engine: Engine, _: Path) -> None:
-    engine.pull_local(LOCAL)
+    engine.pull_local(LOCAL, lambda _: None)
 
 
 def import_tar(engine: Engine, file: Path) -> None:
@@ -186,9 +186,19 @@ def test_an_error_in_the_stream_of_an_answer(
 def test_a_local_pull_names_the_digest_and_has_a_short_time_limit_until_it_starts() -> None:
     """The engine may take long over a large layer, but not to reach this machine."""
     pull = Answer({"status": "a"}, {"status": "b"})
-    pull.engine().pull_local(LOCAL)
+    fed: list[Mapping[str, Any]] = []
+    pull.engine().pull_local(LOCAL, fed.append)
     assert pull.asked == [("/images/create", {"fromImage": "127.0.0.1:80/a/image", "tag": "sha256:" + "0" * 64})]
     assert pull.timeouts == [30, 3600]
+    assert fed == [{"status": "a"}, {"status": "b"}]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), EngineError("x")], ids=["Ctrl-C", "error"])
+def test_a_local_pull_is_cancelled(error: BaseException) -> None:
+    """The engine stops when the connection is closed."""
+    pull = Answer({"status": "x"})
+    with pytest.raises(type(error)):
+        pull.engine().pull_local(LOCAL, raising(error))
     assert pull.is_closed
 
 

@@ -84,6 +84,7 @@ def test_a_layer_of_many_members_inflated(served: Served) -> None:
     assert response.status == 200
     assert int(response.headers["Content-Length"]) == len(PLAIN)
     assert digest_of_bytes(body) == PLAIN_DIGEST
+    assert not served.endpoint.is_broken
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -146,6 +147,7 @@ def test_a_damaged_layer_is_cut_off(served: Served, damage: str) -> None:
         path.write_bytes(MEMBERS[:-50] if damage == "truncated" else MEMBERS[:1000] + b"\0" * 9 + MEMBERS[1009:])
     with pytest.raises(http.client.IncompleteRead):
         served.ask("blobs", PLAIN_DIGEST)
+    assert served.endpoint.is_broken
 
 
 @pytest.mark.parametrize(
@@ -174,6 +176,7 @@ def test_a_client_that_hangs_up_is_no_fault(
         connection.getresponse().read(10)
     response, _ = served.request("/v2/")
     assert response.status == 200
+    assert not served.endpoint.is_broken
     assert capfd.readouterr() == ("", "")
 
 

@@ -6,7 +6,7 @@ import gzip
 import io
 import json
 import tarfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from builder.common.errors import BuildError, DamagedError, DiskError, EngineErr
 from builder.common.files import digest_of_bytes
 from builder.engine import load
 from builder.engine.client import RUN_LABEL
-from builder.engine.load import Loader
+from builder.engine.load import Loader, PullProgress
 from builder.layers import oci, stored_images
 from builder.layers.blobs import LAYER_TYPE
 from builder.layers.oci import Image, Layer
@@ -53,8 +53,8 @@ def engine_of(kind: str, *, is_remote: bool = False) -> FakeEngine:
     return FakeEngine(info=replace(INFO, store=kind), is_remote=is_remote)
 
 
-def load_image(engine: FakeEngine, store: Store, image: Image) -> str:
-    return Loader(engine, store, CHECKOUT, View(MemoryConsole())).load(image)
+def load_image(engine: FakeEngine, store: Store, image: Image, progress: Callable[[int], None] = lambda _: None) -> str:
+    return Loader(engine, store, CHECKOUT, View(MemoryConsole())).load(image, progress)
 
 
 def path(of: str) -> str:
@@ -180,6 +180,14 @@ def test_the_temporary_image_is_removed_by_the_next_run(store: Store, monkeypatc
     assert {image.id for image in engine.images(f"{RUN_LABEL}={CHECKOUT}")} == set(engine.diff_ids)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_progress_is_what_the_engine_reports(store: Store, kind: str) -> None:
+    image = put_image(store, b"a" * 1000, b"b" * 500)
+    counts: list[int] = []
+    load_image(engine_of(kind), store, image, counts.append)
+    assert sum(counts) == (1500 if kind == "overlay2" else sum(layer.size for layer in image.layers))
+
+
 def failing(error: Exception) -> Callable[..., Any]:
     def fail(*_: object) -> None:
         raise error
@@ -226,6 +234,23 @@ def test_a_layer_with_a_wrong_record_is_named(
     assert store.path(image.layers[0].digest).exists()
 
 
+def test_the_engine_does_not_retry_a_damaged_layer(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for a minute."""
+    engine, image = engine_of("overlay2"), put_image(store, b"b" * 500)
+    store.path(image.layers[0].digest).write_bytes(b"x")
+    after: list[str] = []
+
+    def pull(_: str, feed: Callable[[Mapping[str, Any]], None]) -> None:
+        feed({"status": "Downloading", "id": "1", "progressDetail": {"current": 1}})
+        feed({"status": "Retrying in 5 seconds", "id": "1"})
+        after.append("the engine goes on")
+
+    monkeypatch.setattr(engine, "pull_local", pull)
+    with pytest.raises(DamagedError):
+        load_image(engine, store, image)
+    assert after == []
+
+
 def test_a_missing_layer_is_an_error(store: Store) -> None:
     image = put_image(store, b"b" * 500)
     store.path(image.layers[0].digest).unlink()
@@ -241,8 +266,8 @@ def test_a_pull_that_fails_is_not_hidden_by_an_archive(
     engine.blobs.clear()
     pull = engine.pull_local
 
-    def fail(reference: str) -> None:
-        pull(reference)
+    def fail(reference: str, feed: Callable[[Mapping[str, Any]], None]) -> None:
+        pull(reference, feed)
         raise error
 
     monkeypatch.setattr(engine, "pull_local", fail)
@@ -275,19 +300,23 @@ def test_an_engine_that_cannot_reach_this_machine_gets_archives(store: Store, mo
     """It is not tried again: an engine behind a firewall takes half a minute to fail."""
     engine = engine_of("overlay2", is_remote=True)
     loader = Loader(engine, store, CHECKOUT, View(MemoryConsole()))
+    counts: list[int] = []
     images = [put_image(store, b"a", b"b"), put_image(store, b"a", b"c")]
     tries: list[str] = []
 
-    def pull(reference: str) -> None:
+    def pull(reference: str, _: object) -> None:
         tries.append(reference)
         raise EngineError("connection refused")
 
     monkeypatch.setattr(engine, "pull_local", pull)
     for image in images:
-        loader.load(image)
+        loader.load(image, counts.append)
     assert len(tries) == 1
     for image, names in zip(images, engine.loaded, strict=True):
         assert {path(layer.digest) for layer in image.layers} < set(names)
+    blobs = [blob for image in images for blob in (image.manifest.descriptor, image.config)]
+    blobs += [layer.descriptor for image in images for layer in image.layers]
+    assert sum(counts) == sum(blob.size for blob in blobs)
 
 
 def test_a_damaged_layer_in_an_archive_is_removed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,3 +336,31 @@ def test_an_engine_that_loads_an_image_under_another_id(store: Store, monkeypatc
     monkeypatch.setattr(engine, "load", b"".join)
     with pytest.raises(EngineError):
         load_image(engine, store, image)
+
+
+def pulled(status: str, layer: str, current: int | None) -> dict[str, Any]:
+    """A message of a pull."""
+    detail = {"progressDetail": {"current": current, "total": 100}} if current is not None else {}
+    return {"status": status, "id": layer, **detail}
+
+
+@pytest.mark.parametrize(
+    ("status", "counts"), [("Downloading", [10, 0, 0, 0, 0, 0]), ("Extracting", [0, 0, 30, 0, 20, 5])]
+)
+def test_the_bytes_of_a_pull(status: str, counts: list[int]) -> None:
+    """Each message has the bytes of its layer so far."""
+    progress = PullProgress(status)
+    messages: list[dict[str, Any]] = [
+        pulled("Downloading", "a", 10), pulled("Pull complete", "c", None), pulled("Extracting", "a", 30),
+        {"status": "Extracting"}, pulled("Extracting", "a", 50), pulled("Extracting", "b", 5),
+    ]  # fmt: skip
+    assert [progress.feed(message) for message in messages] == counts
+
+
+def test_a_download_that_starts_over_counts_once() -> None:
+    progress = PullProgress("Downloading")
+    counts = [progress.feed(pulled("Downloading", "a", current)) for current in (10, 20)]
+    assert not progress.is_retrying
+    assert progress.feed(pulled("Retrying in 5 seconds", "a", None)) == 0
+    assert progress.is_retrying
+    assert [*counts, *(progress.feed(pulled("Downloading", "a", current)) for current in (5, 25))] == [10, 10, 0, 5]
