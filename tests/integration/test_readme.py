@@ -25,11 +25,13 @@ from tests.integration.clones import run
 from tests.paths import ROOT
 
 PROJECT = Project(ROOT)
-# Some files belong to another example or copy a whole release, and name no image.
+# Some files belong to another example, copy a whole release or test any image, and name no image.
 PARTS = (
     "README.md",
     "copy-oras.sh",
     "copy-skopeo.sh",
+    "gpu-tests-job.sh",
+    "gpu-tests.yaml",
     "kustomization.yaml",
     "onnx_server.py",
     "train_parameter_server.py",
