@@ -558,7 +558,8 @@ def test_root_changes_no_owner_outside_of_the_home(shell: Callable[..., Any]) ->
     container = shell()
     container.container.exec_run(["python", "-c", EXCHANGE], detach=True)
     container.run("until [ -e /tmp/exchanging ]; do sleep 0.1; done")
-    changes = "for i in $(seq 8); do NB_UID=1000 NB_GID=101 start true; chgrp -Rh 0 /home/user; done"
+    # chgrp fails for a folder that is exchanged while it reads it, in 4 of 250 runs.
+    changes = "for i in $(seq 8); do NB_UID=1000 NB_GID=101 start true; chgrp -Rh 0 /home/user || true; done"
     container.run(["/bin/sh", "-ec", changes], user="root")
     assert container.run(["find", "/usr/bin", "-uid", "1000"]) == ""
 
