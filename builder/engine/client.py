@@ -319,7 +319,7 @@ class Engine:
         `options` are passed to `start`.
         """
         sleep = ["sleep", str(LONGEST_S)]
-        container = self.start(image, checkout=checkout, command=sleep, init=True, auto_remove=True, **options)
+        container = self.start(image, checkout=checkout, command=sleep, auto_remove=True, **options)
         try:
             yield RunningContainer(container)
         finally:
