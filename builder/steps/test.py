@@ -162,8 +162,8 @@ def _load(
         # `stage --untested` had neither the wheels nor the layers to compare the files that they share.
         view.begin(image.id, "comparing the files of layers")
         layers = [
-            (layer, stored_layers.read_stored_toc(store, made))
-            for layer, made in zip(image.layers, stored.layers, strict=True)
+            (layer, stored_layers.read_stored_toc(store, stored_layer))
+            for layer, stored_layer in zip(image.layers, stored.layers, strict=True)
             if layer.kind not in ("os", "bytecode")  # the paths of bytecode follow from the paths of the modules
         ]
         system = KnownLayers(run.project.root).get(image.os_inputs)
