@@ -131,7 +131,7 @@ def add(run: Run, additions: Sequence[Addition], options: AddOptions) -> list[Ad
     run = replace(run, host=replace(run.host, index=added_wheels.with_indexes(run.host.index, additions)))
     program, progress = Uv(run.host), Meter(run.view, "wheels", "downloaded", 0).add
     fetcher = Fetcher(run.host.index, run.store.downloads, progress=progress, catalogue=program.catalogue)
-    made: list[Added] = []
+    additions_made: list[Added] = []
     for addition in additions:
         # Anyone who can push the tag of an earlier image could have written its request: check its signer, too.
         for earlier in addition.earlier.values():
@@ -151,16 +151,18 @@ def add(run: Run, additions: Sequence[Addition], options: AddOptions) -> list[Ad
             else:
                 images.append(make_image(run, fetcher, addition, parent, wheels))
         if images:
-            made.append(Added(addition=addition, images=images))
+            additions_made.append(Added(addition=addition, images=images))
     if options.dry_run:
-        return made
+        return additions_made
 
     # What this machine can run is tried before anything is pushed.
-    made = [try_images(run, added) if options.test or not added.target.registry else added for added in made]
+    additions_made = [
+        try_images(run, added) if options.test or not added.target.registry else added for added in additions_made
+    ]
 
     # All images are complete in their registries, and signed, before the first tag is set.
     signer = options.signer and replace(options.signer, trust=options.trust)
-    complete = [push(run, added, signer) if added.target.registry else added for added in made]
+    complete = [push(run, added, signer) if added.target.registry else added for added in additions_made]
     return [set_tag(run, added) for added in complete]
 
 
