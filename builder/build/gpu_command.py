@@ -55,7 +55,7 @@ LONGEST_WORD = 128 << 10  # bytes: MAX_ARG_STRLEN of Linux
 SHOWN_LINES = 15
 
 
-class _Device(BaseModel, extra="allow"):
+class _ReportedDevice(BaseModel, extra="allow"):
     name: Printable
     capability: Annotated[str, Field(pattern=r"^([0-9]{1,3}\.[0-9]{1,3})?$")]
 
@@ -67,15 +67,15 @@ class _Result(BaseModel, extra="allow"):
     detail: str
 
 
-class Report(BaseModel, extra="allow"):
+class ChecksReport(BaseModel, extra="allow"):
     """The report of tests/gpu/run.py, of which only these fields are checked here."""
 
     driver: Printable
-    devices: list[_Device]
+    devices: list[_ReportedDevice]
     results: list[_Result]
 
 
-class FoundInside(BaseModel):
+class GpuResults(BaseModel):
     """The results of tests/gpu/inside.py, with the SHA-256 of the tests and of files of the image, by path.
 
     `run` is the word that the command passed to it.
@@ -85,7 +85,7 @@ class FoundInside(BaseModel):
     tests: dict[Printable, str]
     kernel: Printable
     inventory: dict[Printable, str]
-    report: Report
+    report: ChecksReport
 
 
 class _NoResultsError(Exception):
@@ -128,7 +128,7 @@ class GpuCommand:
     def run(
         self, image: str, target: StagedTarget, files: Iterable[Path], project: Project, programs: Programs,
         suite: Suite,
-    ) -> FoundInside:  # fmt: skip
+    ) -> GpuResults:  # fmt: skip
         """Runs the checks of test files of a suite in an image. Raises ImageTestError without valid results."""
         frameworks = [path.stem.removeprefix("test_") for path in files]
         log = project.logs / f"{image}.gpu-command.log"
@@ -163,8 +163,8 @@ class GpuCommand:
                     raise _NoResultsError(f"not finished within {duration(self.timeout_s)}")
                 if status:
                     raise _NoResultsError(f"exit status {status}" if status > 0 else f"ended by signal {-status}")
-                found = self._read(packed, Path(scratch) / "results" / FILE)
-            self._check(found, target, suite, checks)
+                gpu_results = self._read(packed, Path(scratch) / "results" / FILE)
+            self._check(gpu_results, target, suite, checks)
         except (_NoResultsError, OSError) as error:
             reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
             raise ImageTestError(
@@ -172,18 +172,18 @@ class GpuCommand:
                 hint="If a node failed, run the same command again. If not, correct `test.gpu_command` in matrix.yaml. "
                 f"Full output: {log.resolve()}",
             ) from error
-        return found
+        return gpu_results
 
-    def machine(self, found: FoundInside) -> dict[str, str]:
+    def machine(self, gpu_results: GpuResults) -> dict[str, str]:
         """The command, and the machine that it ran the tests on, as evidence names them."""
-        devices = found.report.devices
+        devices = gpu_results.report.devices
         return {
             "command": self.shown,
-            "inventory": digest_of_data(found.inventory),
-            "kernel": found.kernel,
+            "inventory": digest_of_data(gpu_results.inventory),
+            "kernel": gpu_results.kernel,
             "gpu": ", ".join(sorted({device.name for device in devices})),
             "gpus": str(len(devices)),
-            "driver": found.report.driver,
+            "driver": gpu_results.report.driver,
         }
 
     def _has(self, placeholder: str) -> bool:
@@ -214,16 +214,16 @@ class GpuCommand:
             words += inside if word == COMMAND else [filled]
         return words
 
-    def _read(self, packed: Sequence[str], file: Path) -> FoundInside:
+    def _read(self, packed: Sequence[str], file: Path) -> GpuResults:
         """What the tests found, from their last line or their file. Raises _NoResultsError."""
         if len(packed) > 1:
             raise _NoResultsError("several tasks gave results: let the command run one")
         try:
             if packed or self._has(RESULTS):
                 text = file.read_bytes() if self._has(RESULTS) else zlib.decompress(base64.b64decode(packed[0]))
-                found = FoundInside.model_validate_json(text)
-                report = Report.model_validate(self._without_secrets(found.report.model_dump()))
-                return found.model_copy(update={"report": report})
+                gpu_results = GpuResults.model_validate_json(text)
+                report = ChecksReport.model_validate(self._without_secrets(gpu_results.report.model_dump()))
+                return gpu_results.model_copy(update={"report": report})
         except FileNotFoundError:
             raise _NoResultsError(f"{RESULTS} has no file {FILE}") from None
         except (ValueError, zlib.error) as error:
@@ -238,22 +238,22 @@ class GpuCommand:
             return {printable(name): self._without_secrets(item) for name, item in value.items()}
         return [self._without_secrets(item) for item in value] if isinstance(value, list) else value
 
-    def _check(self, found: FoundInside, target: StagedTarget, suite: Suite, checks: Sequence[str]) -> None:
+    def _check(self, gpu_results: GpuResults, target: StagedTarget, suite: Suite, checks: Sequence[str]) -> None:
         """Raises _NoResultsError unless this run ran the tests of this suite in this image, on a GPU, each once."""
-        if found.run != self.run_id:
+        if gpu_results.run != self.run_id:
             raise _NoResultsError("the results are of another run")
         tests = {
             name.removeprefix(f"{GPU_TESTS}/"): digest.removeprefix("sha256:")
             for name, digest in suite.files.items()
             if name.startswith(f"{GPU_TESTS}/") and not any(fnmatch(PurePath(name).name, glob) for glob in _NOT_INSIDE)
         }
-        if other := _differing(tests, found.tests):
+        if other := _differing(tests, gpu_results.tests):
             raise _NoResultsError(f"it ran other tests than those of the checkout: {other}")
-        if other := _differing(target.inventory, found.inventory):
+        if other := _differing(target.inventory, gpu_results.inventory):
             raise _NoResultsError(f"it ran another image than {target.reference}, with other files: {other}")
-        if not found.report.devices:
+        if not gpu_results.report.devices:
             raise _NoResultsError("the tests found no GPU")
-        there = [f"{result.framework} {result.check}" for result in found.report.results]
+        there = [f"{result.framework} {result.check}" for result in gpu_results.report.results]
         if missing := [name for name in checks if name not in there]:
             raise _NoResultsError(f"it lacks results of checks: {listed(missing, 3)}")
         if len(there) != len(checks):
@@ -270,6 +270,8 @@ class GpuCommand:
         return [" ".join(line.split()[:2]) for line in listing.stdout.splitlines()]
 
 
-def _differing(expected: Mapping[str, str], found: Mapping[str, str]) -> str:
+def _differing(expected: Mapping[str, str], gpu_results: Mapping[str, str]) -> str:
     """The first paths with different hashes; empty if there are none."""
-    return listed([path for path in sorted({*expected, *found}) if expected.get(path) != found.get(path)], 3)
+    return listed(
+        [path for path in sorted({*expected, *gpu_results}) if expected.get(path) != gpu_results.get(path)], 3
+    )

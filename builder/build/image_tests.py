@@ -17,7 +17,7 @@ from pathlib import Path
 
 from builder.build import pytest_run
 from builder.build.context import LoadedImage, project_of_tests
-from builder.build.gpu_command import FoundInside, GpuCommand, StagedTarget
+from builder.build.gpu_command import GpuCommand, GpuResults, StagedTarget
 from builder.build.programs import Programs
 from builder.common import errors, machine
 from builder.common.errors import EngineError, ImageTestError
@@ -133,15 +133,15 @@ class Tester:
             paths = [self._project.root / f"tests/gpu/test_{name}.py" for name in image.components]
             files = [path for path in paths if path.is_file()]
             if self.gpu_command and target:
-                found = self.gpu_command.run(image.id, target, files, self._project, self._programs, self._suite)
-                for gpu in found.report.devices:
+                gpu_results = self.gpu_command.run(image.id, target, files, self._project, self._programs, self._suite)
+                for gpu in gpu_results.report.devices:
                     device = Device(name=gpu.name, capability=gpu.capability)
-                    if reason := self._why_unfit(image, device, found.report.driver):
+                    if reason := self._why_unfit(image, device, gpu_results.report.driver):
                         raise ImageTestError(
                             f"{image.id}: its GPU tests ran on an unsuitable GPU: {reason}",
                             hint="Let `test.gpu_command` in matrix.yaml choose another machine.",
                         )
-                results.append(self._run_files(image, loaded, "gpu", files, found=found))
+                results.append(self._run_files(image, loaded, "gpu", files, gpu_results=gpu_results))
             else:
                 with self._pool.lease(
                     lambda gpu: not self._why_unfit(image, gpu, self._pool.read()[0]), lambda: self._programs.stopped
@@ -249,7 +249,7 @@ class Tester:
 
     def _run_files(
         self, image: PlannedImage, loaded: LoadedImage, kind: Kind, files: list[Path], leased: Sequence[Gpu] = (), *,
-        no_gpu: str = "", found: FoundInside | None = None,
+        no_gpu: str = "", gpu_results: GpuResults | None = None,
     ) -> Evidence:  # fmt: skip
         """Runs test files in a pytest process of their own, on the leased GPUs, and writes the evidence.
 
@@ -259,9 +259,9 @@ class Tester:
         root = self._project.root
         subject = pytest_run.describe(image, loaded.id, str(root))
         variables: Mapping[str, str] = {}
-        if self.gpu_command and found:
-            subject["report"] = found.report.model_dump()
-            where = self.gpu_command.machine(found)
+        if self.gpu_command and gpu_results:
+            subject["report"] = gpu_results.report.model_dump()
+            where = self.gpu_command.machine(gpu_results)
         else:
             info = self._run.engine.info()
             names = [info.gpu_name(gpu.uuid, gpu.index) for gpu in leased]
@@ -293,7 +293,7 @@ class Tester:
                 self._programs, root, Path(scratch), files, subject,
                 options=options, variables=variables, log=self._log(image, kind), on_line=on_line,
             )  # fmt: skip
-        if results.failed and not found:
+        if results.failed and not gpu_results:
             self._run.engine.check()  # that may be why they failed
         if self._programs.stopped:
             raise ImageTestError(f"{image.id}: the tests were interrupted")

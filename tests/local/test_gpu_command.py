@@ -52,11 +52,11 @@ def test_the_checks_of_an_image_by_a_command(
         reference="registry.example.test/image@sha256:0", inventory=inside.hashes(Path("/"), inside.INVENTORY)
     )
     assert "var/lib/dpkg/status" in target.inventory
-    found = GpuCommand(words, (), tmp_path).run(
+    gpu_results = GpuCommand(words, (), tmp_path).run(
         "pt", target, [gpu / "test_pytorch.py"], Project(tmp_path), Programs(), Suite.of(tmp_path)
     )
-    assert (found.report.driver, [device.name for device in found.report.devices]) == (DRIVER, [H100.name])
-    results = {result["check"]: result["state"] for result in found.report.model_dump()["results"]}
+    assert (gpu_results.report.driver, [device.name for device in gpu_results.report.devices]) == (DRIVER, [H100.name])
+    results = {result["check"]: result["state"] for result in gpu_results.report.model_dump()["results"]}
     assert results.keys() == pytorch.CHECKS.keys()
     assert {name for name, state in results.items() if state == "passed"} == {"devices"}
 

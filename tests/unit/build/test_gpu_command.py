@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from builder.build.gpu_command import MARKER, PYTHON, FoundInside, GpuCommand, StagedTarget, inventory_of
+from builder.build.gpu_command import MARKER, PYTHON, GpuCommand, GpuResults, StagedTarget, inventory_of
 from builder.build.programs import Programs
 from builder.common.errors import ImageTestError
 from builder.evidence.suite import Suite
@@ -50,8 +50,8 @@ def _allowed(_alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess.Popen, "__init__", START)
 
 
-def line(found: object) -> str:
-    return f"{MARKER} {base64.b64encode(zlib.compress(json.dumps(found).encode())).decode()}"
+def line(gpu_results: object) -> str:
+    return f"{MARKER} {base64.b64encode(zlib.compress(json.dumps(gpu_results).encode())).decode()}"
 
 
 def saying(text: str, code: str = "") -> list[str]:
@@ -69,7 +69,7 @@ class Bench:
         for name, text in FILES.items():
             (self.files[0].parent / name).write_text(text, encoding="utf-8")
 
-    def run(self, words: Sequence[str], timeout_s: float = 60, programs: Programs | None = None) -> FoundInside:
+    def run(self, words: Sequence[str], timeout_s: float = 60, programs: Programs | None = None) -> GpuResults:
         command = GpuCommand(words, ("mirror.example.test",), self.project.state)
         command.timeout_s, command.grace_s, command.run_id = timeout_s, 5, FOUND["run"]
         target = StagedTarget(reference=REFERENCE, inventory=INVENTORY)
@@ -85,10 +85,10 @@ def bench(tiny: Project) -> Bench:
 def test_results_are_the_last_line_of_the_output(bench: Bench) -> None:
     """Slurm may put the number of the task before it, and kubectl print more after it."""
     words = saying(f"starting\n0: {line(FOUND)}\npod deleted")
-    found = bench.run(words)
-    assert found.model_dump() == FOUND, "with fields that only the tests need"
+    gpu_results = bench.run(words)
+    assert gpu_results.model_dump() == FOUND, "with fields that only the tests need"
     assert bench.log.read_text().splitlines() == ["starting", f"0: {MARKER} ...", "pod deleted"]
-    named = GpuCommand(["srun", "{image}", "{command}"], (), bench.project.root).machine(found)
+    named = GpuCommand(["srun", "{image}", "{command}"], (), bench.project.root).machine(gpu_results)
     assert named.pop("inventory").startswith("sha256:")
     assert named == {
         "command": "srun '{image}' '{command}'", "kernel": "6.1.0", "gpu": "H100", "gpus": "1", "driver": "570.86.10",
@@ -107,8 +107,8 @@ open(results + "/results.json", "w").write({text!r})
 def test_results_are_a_file_in_a_folder(bench: Bench) -> None:
     words = [REFERENCE, PYTHON, "-I", "/tests/inside.py", "--run", FOUND["run"], "--results", "/results", "quartz"]
     code = WRITE.format(words=words, text=json.dumps(FOUND))
-    found = bench.run([sys.executable, "-c", code, "{tests}", "{results}", "{image}", "{command}"])
-    assert found.model_dump() == FOUND
+    gpu_results = bench.run([sys.executable, "-c", code, "{tests}", "{results}", "{image}", "{command}"])
+    assert gpu_results.model_dump() == FOUND
     assert list((bench.project.state / "tmp").iterdir()) == []
 
 
@@ -193,9 +193,9 @@ def test_tests_that_are_too_large_for_a_word(bench: Bench) -> None:
 def test_no_secret_is_in_results(bench: Bench) -> None:
     """Redaction of the JSON text would miss a secret that JSON escapes."""
     secret = 'ab"cdéfgh'
-    found = bench.run([*saying(damaged(driver=f"570 {secret}")), "--token", secret])
-    assert found.report.driver == "570 ***"
-    assert found.tests == FOUND["tests"]
+    gpu_results = bench.run([*saying(damaged(driver=f"570 {secret}")), "--token", secret])
+    assert gpu_results.report.driver == "570 ***"
+    assert gpu_results.tests == FOUND["tests"]
 
 
 def test_the_image_may_read_the_tests_of_a_closed_checkout(bench: Bench) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from builder.build import image_tests
 from builder.build.context import LoadedImage
-from builder.build.gpu_command import FoundInside, GpuCommand, Report, StagedTarget
+from builder.build.gpu_command import ChecksReport, GpuCommand, GpuResults, StagedTarget
 from builder.build.pytest_run import describe, read_results
 from builder.common.errors import EngineError, ImageTestError
 from builder.compat import gpus
@@ -501,8 +501,12 @@ def test_the_description_of_the_image_is_json(image: PlannedImage) -> None:
 # ---- by a command
 
 REPORT = {"driver": "570.86.10", "devices": [{"name": "NVIDIA H100", "capability": "9.0"}], "results": []}
-FOUND = FoundInside(
-    run="", tests={}, kernel="6.1.0", inventory={"var/lib/dpkg/status": "a" * 64}, report=Report.model_validate(REPORT)
+FOUND = GpuResults(
+    run="",
+    tests={},
+    kernel="6.1.0",
+    inventory={"var/lib/dpkg/status": "a" * 64},
+    report=ChecksReport.model_validate(REPORT),
 )
 TARGET = StagedTarget(reference="registry.example.test/staging/quartz@sha256:0", inventory=FOUND.inventory)
 
@@ -517,7 +521,7 @@ class NoEngine(FakeEngine):
 class FoundCommand(GpuCommand):
     """A command that returns FOUND."""
 
-    def run(self, *_: object) -> FoundInside:
+    def run(self, *_: object) -> GpuResults:
         return FOUND
 
 
