@@ -21,7 +21,7 @@ from builder.common.console import View
 from builder.common.errors import FetchError
 from builder.compat import explain
 from builder.compat.explain import Explainer
-from builder.index.releases import Index, parse_metadata
+from builder.index.releases import Index, ListedPackage, parse_metadata
 from builder.index.session import IndexSession
 from builder.lock.resolve import Resolver
 from builder.matrix import facts, support
@@ -178,7 +178,7 @@ def _compare_engine(found: Findings, explainer: Explainer, component: str, packa
     requires = []
     wheels = {file.filename: file for file in explainer.catalogue.files(canonicalize_name(package))}
     wheel = wheels[newest.wheels[0]]
-    metadata = parse_metadata(wheel.filename, explainer.catalogue.metadata_text(package, wheel))
+    metadata = parse_metadata(wheel.filename, explainer.catalogue.metadata_text(wheel))
     for requirement in metadata.requirements(explainer.known[0], ()):
         framework = frameworks.get(canonicalize_name(requirement.name))
         if framework and requirement.specifier:
@@ -243,8 +243,8 @@ def propose(explainer: Explainer, name: str) -> Iterator[Proposal]:
     explainer, framework = replace(explainer, matrix=matrix), matrix.frameworks[name]
     package = Requirement(framework.package).name
     newest = max(framework.versions, key=Version)
-    catalogue = _catalogue(explainer, name, newest)
-    for line, release in _newest_releases(catalogue, package, list(framework.versions)).items():
+    listed = _package(explainer, name, newest, package)
+    for line, release in _newest_releases(listed, list(framework.versions)).items():
         present = framework.versions.get(line)
         if present and release > Version(present.release):
             yield _update(explainer, name, package, line, str(release))
@@ -252,16 +252,16 @@ def propose(explainer: Explainer, name: str) -> Iterator[Proposal]:
             yield _addition(explainer, name, package, line, str(release))
 
 
-def _catalogue(explainer: Explainer, name: str, line: str) -> Index:
-    """The catalogue with the indexes of a line, for its first CUDA."""
+def _package(explainer: Explainer, name: str, line: str, package: str) -> ListedPackage:
+    """The releases of a package on the index that a line takes it from, for its first CUDA."""
     indexes = explainer.matrix.indexes_of(name, line, explainer.matrix.frameworks[name].versions[line].cuda[0])
-    return explainer.catalogue.with_indexes({package: next(iter(names)) for package, names in indexes.items()})
+    return explainer.catalogue.package(package, next(iter(indexes.get(canonicalize_name(package), ())), ""))
 
 
-def _newest_releases(catalogue: Index, package: str, lines: Sequence[str]) -> dict[str, Version]:
+def _newest_releases(package: ListedPackage, lines: Sequence[str]) -> dict[str, Version]:
     """The newest stable release of each line; lines that are not in the matrix have two numbers."""
     newest = {}
-    for release in catalogue.package(package).releases:  # the oldest first
+    for release in package.releases:  # the oldest first
         version = release.version
         if release.is_stable and _RELEASE.fullmatch(str(version)):
             own = (line for line in lines if version.release[: line.count(".") + 1] == Version(line).release)
@@ -273,7 +273,7 @@ def _update(explainer: Explainer, name: str, package: str, line: str, release: s
     """The line with another release, and with what is pinned to the same release."""
     framework = explainer.matrix.frameworks[name]
     present = framework.versions[line]
-    packages, notes = _moved_packages(_catalogue(explainer, name, line), present, release)
+    packages, notes = _moved_packages(explainer, name, line, release)
     entry = present.model_copy(update={"release": release, "packages": packages})
     framework = framework.model_copy(update={"versions": {**framework.versions, line: entry}})
     frameworks = {**explainer.matrix.frameworks, name: framework}
@@ -305,13 +305,14 @@ def _addition(explainer: Explainer, name: str, package: str, line: str, release:
     )  # fmt: skip
 
 
-def _moved_packages(catalogue: Index, present: FrameworkVersion, release: str) -> tuple[list[str], list[str]]:
+def _moved_packages(explainer: Explainer, framework: str, line: str, release: str) -> tuple[list[str], list[str]]:
     """The packages of a line for another release, and notes: a pin to the framework's release moves with it."""
+    present = explainer.matrix.frameworks[framework].versions[line]
     packages, notes = [], []
     for package in present.packages:
         name, pin, version = package.partition("==")
         if pin and version == present.release:
-            moved = catalogue.package(Requirement(name).name).release(Version(release))
+            moved = _package(explainer, framework, line, Requirement(name).name).release(Version(release))
             if moved and moved.is_stable:
                 package = f"{name}=={release}"  # noqa: PLW2901  the same package
             else:

@@ -91,13 +91,13 @@ def choose_wheels(
         for package in requested
         if package.address or request.index
     }
-    catalogue = program.catalogue.with_indexes(sources)
-    indexes = {name: source for name, source in sources.items() if catalogue.files(name)}
+    indexes = {name: source for name, source in sources.items() if program.catalogue.files(name, source)}
     if request.index and index not in indexes.values():
         raise UsageError(f"{addition.target}: {request.index} has none of {listed(sorted(sources), SHOWN)}")
     for package in (package for package in requested if package.name in indexes and package.name in held):
         wheel = parent.packages[package.name]
-        offered = {file.filename: file.digests.get("sha256") for file in catalogue.files(package.name)}
+        files = program.catalogue.files(package.name, indexes[package.name])
+        offered = {file.filename: file.digests.get("sha256") for file in files}
         if wheel.sha256 not in offered.values() and (package.address or wheel.file in offered):
             raise RefusedError(
                 f"{addition.target}: another {wheel.file} is requested than the parent has", hint=CONFLICT
@@ -180,7 +180,7 @@ def _describe(program: Uv, target: Target, parent: Parent, requested: Requested,
 
     Raises RefusedError for a new version that is a year older than the newest one, unless the request has a limit.
     """
-    listing = program.catalogue.with_indexes(target.indexes).package(requested.name)
+    listing = program.catalogue.package(requested.name, target.indexes.get(requested.name, ""))
     release, newest = listing.release(Version(version)), listing.newest
     notes = [str(release.day)] if release and release.day else []
     line, specifier = f"{requested.name} {version}", requested.requirement.specifier

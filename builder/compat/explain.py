@@ -138,7 +138,7 @@ class Explainer:
     def explain(self, asked: Cell) -> Explanation:
         """The explanation of a cell from `cell_of_combination`. Raises FetchError if the index cannot be read."""
         # The releases of this package define the lines; the cell's CUDA may need another package (`package_on`).
-        package = self._catalogue(asked).package(Requirement(self.matrix.frameworks[asked.framework].package).name)
+        package = self._package(asked, Requirement(self.matrix.frameworks[asked.framework].package).name)
         if asked.release:  # exactly this one, also if it is a pre-release
             releases = [item for item in package.releases if Version(item.version.public) == Version(asked.release)]
             usable = [item for item in releases if not item.is_yanked]
@@ -203,12 +203,14 @@ class Explainer:
         """The package that matrix.yaml installs for the cell's CUDA, with its extras."""
         return Requirement(self.matrix.frameworks[cell.framework].package_for(cell.cuda))
 
-    def _catalogue(self, cell: Cell) -> Index:
-        return self.catalogue.with_indexes(cells.indexes_of_packages(self.matrix, cell))
+    def _package(self, cell: Cell, name: str) -> ListedPackage:
+        """The releases of a package on the index that the cell takes it from."""
+        indexes = cells.indexes_of_packages(self.matrix, cell)
+        return self.catalogue.package(name, indexes.get(canonicalize_name(name), ""))
 
     def _toolkit(self, cell: Cell) -> str:
         """The newest release of cuda-toolkit for the cell's CUDA; empty if there is none."""
-        releases = self._catalogue(cell).package(TOOLKIT).releases
+        releases = self._package(cell, TOOLKIT).releases
         versions = [str(release.version) for release in releases if release.is_stable]
         return next((version for version in reversed(versions) if version.startswith(f"{cell.cuda}.")), "")
 
@@ -252,7 +254,7 @@ class Explainer:
 
     def _has_wheel(self, cell: Cell) -> bool:
         """True if an installer would take a wheel of the framework's release."""
-        release = self._catalogue(cell).package(self._requirement(cell).name).release(Version(cell.release))
+        release = self._package(cell, self._requirement(cell).name).release(Version(cell.release))
         if release is None:
             return False
         with suppress(InvalidSpecifier):  # an invalid Requires-Python is ignored

@@ -30,16 +30,23 @@ METADATA = "text/plain; charset=utf-8"
 
 
 class LocalIndex:
-    """The answers of the server. `failures` are the failures of the indexes, `absent` the packages that no index has.
+    """The answers of the server. `indexes` are the names of the indexes of packages.
+
+    `failures` are the failures of the indexes, `absent` the packages that no index has.
 
     The wheels in `kept` are listed with the wheels of the index. For a package in `held`, or if the index does not have
     the same file, only the wheel in `kept` is listed. Thread-safe.
     """
 
     def __init__(
-        self, index: Index, kept: Mapping[str, KeptWheel] = MappingProxyType({}), held: Collection[str] = ()
+        self,
+        catalogue: Index,
+        indexes: Mapping[str, str],
+        kept: Mapping[str, KeptWheel] = MappingProxyType({}),
+        held: Collection[str] = (),
     ) -> None:
-        self._index = index
+        self._catalogue = catalogue
+        self._indexes = indexes
         self._kept = kept
         self._held = held
         self.failures: list[BuilderError] = []
@@ -49,12 +56,13 @@ class LocalIndex:
         """Type and content of `simple/<package>/`, or of `files/<package>/<wheel>.metadata`; None if there is none."""
         kind, _, rest = path.partition("/")
         name, _, file = rest.partition("/")
+        index = self._indexes.get(name, "")
         try:
             kept = self._kept.get(name)
             if kept and kind == "files" and unquote(file) == f"{kept.wheel.file}.metadata":
                 return METADATA, kept.metadata
             if kind == "simple":
-                files = [] if name in self._held else self._index.files(name)
+                files = [] if name in self._held else self._catalogue.files(name, index)
                 # Anybody may publish the name of a private package on PyPI: another package, however new it is.
                 if kept and (kept.wheel.file, kept.wheel.sha256) not in [
                     (file.filename, file.digests.get("sha256")) for file in files
@@ -73,14 +81,14 @@ class LocalIndex:
                     return _page(name, listed)
                 self.absent.append(name)
             if kind == "files" and name not in self._held:
-                by_name = {file.filename: file for file in self._index.files(name)}
+                by_name = {file.filename: file for file in self._catalogue.files(name, index)}
                 if wheel := by_name.get(unquote(file).removesuffix(".metadata")):
                     if not file.endswith(".metadata"):  # uv downloads a wheel only to compute its hash
                         raise FetchError(
-                            f"{wheel.filename}: {self._index.session(name).settings.label} has no SHA-256 for it",
+                            f"{wheel.filename}: {self._catalogue.session(index).settings.label} has no SHA-256 for it",
                             hint="Use an index that has hashes.",
                         )
-                    return METADATA, self._index.metadata_text(name, wheel)
+                    return METADATA, self._catalogue.metadata_text(wheel, index)
         except BuilderError as error:
             self.failures.append(error)
         return None
@@ -133,11 +141,11 @@ class _IndexHandler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serve_index(
-    index: Index, kept: Mapping[str, KeptWheel] = MappingProxyType({}), held: Collection[str] = ()
+    catalogue: Index, indexes: Mapping[str, str], kept: Mapping[str, KeptWheel], held: Collection[str]
 ) -> Iterator[tuple[str, LocalIndex]]:
-    """Serves an index, its packages from their own indexes, on the loopback; yields the address for uv."""
+    """Serves packages, each from its own index, on the loopback; yields the address for uv."""
     with _IndexServer(("127.0.0.1", 0), _IndexHandler) as server:
-        server.local, server.secret = LocalIndex(index, kept, held), secrets.token_hex(16)
+        server.local, server.secret = LocalIndex(catalogue, indexes, kept, held), secrets.token_hex(16)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
         try:

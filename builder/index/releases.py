@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
-from copy import copy
 from dataclasses import dataclass
 from datetime import date
 from email.utils import getaddresses
@@ -96,9 +95,9 @@ class Metadata:
 
 
 class Index:
-    """The index that this machine is configured for. Each page and each metadata is requested once.
+    """The index that this machine is configured for, and the named indexes. Each page and metadata is requested once.
 
-    The packages of `with_indexes` come from named indexes, and are looked up nowhere else.
+    `index` is the name of the index that a package comes from, and it is looked up nowhere else; empty for the default.
     """
 
     def __init__(self, settings: IndexSettings) -> None:
@@ -108,22 +107,15 @@ class Index:
         self._files: dict[tuple[str, str], list[DistributionPackage]] = {}
         self._packages: dict[tuple[str, str], ListedPackage] = {}
         self._texts: dict[str, bytes] = {}
-        self._indexes: Mapping[str, str] = {}
 
-    def with_indexes(self, indexes: Mapping[str, str]) -> Index:
-        """The same with other indexes: canonical name of the package -> name of the index."""
-        other = copy(self)  # shares what was requested
-        other._indexes = indexes
-        return other
-
-    def package(self, name: str) -> ListedPackage:
+    def package(self, name: str, index: str = "") -> ListedPackage:
         """The releases of a package; none if the index does not have it. Raises FetchError for an unreadable index."""
         name = canonicalize_name(name)
-        key = self._indexes.get(name, ""), name
+        key = index, name
         if key in self._packages:
             return self._packages[key]
         by_version: dict[Version, list[DistributionPackage]] = {}
-        for file in self.files(name):
+        for file in self.files(name, index):
             if (version := _version(file)) is not None:
                 by_version.setdefault(version, []).append(file)
         releases = []
@@ -140,16 +132,16 @@ class Index:
         self._packages[key] = ListedPackage(name=name, releases=tuple(releases))
         return self._packages[key]
 
-    def metadata_text(self, name: str, file: DistributionPackage, *, whole: bool = True) -> bytes:
-        """The METADATA of a wheel of a package. Raises FetchError.
+    def metadata_text(self, file: DistributionPackage, index: str = "", *, whole: bool = True) -> bytes:
+        """The METADATA of a wheel. Raises FetchError.
 
         Downloads all of the wheel if the index does not support range requests; without `whole`, raises FetchError.
         """
         from remotezip import OutOfBound  # noqa: PLC0415
 
-        session = self.session(name)
         if file.url in self._texts:
             return self._texts[file.url]
+        session = self.session(index)
         with fetch_errors(file.filename, session):
             text = bytearray()
             if file.has_metadata:  # a file of its own (PEP 658)
@@ -170,18 +162,17 @@ class Index:
         self._texts[file.url] = bytes(text)
         return self._texts[file.url]
 
-    def files(self, name: str) -> list[DistributionPackage]:
+    def files(self, name: str, index: str = "") -> list[DistributionPackage]:
         """All files of a package, by its canonical name. Raises FetchError."""
-        session = self.session(name)
-        key = session.settings.name, name
+        key = index, name
         if key not in self._files:
+            session = self.session(index)
             with fetch_errors(name, session):
                 self._files[key] = session.files(name)
         return self._files[key]
 
-    def session(self, name: str) -> IndexSession:
-        """Requests to the index of a package."""
-        index = self._indexes.get(name, "")
+    def session(self, index: str) -> IndexSession:
+        """Requests to an index."""
         with self._lock:
             if index not in self._sessions:
                 self._sessions[index] = IndexSession(self._settings.of(index), retries=3)

@@ -149,7 +149,7 @@ class Resolver:
             name = canonicalize_name(item.name)
             if name not in wheels:  # its marker does not apply
                 continue
-            for requirement in self._metadata(cell, wheels[name]).requirements(cell, item.extras):
+            for requirement in self._metadata(wheels[name]).requirements(cell, item.extras):
                 wheel = wheels.get(canonicalize_name(requirement.name))
                 if wheel and _is_exact(requirement, wheel.version) and requirement not in exact:
                     exact.append(requirement)
@@ -157,7 +157,7 @@ class Resolver:
 
     def _toolkit(self, cell: Cell, toolkit: LockedWheel) -> dict[str, str]:
         """Name -> specifier, such as `==13.0.88.*`, of all that a wheel of `cuda-toolkit` requires with its extras."""
-        required = self._metadata(cell, toolkit).requirements(cell, ["all"])
+        required = self._metadata(toolkit).requirements(cell, ["all"])
         return {item.name: str(item.specifier) for item in sorted(required, key=str)}
 
     def _compile(
@@ -180,7 +180,7 @@ class Resolver:
         def complete(wheel: LockedWheel) -> LockedWheel:
             wheel = replace(wheel, size=wheel.size or sizes[wheel.sha256])
             try:
-                metadata = self._metadata(cell, wheel, whole=wheel.size < SMALL_WHEEL)
+                metadata = self._metadata(wheel, whole=wheel.size < SMALL_WHEEL)
             except FetchError:  # such as that of an index without ranges, which would send all of a large wheel
                 return wheel
             return replace(wheel, license=metadata.license, supplier=metadata.supplier)
@@ -189,11 +189,11 @@ class Resolver:
             self.known |= {wheel.sha256: wheel for wheel in pool.map(complete, [wheel for wheel, _ in new.values()])}
         return {name: replace(self.known[wheel.sha256], index=wheel.index) for name, (wheel, _) in listed.items()}
 
-    def _metadata(self, cell: Cell, wheel: LockedWheel, *, whole: bool = True) -> Metadata:
+    def _metadata(self, wheel: LockedWheel, *, whole: bool = True) -> Metadata:
         """The METADATA of a wheel; `whole` is as in `Index.metadata_text`. Raises FetchError."""
-        catalogue = self.uv.catalogue.with_indexes(cells.indexes_of_packages(self.matrix, cell))
-        file = {file.filename: file for file in catalogue.files(wheel.name)}[wheel.file]
-        return parse_metadata(file.filename, catalogue.metadata_text(wheel.name, file, whole=whole))
+        catalogue = self.uv.catalogue
+        file = {file.filename: file for file in catalogue.files(wheel.name, wheel.index)}[wheel.file]
+        return parse_metadata(file.filename, catalogue.metadata_text(file, wheel.index, whole=whole))
 
     def reason(self, cell: Cell) -> str:
         """The reason that a cell, in the matrix or not, does not resolve to wheels, or an empty string.

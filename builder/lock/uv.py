@@ -121,8 +121,7 @@ class Uv:
             here, environ, local = Path(stack.enter_context(self._scratch())), self._environ, None
             indexes = target.indexes
             if indexes or target.kept:
-                index = self.catalogue.with_indexes(indexes)
-                address, local = stack.enter_context(self.serve(index, target.kept, target.held))
+                address, local = stack.enter_context(self.serve(self.catalogue, indexes, target.kept, target.held))
                 no_proxy = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1")
                 # A cache of its own: the user's one would keep the pages of private packages.
                 environ = environ | {"UV_DEFAULT_INDEX": address, "UV_CACHE_DIR": str(here / "cache"), **no_proxy}
@@ -189,14 +188,14 @@ class Uv:
         wheels: ListedWheels = {name: _best_wheel(target, name, table) for name, table in tables.items()}
         indexes = target.indexes
         if indexes or target.kept:  # the addresses are on the local index
-            catalogue = self.catalogue.with_indexes(indexes)
             for name, (wheel, _) in wheels.items():
                 kept = target.kept.get(name)
                 if kept and kept.wheel.version == wheel.version:
                     wheels[name] = kept.wheel, ""
                 else:
-                    addresses = {file.filename: file.url for file in catalogue.files(name)}
-                    wheels[name] = replace(wheel, index=indexes.get(name, "")), addresses[wheel.file]
+                    index = indexes.get(name, "")
+                    addresses = {file.filename: file.url for file in self.catalogue.files(name, index)}
+                    wheels[name] = replace(wheel, index=index), addresses[wheel.file]
         return wheels
 
     def sizes(self, target: Target, wheels: Mapping[str, tuple[LockedWheel, str]]) -> dict[str, int]:

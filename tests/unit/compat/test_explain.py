@@ -6,7 +6,7 @@ metadata/ has releases, names of wheels and Requires-Python, as on the index.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
 from functools import cache
@@ -101,7 +101,7 @@ class Stored(Index):
     def __init__(self) -> None:
         """It has no settings."""
 
-    def package(self, name: str) -> ListedPackage:
+    def package(self, name: str, index: str = "") -> ListedPackage:
         releases = [
             ListedRelease(
                 version=Version(version),
@@ -112,11 +112,6 @@ class Stored(Index):
             for version, release in _read(name).get("releases", {}).items()
         ]
         return ListedPackage(name=name, releases=tuple(releases))
-
-    def with_indexes(self, indexes: Mapping[str, str]) -> Index:
-        """The same: no package has an index of its own here."""
-        assert not indexes
-        return self
 
 
 @cache
@@ -210,8 +205,8 @@ def test_no_index_of_a_project_has_the_build(text: str) -> None:
 class OnArm(Stored):
     """The wheels of Stored, for both architectures."""
 
-    def package(self, name: str) -> ListedPackage:
-        package = super().package(name)
+    def package(self, name: str, index: str = "") -> ListedPackage:
+        package = super().package(name, index)
         releases = tuple(
             replace(each, wheels=(*each.wheels, *(wheel.replace("x86_64", "aarch64") for wheel in each.wheels)))
             for each in package.releases
@@ -286,8 +281,8 @@ def test_a_line_without_cuda_wheels_has_the_components_of_its_sibling() -> None:
     class Older(Stored):
         """With a release like 2.9.3."""
 
-        def package(self, name: str) -> ListedPackage:
-            package = super().package(name)
+        def package(self, name: str, index: str = "") -> ListedPackage:
+            package = super().package(name, index)
             if name != "tensorflow":
                 return package
             older = replace(package.releases[0], version=Version("2.8.4"))
@@ -539,19 +534,15 @@ def test_gpus_of_this_machine(run: Callable[..., Result], monkeypatch: pytest.Mo
 class Indexes(Stored):
     """Two indexes: the default one, and `own` with local versions of torch without CUDA. Records which one is read."""
 
-    def __init__(self, index: str = "", read: list[str] | None = None) -> None:
-        self.read: list[str] = [] if read is None else read
-        self._index = index
+    def __init__(self) -> None:
+        self.read: list[str] = []
 
-    def with_indexes(self, indexes: Mapping[str, str]) -> Index:
-        return Indexes(indexes.get("torch", ""), self.read)
-
-    def package(self, name: str) -> ListedPackage:
-        package = super().package(name)
+    def package(self, name: str, index: str = "") -> ListedPackage:
+        package = super().package(name, index)
         if name != "torch":
             return package
-        self.read.append(self._index)
-        if not self._index:
+        self.read.append(index)
+        if not index:
             return package
         releases = tuple(
             replace(

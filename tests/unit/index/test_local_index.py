@@ -56,7 +56,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tupl
     def served(private: Callable[[Sent], Reply] = answer) -> tuple[LocalIndex, Wire]:
         wire = Wire.install(monkeypatch, lambda sent: (private if PRIVATE in sent.url else answer)(sent))
         settings = IndexSettings(url=f"https://{PUBLIC}/simple/").with_index("co", f"https://{PRIVATE}/simple")
-        return LocalIndex(Index(settings).with_indexes({"acme": "co"})), wire
+        return LocalIndex(Index(settings), {"acme": "co"}), wire
 
     return served
 
@@ -134,7 +134,7 @@ def test_an_index_that_refuses_is_reported_and_replaced_by_no_other_one(
 def test_a_kept_wheel_is_the_only_one_of_a_held_package(serve: Callable[..., tuple[LocalIndex, Wire]]) -> None:
     local, wire = serve()
     wheel = LockedWheel(name="own", version="3.0", file=OWN, size=1, sha256="e" * 64)
-    local = LocalIndex(local._index, {"own": KeptWheel(wheel=wheel, metadata=METADATA)}, {"own"})
+    local = LocalIndex(local._catalogue, {}, {"own": KeptWheel(wheel=wheel, metadata=METADATA)}, {"own"})
     assert {each["filename"]: each["hashes"] for each in page(local, "own")["files"]} == {OWN: {"sha256": "e" * 64}}
     assert local.answer(f"files/own/{OWN}.metadata") == ("text/plain; charset=utf-8", METADATA)
     assert wire.seen == [], "no index sees its name"
@@ -149,12 +149,12 @@ def test_an_index_without_the_kept_wheel_has_another_package_of_its_name(
     serve: Callable[..., tuple[LocalIndex, Wire]], version: str, sha256: str, others: bool
 ) -> None:
     """Anybody can publish the name of a private package. A kept wheel can be chosen though the index yanked it."""
-    index, file = serve()[0]._index, f"other-{version}-py3-none-any.whl"
-    listed = index.files("other")
+    catalogue, file = serve()[0]._catalogue, f"other-{version}-py3-none-any.whl"
+    listed = catalogue.files("other")
     listed.append(replace(listed[0], filename="other-99-py3-none-any.whl"))
     sha256 = sha256 or hashlib.sha256(WHEEL).hexdigest()
     wheel = LockedWheel(name="other", version=version, file=file, size=1, sha256=sha256)
-    local = LocalIndex(index, {"other": KeptWheel(wheel=wheel, metadata=b"")})
+    local = LocalIndex(catalogue, {}, {"other": KeptWheel(wheel=wheel, metadata=b"")})
     found = {each["filename"]: each["yanked"] for each in page(local, "other")["files"]}
     assert found == {file: False} | ({"other-99-py3-none-any.whl": "old"} if others else {})
     assert local.answer(f"files/other/{file}.metadata") == ("text/plain; charset=utf-8", b"")
@@ -165,7 +165,7 @@ def test_wheels_at_addresses_are_an_index() -> None:
         f"https://{PUBLIC}/{name}-1%2Bcu-py3-none-any.whl#sha256={'1' * 64}" for name in ("Acme", "other")
     )
     settings = IndexSettings().with_index("own", "", addresses=addresses)
-    [listed] = page(LocalIndex(Index(settings).with_indexes({"acme": "own"})), "acme")["files"]
+    [listed] = page(LocalIndex(Index(settings), {"acme": "own"}), "acme")["files"]
     assert (listed["filename"], listed["hashes"]) == ("Acme-1+cu-py3-none-any.whl", {"sha256": "1" * 64})
 
 
@@ -174,7 +174,7 @@ def test_a_folder_is_an_index(tmp_path: Path) -> None:
     (tmp_path / "acme_tools-1.0-py3-none-any.whl").write_bytes(b"another package")
     (tmp_path / "acme-1.0.tar.gz").write_bytes(b"no wheel")
     settings = IndexSettings().with_index("own", "", folder=tmp_path)
-    local = LocalIndex(Index(settings).with_indexes({"acme": "own", "absent": "own"}))
+    local = LocalIndex(Index(settings), {"acme": "own", "absent": "own"})
     [listed] = page(local, "acme")["files"]
     assert listed["filename"] == "Acme-1.0-py3-none-any.whl"
     assert (listed["hashes"], listed["size"]) == ({"sha256": hashlib.sha256(WHEEL).hexdigest()}, len(WHEEL))

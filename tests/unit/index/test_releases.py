@@ -58,7 +58,7 @@ Laid = Callable[..., tuple[Index, Wire]]
 
 def read(index: Index) -> Metadata:
     (file,) = index.files("tiny-pack")
-    return releases.parse_metadata(file.filename, index.metadata_text("tiny-pack", file))
+    return releases.parse_metadata(file.filename, index.metadata_text(file))
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_a_wheel_that_is_not_all_there(lay: Laid, content: bytes, whole: bool) -
     index, _ = lay(page(LINUX), lambda sent: Reply(body=content) if whole else part(content, sent))
     (file,) = index.files("tiny-pack")
     with pytest.raises(FetchError, match=f"^{re.escape(LINUX)}: {DAMAGED}$") as failed:
-        index.metadata_text("tiny-pack", file)
+        index.metadata_text(file)
     assert failed.value.hint == "Upload the wheel to the index again, or pin another version in matrix.yaml."
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from builder.common.console import View
 from builder.common.errors import BuilderError, FetchError, LockError
@@ -249,10 +250,11 @@ class Listing(Index):
         super().__init__(IndexSettings())
         self._uv = uv
 
-    def files(self, name: str) -> list[Any]:
+    def files(self, name: str, index: str = "") -> list[Any]:
         return [SimpleNamespace(filename=path.name, url=path.as_uri()) for path in self._uv.wheels.glob("*.whl")]
 
-    def metadata_text(self, name: str, file: Any, *, whole: bool = False) -> bytes:
+    def metadata_text(self, file: Any, index: str = "", *, whole: bool = False) -> bytes:
+        name = canonicalize_name(file.filename.split("-")[0])
         lines = [f"Name: {name}", f"Version: {file.filename.split('-')[1]}", "License: MIT", "Author: The team"]
         for needed, requirements in {**NEEDS, **self._uv.needs}.items():
             needer = Requirement(needed)
@@ -740,8 +742,8 @@ def resolve_with_indexes(
 ) -> Lock:
     """Resolves GROUP. `absent` and `failures` are what the local index saw."""
 
-    def serve(index: Index, *_: object) -> AbstractContextManager[tuple[str, LocalIndex]]:
-        local = LocalIndex(index)
+    def serve(*arguments: Any) -> AbstractContextManager[tuple[str, LocalIndex]]:
+        local = LocalIndex(*arguments)
         local.absent += absent
         local.failures += failures
         return nullcontext(("http://127.0.0.1:1/s/simple/", local))

@@ -206,7 +206,7 @@ def install(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Repository, "confirm_s", 0)
     monkeypatch.setattr(Uv, "compile", lambda _, *arguments: bench.uv.compile(*arguments))
     monkeypatch.setattr(Uv, "wheels", lambda _, *arguments: bench.uv.wheels(*arguments))
-    monkeypatch.setattr(Index, "files", lambda _, name: bench.uv.files(name))
+    monkeypatch.setattr(Index, "files", lambda _, name, __: bench.uv.files(name))
     monkeypatch.setattr(Fetcher, "fetch", lambda _, wheel: bench.uv.fetch(wheel, bench.store.downloads))
 
 

@@ -69,8 +69,8 @@ class More(Stored):
         self._versions, self._yanked = versions, yanked
         self._listed = {package.name: package for package in packages}
 
-    def package(self, name: str) -> ListedPackage:
-        package = self._listed.get(name) or super().package(name)
+    def package(self, name: str, index: str = "") -> ListedPackage:
+        package = self._listed.get(name) or super().package(name, index)
         if name != "torch":
             return package
         like = package.release(Version("2.9.1"))
@@ -191,10 +191,11 @@ variants:
 class Engines(Stored):
     """With the METADATA of engines."""
 
-    def files(self, name: str) -> list[Any]:
+    def files(self, name: str, index: str = "") -> list[Any]:
         return [SimpleNamespace(filename=wheel) for wheel in self.package(name).releases[-1].wheels]
 
-    def metadata_text(self, name: str, file: Any, *, whole: bool = True) -> bytes:
+    def metadata_text(self, file: Any, index: str = "", *, whole: bool = True) -> bytes:
+        name = file.filename.split("-")[0]
         [(version, metadata)] = json.loads((STORED / f"{name}.json").read_text())["metadata"].items()
         requires = "".join(f"Requires-Dist: {text}\n" for text in metadata["requires"])
         return f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n{requires}".encode()
@@ -251,10 +252,10 @@ def test_a_support_that_ended_is_not_listed_again_if_matrix_yaml_has_a_reason() 
 
 def test_what_the_index_does_not_answer_is_one_line_and_the_rest_is_found() -> None:
     class WithoutTorch(Stored):
-        def package(self, name: str) -> ListedPackage:
+        def package(self, name: str, index: str = "") -> ListedPackage:
             if name in ("torch", "jax"):
                 raise FetchError(f"{name}: cannot connect to the index\nand more")
-            return super().package(name)
+            return super().package(name, index)
 
     result = found(MATRIX, WithoutTorch(), date(2026, 1, 1))
     assert [proposal.framework for proposal in result.proposals] == ["tensorflow"]
