@@ -35,8 +35,8 @@ from builder.engine.run import Run
 from builder.index import host
 from builder.index.download import Fetcher
 from builder.layers import splice, stored_images, wheel
-from builder.layers.blobs import CHUNK, MANIFEST_TYPE
-from builder.layers.oci import Layer, Manifest
+from builder.layers.estargz import CHUNK
+from builder.layers.oci import MANIFEST_TYPE, Layer, Manifest
 from builder.layers.splice import Entry
 from builder.layers.store import Store
 from builder.matrix.project import Project

@@ -19,9 +19,8 @@ from builder.common.reference import ImageRef, staged_repository
 from builder.common.tasks import RetryPolicy
 from builder.engine.run import Run
 from builder.layers import stored_images, stored_layers
-from builder.layers.blobs import Descriptor
 from builder.layers.known_layers import KnownLayers
-from builder.layers.oci import Image, Layer
+from builder.layers.oci import Descriptor, Image, Layer
 from builder.plan.plan import PlannedImage
 from builder.registry import transfer
 from builder.registry.client import Repository

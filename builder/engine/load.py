@@ -26,9 +26,8 @@ from builder.common.lock_text import KNOWN_LAYERS
 from builder.engine.client import RUN_LABEL, Engine
 from builder.engine.endpoint import Content, Endpoint
 from builder.layers import oci, stored_images
-from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, REPAIR, Descriptor
-from builder.layers.oci import CONTAINERD, Image, Layer
-from builder.layers.store import Store
+from builder.layers.oci import CONFIG_TYPE, CONTAINERD, MANIFEST_TYPE, Descriptor, Image, Layer
+from builder.layers.store import REPAIR, Store
 from builder.matrix.tags import LABEL
 
 Progress = Callable[[int], None]

@@ -19,7 +19,7 @@ from builder.evidence import signing
 from builder.evidence.results import OWN, Coverage, Evidence, Proof, Requirement, coverage_of, read_evidence
 from builder.evidence.signing import Signer, Trust
 from builder.layers import oci
-from builder.layers.blobs import Descriptor
+from builder.layers.oci import Descriptor
 from builder.matrix.tags import CELL_LABEL, LABEL
 from builder.registry import artifacts
 from builder.registry.client import Repository

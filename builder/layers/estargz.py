@@ -18,15 +18,16 @@ import tarfile
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal, cast
 
 from isal import isal_zlib
 from pydantic import BaseModel, Field, ValidationError
 
 from builder.common.errors import VerifyError
 from builder.common.files import digest_of_bytes
-from builder.layers.blobs import CHUNK, InflateError
 
+CHUNK = 1 << 20  # bytes that are read or written at a time
+InflateError = cast("type[Exception]", isal_zlib.error)  # its stub declares an instance
 TOC = "stargz.index.json"
 # A node downloads what is before the first of these files, in one request, when it mounts the layer. A layer in which
 # there is nothing to download early has the second.

@@ -19,12 +19,15 @@ from builder.common.files import SHA256_HEX, digest_of_bytes
 from builder.common.validation import message_of
 from builder.index.wheels import STRICT
 from builder.layers import estargz
-from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, PLAIN_LAYER_TYPE, Descriptor
 from builder.matrix.schema import AMD64
 from builder.plan.layer_order import LAYER_FORMAT, PlannedLayer
 from builder.plan.settings import Settings
 
 LAYOUT = '{"imageLayoutVersion":"1.0.0"}'
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
+LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar+gzip"
+PLAIN_LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 NAME = "org.opencontainers.image.ref.name"  # annotation by which skopeo finds an image: oci:<store>:<name>
 CONTAINERD = "containerd"
@@ -45,6 +48,22 @@ def _printable(value: str) -> str:
 
 Printable = Annotated[str, AfterValidator(_printable)]  # printed to a terminal, which interprets control characters
 Size = Annotated[int, Field(ge=0, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descriptor:
+    """A blob, as manifests name it. Source: OCI image specification, "OCI Content Descriptors"."""
+
+    media_type: str
+    digest: str
+    size: int
+
+    @classmethod
+    def of(cls, content: bytes, media_type: str) -> Descriptor:
+        return cls(media_type=media_type, digest=digest_of_bytes(content), size=len(content))
+
+    def as_data(self) -> dict[str, Any]:
+        return {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
 
 
 @dataclass(frozen=True, kw_only=True)

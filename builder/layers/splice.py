@@ -27,7 +27,7 @@ import deflate
 from isal import isal_zlib
 
 from builder.layers import estargz
-from builder.layers.blobs import CHUNK, InflateError
+from builder.layers.estargz import CHUNK, InflateError
 from builder.layers.oci import Layer
 from builder.plan.layer_order import MTIME
 

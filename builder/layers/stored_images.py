@@ -9,10 +9,9 @@ from fnmatch import fnmatchcase
 from builder.common.errors import DamagedError, VerifyError
 from builder.common.files import digest_of_data
 from builder.layers import oci, stored_layers
-from builder.layers.blobs import CONFIG_TYPE, REPAIR
 from builder.layers.known_layers import KnownLayers
-from builder.layers.oci import Image, Layer, Manifest
-from builder.layers.store import Store
+from builder.layers.oci import CONFIG_TYPE, Image, Layer, Manifest
+from builder.layers.store import REPAIR, Store
 from builder.matrix import cells
 from builder.plan.plan import PlannedImage
 from builder.plan.settings import built_labels

@@ -13,11 +13,10 @@ from builder.common.errors import BuildError, DamagedError, FetchError, VerifyEr
 from builder.common.files import files_below
 from builder.common.text import listed
 from builder.layers import estargz, known_layers, splice, wheel
-from builder.layers.blobs import CHUNK, REPAIR
-from builder.layers.estargz import TocEntry
+from builder.layers.estargz import CHUNK, TocEntry
 from builder.layers.oci import Layer
 from builder.layers.splice import Entry, SpliceError
-from builder.layers.store import Store
+from builder.layers.store import REPAIR, Store
 from builder.layers.wheel_zip import OverlapError, WheelError
 from builder.matrix.project import Project
 from builder.plan import settings

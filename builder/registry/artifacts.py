@@ -19,8 +19,17 @@ from typing import Any
 
 from builder.common.errors import RegistryError, VerifyError
 from builder.layers import oci
-from builder.layers.blobs import MANIFEST_TYPE, Descriptor
-from builder.layers.oci import EMPTY, EMPTY_TYPE, INDEX_TYPE, IndexDocument, Listed, Manifest, ManifestDocument
+from builder.layers.oci import (
+    EMPTY,
+    EMPTY_TYPE,
+    INDEX_TYPE,
+    MANIFEST_TYPE,
+    Descriptor,
+    IndexDocument,
+    Listed,
+    Manifest,
+    ManifestDocument,
+)
 from builder.registry import transfer
 from builder.registry.client import REFUSALS, Repository, fallback_tag
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, TransientError

@@ -12,9 +12,8 @@ from typing import Literal
 
 from builder.common.errors import DamagedError, RegistryError, of_file
 from builder.common.text import size
-from builder.layers.blobs import REPAIR, Descriptor
-from builder.layers.oci import Manifest
-from builder.layers.store import Store
+from builder.layers.oci import Descriptor, Manifest
+from builder.layers.store import REPAIR, Store
 from builder.registry.client import Repository
 from builder.registry.failures import RejectedError
 from builder.registry.parallel import transfer

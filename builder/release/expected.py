@@ -12,9 +12,8 @@ from builder.common.errors import VerifyError
 from builder.common.files import short_digest
 from builder.common.lock_text import KNOWN_LAYERS
 from builder.layers import oci, splice, stored_layers
-from builder.layers.blobs import CONFIG_TYPE, Descriptor
 from builder.layers.known_layers import KnownLayers
-from builder.layers.oci import Image, Layer
+from builder.layers.oci import CONFIG_TYPE, Descriptor, Image, Layer
 from builder.matrix.project import Project
 from builder.matrix.tags import OCI, PLAN_LABEL
 from builder.plan.plan import PlannedImage

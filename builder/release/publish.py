@@ -20,8 +20,7 @@ from builder.evidence.results import Coverage, Requirement
 from builder.evidence.suite import Suite
 from builder.index.host import Host
 from builder.layers import oci, stored_images
-from builder.layers.blobs import Descriptor
-from builder.layers.oci import Image, Manifest
+from builder.layers.oci import Descriptor, Image, Manifest
 from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.matrix.schema import ARM64

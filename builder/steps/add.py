@@ -38,8 +38,7 @@ from builder.index.download import Fetcher
 from builder.index.host import Apt
 from builder.index.wheels import LockedWheel
 from builder.layers import oci, wheel
-from builder.layers.blobs import Descriptor
-from builder.layers.oci import Image, Layer, Manifest
+from builder.layers.oci import Descriptor, Image, Layer, Manifest
 from builder.lock.diff import package_changes
 from builder.lock.uv import Uv
 from builder.matrix import tags

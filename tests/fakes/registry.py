@@ -15,8 +15,7 @@ from builder.common.files import digest_of_bytes, is_digest
 from builder.common.reference import ImageRef
 from builder.index.host import Host
 from builder.layers import oci
-from builder.layers.blobs import MANIFEST_TYPE, Descriptor
-from builder.layers.oci import Manifest
+from builder.layers.oci import MANIFEST_TYPE, Descriptor, Manifest
 from builder.registry import artifacts
 from builder.registry.client import Repository
 from builder.registry.failures import RejectedError

@@ -21,7 +21,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from builder.common.files import digest_of_bytes
-from builder.layers.blobs import CONFIG_TYPE, PLAIN_LAYER_TYPE, Descriptor
+from builder.layers.oci import CONFIG_TYPE, PLAIN_LAYER_TYPE, Descriptor
 from tests.fakes.loopback import STALL_S, Loopback, Request
 from tests.integration import programs
 from tests.integration.checkout import until

@@ -22,7 +22,7 @@ from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
 from builder.index.host import Host
 from builder.layers import oci
-from builder.layers.blobs import LAYER_TYPE, MANIFEST_TYPE, Descriptor
+from builder.layers.oci import LAYER_TYPE, MANIFEST_TYPE, Descriptor
 from builder.lock.python_builds import uv_program
 from builder.registry import transfer
 from builder.registry.client import Repository

@@ -18,8 +18,7 @@ from builder.evidence.signing import Signer
 from builder.evidence.suite import Suite
 from builder.index.host import Host
 from builder.layers import oci
-from builder.layers.blobs import CONFIG_TYPE
-from builder.layers.oci import Manifest
+from builder.layers.oci import CONFIG_TYPE, Manifest
 from builder.layers.store import Store
 from builder.matrix import tags
 from builder.matrix.project import Project

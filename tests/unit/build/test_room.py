@@ -8,7 +8,7 @@ import pytest
 
 from builder.common.errors import DiskError
 from builder.layers import garbage
-from builder.layers.blobs import LAYER_TYPE
+from builder.layers.oci import LAYER_TYPE
 from builder.layers.store import Store
 from tests.unit.build.assembling import EMBER, JUPYTER, AssemblyBench
 

@@ -17,7 +17,7 @@ from builder import cli
 from builder.cli.context import Context
 from builder.index.host import Host
 from builder.layers import oci
-from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE
+from builder.layers.oci import CONFIG_TYPE, MANIFEST_TYPE
 from builder.layers.store import Store
 from builder.lock.lockfile import GROUP_LOCKS
 from builder.matrix.project import Project

@@ -12,7 +12,7 @@ import pytest
 
 from builder.build import doctor
 from builder.common.files import digest_of_bytes, short_digest
-from builder.layers.blobs import CONFIG_TYPE
+from builder.layers.oci import CONFIG_TYPE
 from builder.matrix import tags
 from builder.matrix.project import Project
 from builder.release import prune, status

@@ -16,8 +16,7 @@ import pytest
 from builder.common.files import digest_of_bytes
 from builder.engine import endpoint as endpoints
 from builder.engine.endpoint import Content, Endpoint
-from builder.layers import blobs
-from builder.layers.blobs import LAYER_TYPE, MANIFEST_TYPE, PLAIN_LAYER_TYPE
+from builder.layers.oci import LAYER_TYPE, MANIFEST_TYPE, PLAIN_LAYER_TYPE
 from builder.layers.store import Store
 from tests.fakes.engine import Loopback
 
@@ -169,7 +168,7 @@ def test_an_invalid_request_gets_no_text(served: Served, capfd: pytest.CaptureFi
 def test_a_client_that_hangs_up_is_no_fault(
     served: Served, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blobs, "PLAIN_CHUNK", 1000)
+    monkeypatch.setattr("builder.layers.store.PLAIN_CHUNK", 1000)
     with closing(served.connection()) as connection:
         name = served.endpoint.reference(PLAIN_DIGEST).split("/")[1]
         connection.request("GET", f"/v2/{name}/image/blobs/{PLAIN_DIGEST}")

@@ -19,8 +19,7 @@ from builder.engine import load
 from builder.engine.client import RUN_LABEL
 from builder.engine.load import Loader, PullProgress
 from builder.layers import oci, stored_images
-from builder.layers.blobs import LAYER_TYPE
-from builder.layers.oci import Image, Layer
+from builder.layers.oci import LAYER_TYPE, Image, Layer
 from builder.layers.store import Store
 from builder.plan.settings import Settings
 from tests.fakes.engine import INFO, FakeEngine, MemoryConsole

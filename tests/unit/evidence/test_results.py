@@ -13,7 +13,7 @@ from builder.evidence import reports, results, signing
 from builder.evidence.results import OWN, Coverage, Evidence, Proof, Requirement, coverage_of, read_evidence
 from builder.evidence.signing import Signer, Trust
 from builder.evidence.suite import GPU_TESTS, Suite
-from builder.layers.blobs import MANIFEST_TYPE, Descriptor
+from builder.layers.oci import MANIFEST_TYPE, Descriptor
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.registry import artifacts

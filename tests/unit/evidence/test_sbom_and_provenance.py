@@ -11,8 +11,7 @@ from packageurl import PackageURL
 
 from builder.debian.os_lock import DebianPackage
 from builder.evidence import sbom_and_provenance
-from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, Descriptor
-from builder.layers.oci import Image, Manifest
+from builder.layers.oci import CONFIG_TYPE, MANIFEST_TYPE, Descriptor, Image, Manifest
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.plan import PlannedImage

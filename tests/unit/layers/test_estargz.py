@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from builder.common.errors import VerifyError
 from builder.layers import estargz, splice
-from builder.layers.blobs import CHUNK
+from builder.layers.estargz import CHUNK
 from builder.layers.splice import Entry
 from tests.unit.layers.test_splice import LONG, PATHS, bomb, content_of, deflated, members, stored, write
 from tests.unit.layers.toc import TYPES, check_by_specification, toc_content, toc_position

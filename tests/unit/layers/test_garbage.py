@@ -11,8 +11,8 @@ import pytest
 
 from builder.common.errors import BusyError, DamagedError
 from builder.layers import garbage
-from builder.layers.blobs import LAYER_TYPE
 from builder.layers.garbage import Use
+from builder.layers.oci import LAYER_TYPE
 from builder.layers.store import PACKAGES, Store
 from tests.unit.layers.test_store import digest_of, files, image
 

@@ -13,9 +13,9 @@ from builder.common.errors import BuilderError
 from builder.common.files import digest_of_bytes
 from builder.common.lock_text import KNOWN_LAYERS
 from builder.layers import estargz, garbage, splice, stored_images, stored_layers
-from builder.layers.blobs import LAYER_TYPE, MANIFEST_TYPE
 from builder.layers.estargz import TocEntry
 from builder.layers.known_layers import KnownLayers
+from builder.layers.oci import LAYER_TYPE, MANIFEST_TYPE
 from builder.layers.splice import Entry
 from builder.layers.store import Store
 from tests.unit.layers import test_known_layers as known

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from builder.index.wheels import Wheel
 from builder.layers import oci
-from builder.layers.blobs import Descriptor
-from builder.layers.oci import Layer, LayerWheels
+from builder.layers.oci import Descriptor, Layer, LayerWheels
 from builder.plan import layer_order
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.settings import Health, Settings

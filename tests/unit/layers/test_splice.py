@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 
 from builder.common.errors import VerifyError
 from builder.layers import estargz, splice, wheel_zip
-from builder.layers.blobs import CHUNK
-from builder.layers.estargz import TocEntry
+from builder.layers.estargz import CHUNK, TocEntry
 from builder.layers.oci import Layer
 from builder.layers.splice import Entry, SpliceError, Zipped
 from builder.plan import layer_order

@@ -16,8 +16,7 @@ import pytest
 
 from builder.common.errors import DamagedError, DiskError, FileError
 from builder.layers import oci
-from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
-from builder.layers.oci import Layer
+from builder.layers.oci import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor, Layer
 from builder.layers.store import Store
 
 KEY = "sha256:" + "a" * 64

@@ -9,8 +9,7 @@ import pytest
 from builder.common.errors import DamagedError, FileError
 from builder.common.files import digest_of_bytes
 from builder.layers import oci, stored_images
-from builder.layers.blobs import LAYER_TYPE, MANIFEST_TYPE
-from builder.layers.oci import Image, Layer
+from builder.layers.oci import LAYER_TYPE, MANIFEST_TYPE, Image, Layer
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan import plan

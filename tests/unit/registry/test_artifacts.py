@@ -10,8 +10,7 @@ import pytest
 from builder.common.errors import RegistryError, VerifyError
 from builder.common.files import digest_of_bytes
 from builder.layers import oci
-from builder.layers.blobs import MANIFEST_TYPE, Descriptor
-from builder.layers.oci import INDEX_TYPE, Manifest
+from builder.layers.oci import INDEX_TYPE, MANIFEST_TYPE, Descriptor, Manifest
 from builder.registry import artifacts
 from builder.registry.client import REFUSALS
 from builder.registry.failures import RejectedError, TransientError

@@ -20,8 +20,7 @@ from urllib3.exceptions import ConnectTimeoutError, MaxRetryError, NewConnection
 
 from builder.common.errors import BuilderError, BuilderWarning, NoRegistryError, RegistryError
 from builder.common.files import digest_of_bytes
-from builder.layers.blobs import LAYER_TYPE, Descriptor
-from builder.layers.oci import Manifest
+from builder.layers.oci import LAYER_TYPE, Descriptor, Manifest
 from builder.registry import transfer
 from builder.registry.auth import credentials
 from builder.registry.client import Repository

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from builder.layers.blobs import LAYER_TYPE, Descriptor
+from builder.layers.oci import LAYER_TYPE, Descriptor
 from builder.layers.store import Store
 from builder.registry import transfer
 from tests.fakes.wire import CONTENT, DIGEST, Reply, connect

@@ -14,8 +14,7 @@ import pytest
 
 from builder.common.errors import BuilderError, DamagedError, FileError, RegistryError
 from builder.common.files import digest_of_bytes
-from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, Descriptor
-from builder.layers.oci import Manifest
+from builder.layers.oci import CONFIG_TYPE, LAYER_TYPE, Descriptor, Manifest
 from builder.registry import transfer
 from builder.registry.client import Repository
 from builder.registry.failures import RejectedError, StoppedError

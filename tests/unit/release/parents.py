@@ -15,8 +15,7 @@ from builder.common.files import digest_of_bytes
 from builder.index.wheels import Wheel as LayerWheel
 from builder.layers import estargz, oci, splice
 from builder.layers import wheel as installer
-from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, Descriptor
-from builder.layers.oci import Layer
+from builder.layers.oci import CONFIG_TYPE, MANIFEST_TYPE, Descriptor, Layer
 from builder.layers.splice import Entry
 from builder.plan.layer_order import PlannedLayer
 from tests.fakes.registry import MemoryRegistry

@@ -21,7 +21,7 @@ from builder.evidence.results import Evidence, Proof, coverage_of
 from builder.evidence.signing import Trust
 from builder.index.host import Host
 from builder.layers import oci
-from builder.layers.blobs import MANIFEST_TYPE
+from builder.layers.oci import MANIFEST_TYPE
 from builder.layers.store import Store as ImageStore
 from builder.matrix.schema import Trusted
 from builder.matrix.tags import CELL_LABEL, PLAN_LABEL

@@ -13,9 +13,8 @@ import pytest
 from builder.common.errors import VerifyError
 from builder.common.files import digest_of_bytes, digest_of_data
 from builder.layers import estargz, oci
-from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, Descriptor
 from builder.layers.known_layers import KnownLayers
-from builder.layers.oci import Layer
+from builder.layers.oci import CONFIG_TYPE, LAYER_TYPE, Descriptor, Layer
 from builder.matrix.project import Project
 from builder.plan import plan, settings
 from builder.plan.plan import PlannedImage

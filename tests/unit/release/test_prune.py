@@ -17,8 +17,7 @@ from builder.common.errors import RegistryError, VerifyError
 from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
 from builder.evidence.reports import TYPE
-from builder.layers.blobs import MANIFEST_TYPE, Descriptor
-from builder.layers.oci import Manifest
+from builder.layers.oci import MANIFEST_TYPE, Descriptor, Manifest
 from builder.registry import artifacts
 from builder.release import prune, staging
 from builder.release.prune import Item, RegistryContents, RepositoryContents

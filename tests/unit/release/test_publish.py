@@ -15,8 +15,7 @@ from builder.common.reference import ImageRef
 from builder.evidence import results
 from builder.evidence.suite import GPU_TESTS, Suite
 from builder.index.host import Host
-from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE
-from builder.layers.oci import Image, Layer, Manifest
+from builder.layers.oci import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Image, Layer, Manifest
 from builder.layers.store import Store
 from builder.matrix import tags
 from builder.matrix.project import Project

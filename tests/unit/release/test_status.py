@@ -16,7 +16,7 @@ from builder.common.reference import ImageRef
 from builder.evidence import reports, results
 from builder.index.host import Host
 from builder.layers import oci
-from builder.layers.blobs import MANIFEST_TYPE, Descriptor
+from builder.layers.oci import MANIFEST_TYPE, Descriptor
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.matrix.schema import Trusted

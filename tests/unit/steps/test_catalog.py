@@ -18,7 +18,7 @@ from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
 from builder.evidence.results import Coverage, Evidence, Proof, coverage_of
 from builder.index.host import Host
-from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
+from builder.layers.oci import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.matrix.schema import Trusted

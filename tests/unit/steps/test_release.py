@@ -28,9 +28,8 @@ from builder.evidence import reports, results, signing
 from builder.evidence.signing import Signer
 from builder.evidence.suite import GPU_TESTS
 from builder.layers import oci
-from builder.layers.blobs import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
 from builder.layers.known_layers import KnownLayers
-from builder.layers.oci import Image, Layer, Manifest
+from builder.layers.oci import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor, Image, Layer, Manifest
 from builder.layers.store import Store
 from builder.matrix import tags
 from builder.matrix.project import Project

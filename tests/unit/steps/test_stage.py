@@ -18,8 +18,7 @@ from builder.common.reference import ImageRef
 from builder.evidence import reports, results
 from builder.evidence.signing import Signer
 from builder.layers import oci
-from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, Descriptor
-from builder.layers.oci import Image
+from builder.layers.oci import CONFIG_TYPE, MANIFEST_TYPE, Descriptor, Image
 from builder.matrix.project import Project
 from builder.plan.plan import PlannedImage
 from builder.registry import artifacts

@@ -20,8 +20,7 @@ from builder.evidence.results import Coverage, Evidence, Requirement
 from builder.evidence.signing import Signer, Trust
 from builder.evidence.suite import GPU_TESTS, Suite
 from builder.layers import stored_layers
-from builder.layers.blobs import MANIFEST_TYPE
-from builder.layers.oci import Image
+from builder.layers.oci import MANIFEST_TYPE, Image
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry import artifacts
 from builder.registry.client import Repository

@@ -15,7 +15,7 @@ from builder.common.reference import ImageRef
 from builder.evidence import signing
 from builder.evidence.signing import Signer, Trust
 from builder.layers import oci
-from builder.layers.blobs import CONFIG_TYPE, MANIFEST_TYPE, Descriptor
+from builder.layers.oci import CONFIG_TYPE, MANIFEST_TYPE, Descriptor
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.matrix.schema import Trusted

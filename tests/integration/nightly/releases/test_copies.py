@@ -13,7 +13,7 @@ import pytest
 from builder.common.reference import ImageRef
 from builder.index.host import Host
 from builder.layers import oci
-from builder.layers.blobs import LAYER_TYPE, Descriptor
+from builder.layers.oci import LAYER_TYPE, Descriptor
 from builder.registry import artifacts
 from builder.registry.client import Repository
 from tests.fakes import registry as registry_fakes
