@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -52,20 +52,11 @@ def with_indexes(settings: IndexSettings, additions: Sequence[Addition]) -> Inde
             )
         folder = None if is_address else Path(place).resolve()
         settings = settings.with_index(_index_name(place), place if is_address else "", folder)
-    # One index for each image: another one may have another file with the same name.
-    for request in requests:
-        if addresses := _addresses(request.requirements):
-            settings = settings.with_index(_index_name(" ".join(addresses)), "", addresses=addresses)
     return settings
 
 
-def _addresses(requested: Iterable[Requested]) -> tuple[str, ...]:
-    """The addresses of all requested wheels that have one, without duplicates."""
-    return tuple(dict.fromkeys(package.address for package in requested if package.address))
-
-
 def _index_name(place: str) -> str:
-    """A name that no index of matrix.yaml has, for an address, a folder, or addresses of wheels."""
+    """A name that no index of matrix.yaml has, for an address or a folder."""
     return f"added-{short_digest(digest_of_bytes(place.encode()))}"
 
 
@@ -85,20 +76,15 @@ def choose_wheels(
         return [], []
     held = parent.held(keep=request.keep)
     index = request.index if request.index in settings.named else _index_name(request.index)
-    by_address = _index_name(" ".join(_addresses(request.requirements)))
-    sources = {
-        package.name: by_address if package.address else index
-        for package in requested
-        if package.address or request.index
-    }
+    sources = {package.name: index for package in requested if request.index}
     indexes = {name: source for name, source in sources.items() if program.catalogue.files(name, source)}
-    if request.index and index not in indexes.values():
+    if request.index and not indexes:
         raise UsageError(f"{addition.target}: {request.index} has none of {listed(sorted(sources), SHOWN)}")
     for package in (package for package in requested if package.name in indexes and package.name in held):
         wheel = parent.packages[package.name]
         files = program.catalogue.files(package.name, indexes[package.name])
         offered = {file.filename: file.digests.get("sha256") for file in files}
-        if wheel.sha256 not in offered.values() and (package.address or wheel.file in offered):
+        if offered.get(wheel.file, wheel.sha256) != wheel.sha256:
             raise RefusedError(
                 f"{addition.target}: another {wheel.file} is requested than the parent has", hint=CONFLICT
             )

@@ -9,7 +9,7 @@ import hashlib
 import os
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,8 +130,6 @@ class IndexSession(requests.Session):
         """All files that the index lists for a project; none if it does not have the project."""
         if self.settings.folder:
             return list(_wheels_in(self.settings.folder, project))
-        if self.settings.addresses:
-            return list(_wheels_at(self.settings.addresses, project))
         from pypi_simple import NoSuchProjectError, UnsupportedContentTypeError, UnsupportedRepoVersionError  # noqa: PLC0415
 
         try:
@@ -178,18 +176,6 @@ def _wheels_in(folder: Path, project: str) -> Iterator[DistributionPackage]:
                 size = file.tell()
             listed = {"filename": path.name, "url": str(path), "hashes": {"sha256": sha256}, "size": size}
             yield DistributionPackage.from_json_data(listed, project)
-
-
-def _wheels_at(addresses: Iterable[str], project: str) -> Iterator[DistributionPackage]:
-    """The wheels of a project at addresses that end in `#sha256=`."""
-    from pypi_simple import DistributionPackage  # noqa: PLC0415
-
-    for url, _, sha256 in (address.partition("#sha256=") for address in addresses):
-        file = unquote(url.rpartition("/")[2])
-        if canonicalize_name(file.partition("-")[0]) == project:
-            yield DistributionPackage.from_json_data(
-                {"filename": file, "url": url, "hashes": {"sha256": sha256}}, project
-            )
 
 
 def authority_hint(ca_bundle: str) -> str:

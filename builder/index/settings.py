@@ -32,8 +32,7 @@ class IndexSettings:
 
     The defaults are PyPI, and the CA certificates of each client. `proxy` is apt's proxy, for archives. `python_mirror`
     has uv's builds of Python; empty for uv's default. `named` are the indexes of matrix.yaml and of additions. Such an
-    index has a `name`; a `folder` if it is a folder of wheels; `addresses` with `#sha256=`, if it consists of the
-    wheels at these addresses.
+    index has a `name`, and a `folder` if it is a folder of wheels.
     """
 
     url: str = ""
@@ -42,7 +41,6 @@ class IndexSettings:
     python_mirror: str = ""
     name: str = ""
     folder: Path | None = None
-    addresses: tuple[str, ...] = ()
     named: Mapping[str, IndexSettings] = field(default_factory=dict)
 
     @property
@@ -54,11 +52,9 @@ class IndexSettings:
         """The index of matrix.yaml with this name; the default one without a name. Raises LookupError."""
         return self.named[name] if name else self
 
-    def with_index(
-        self, name: str, url: str, folder: Path | None = None, addresses: tuple[str, ...] = ()
-    ) -> IndexSettings:
+    def with_index(self, name: str, url: str, folder: Path | None = None) -> IndexSettings:
         """The same with a named index, which has this machine's certificates and proxy too."""
-        other = replace(self, name=name, url=url, folder=folder, addresses=addresses, named={})
+        other = replace(self, name=name, url=url, folder=folder, named={})
         return replace(self, named={**self.named, name: other})
 
     def for_builds(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Reads requirements as pip does, and refuses all but packages of an index, and wheels with their hash.
+"""Reads requirements as pip does, and refuses all but packages of an index.
 
 Source: pip documentation, "Requirements File Format"; PEP 508.
 """
@@ -9,22 +9,18 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from packaging.version import Version
+from packaging.utils import canonicalize_name
 
 from builder.common.errors import LockError, UsageError, of_file
 from builder.common.files import SHA256_HEX
-from builder.index.wheels import LONGEST as WHEEL_LONGEST
 from builder.index.wheels import LockedWheel
 
 LONGEST = 4000  # characters of a requirement; packaging fails for longer numbers
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _HASH = re.compile(rf"--hash[=\s]\s*sha256:({SHA256_HEX})", re.ASCII)
-_EXAMPLE = "Name a package of the index, such as einops>=0.8, or the address of a wheel with #sha256=HASH."
+_FILE = re.compile(r"@|://|^[./]|\.(whl|tar\.gz|zip)$")
 _ADVICE = {
     "-e": "Editable packages cannot be in a layer: publish a wheel on the index.",
     "-r": "Pass each file to builder: -r FILE -r OTHER.",
@@ -41,21 +37,11 @@ class Requested:
 
     @property
     def name(self) -> str:
-        return canonicalize_name(Requirement(self.text).name)
-
-    @property
-    def address(self) -> str:
-        """The address of a wheel, with `#sha256=`; empty for a package of an index."""
-        return Requirement(self.text).url or ""
+        return canonicalize_name(self.requirement.name)
 
     @property
     def requirement(self) -> Requirement:
-        """With the version of the wheel, if it is at an address."""
-        requirement = Requirement(self.text)
-        if requirement.url:
-            requirement.specifier = SpecifierSet(f"=={_wheel_at(requirement.url)[1]}")
-            requirement.url = None
-        return requirement
+        return Requirement(self.text)
 
     def __str__(self) -> str:
         return " ".join([self.text, *(f"--hash=sha256:{sha256}" for sha256 in sorted(self.hashes))])
@@ -98,37 +84,19 @@ def parse_requirement(text: str, place: str) -> Requested:
     if option := re.search(r"(?:^|\s)(-[A-Za-z]|--[a-z][a-z-]*)", bare):
         advice = _ADVICE.get(option[1], "The index is that of this machine's pip and uv; only --hash=sha256: is read.")
         raise UsageError(f"{place}: the option {option[1]} is not supported", hint=advice)
+    if _FILE.search(bare):
+        raise UsageError(
+            f"{place}: {shown!a} is an address or a path",
+            hint="Download the wheel into a folder, and give the folder with --index.",
+        )
     try:
-        if re.match("https?://", bare):
-            bare = f"{_wheel_at(bare)[0]} @ {bare}"
-        elif bare.startswith((".", "/")) or (bare.endswith((".whl", ".tar.gz", ".zip")) and "://" not in bare):
-            raise UsageError(f"{place}: {shown!a} is a path", hint=_EXAMPLE)
-        requirement = Requirement(bare if len(bare) <= LONGEST else "")
-        if requirement.url and not _is_wheel_of(requirement):
-            raise UsageError(
-                f"{place}: {shown!a} is not the address of a wheel with its hash, without a login",
-                hint=f"Use {requirement.name} @ https://HOST/FILE.whl#sha256=HASH; sha256sum prints HASH.",
-            )
+        Requirement(bare if len(bare) <= LONGEST else "")
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{place}: {shown!a} is not a requirement", hint=_EXAMPLE) from error
+        raise UsageError(
+            f"{place}: {shown!a} is not a requirement",
+            hint="Name a package of the index, such as einops>=0.8.",
+        ) from error
     return Requested(text=bare, hashes=frozenset(_HASH.findall(text)))
-
-
-def _wheel_at(address: str) -> tuple[str, Version]:
-    """The package and the version of a wheel, by the file name in its address. Raises InvalidWheelFilename."""
-    file = unquote(urlsplit(address).path.rpartition("/")[2])
-    if len(file) > WHEEL_LONGEST:
-        raise InvalidWheelFilename(f"{len(file)} characters")
-    name, version, _, _ = parse_wheel_filename(file)
-    return name, version
-
-
-def _is_wheel_of(requirement: Requirement) -> bool:
-    """True for the address of a wheel of the package, with its hash and without what must not be in an image."""
-    parts = urlsplit(requirement.url or "")
-    is_public = parts.scheme in ("https", "http") and "@" not in parts.netloc and not parts.query
-    is_hashed = bool(re.fullmatch(f"sha256={SHA256_HEX}", parts.fragment, re.ASCII))
-    return is_public and is_hashed and _wheel_at(parts.path)[0] == canonicalize_name(requirement.name)
 
 
 def check_hashes(requested: Iterable[Requested], wheels: Mapping[str, LockedWheel]) -> None:

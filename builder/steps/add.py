@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import platform
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -363,13 +362,10 @@ def push_added_image(run: Run, repository: Repository, addition: Addition, added
 
 def sign(signer: Signer, repository: Repository, added: Added, manifest: Manifest) -> None:
     """Attaches SBOM and provenance to each image, which names its parent by digest, then signs images and index."""
-    # Without the values of variables and addresses, whose host or path may be private: a public transparency log may
-    # show it. The name of a wheel and its SHA-256 stay.
+    # Without the values of variables, and the index, whose host or path may be private: a public transparency log may
+    # show it.
     request = added.addition.request
     public = request.model_dump(exclude_defaults=True, exclude={"index"}) | {"env": sorted(request.env)}
-    public["requirements"] = [
-        re.sub(r"(?i)https?://\S*/", "", str(requirement)) for requirement in request.requirements
-    ]
     target, statements = added.target, dict[str, dict[str, bytes]]()  # by image
     for image in added.images:
         parent, name = image.parent, added.addition.parent.name

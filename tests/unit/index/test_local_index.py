@@ -160,15 +160,6 @@ def test_an_index_without_the_kept_wheel_has_another_package_of_its_name(
     assert local.answer(f"files/other/{file}.metadata") == ("text/plain; charset=utf-8", b"")
 
 
-def test_wheels_at_addresses_are_an_index() -> None:
-    addresses = tuple(
-        f"https://{PUBLIC}/{name}-1%2Bcu-py3-none-any.whl#sha256={'1' * 64}" for name in ("Acme", "other")
-    )
-    settings = IndexSettings().with_index("own", "", addresses=addresses)
-    [listed] = page(LocalIndex(Index(settings), {"acme": "own"}), "acme")["files"]
-    assert (listed["filename"], listed["hashes"]) == ("Acme-1+cu-py3-none-any.whl", {"sha256": "1" * 64})
-
-
 def test_a_folder_is_an_index(tmp_path: Path) -> None:
     (tmp_path / "Acme-1.0-py3-none-any.whl").write_bytes(WHEEL)
     (tmp_path / "acme_tools-1.0-py3-none-any.whl").write_bytes(b"another package")

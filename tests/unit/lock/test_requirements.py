@@ -12,7 +12,6 @@ from builder.lock import requirements
 from builder.lock.requirements import Requested, parse_requirement, read_requirements
 
 ONE, TWO = "1" * 64, "2" * 64
-WHEEL = "https://example.test/e-1%2Bcu-py3-none-any.whl"
 
 
 def read(tmp_path: Path, text: str) -> list[Requested]:
@@ -52,14 +51,10 @@ def test_requirements_as_pip_writes_them(tmp_path: Path) -> None:
         ("--extra-index-url=https://example.test", "the option --extra-index-url is not supported"),
         ("einops --no-binary :all:", "the option --no-binary is not supported"),
         (f"einops --hash=sha512:{ONE}", "the option --hash is not supported"),
-        ("einops @ https://example.test/e-1.tar.gz", "is not the address of a wheel with its hash"),
-        ("https://example.test/e-1-py3-none-any.whl", "is not the address of a wheel with its hash"),
-        (f"{WHEEL}?token=1#sha256={ONE}", "is not the address of a wheel with its hash"),
-        (f"e @ https://me:pw@example.test/e-1-py3-none-any.whl#sha256={ONE}", "is not the address of a wheel"),
-        (f"other @ {WHEEL}#sha256={ONE}", "is not the address of a wheel"),
-        ("git+https://example.test/e.git#egg=e", "is not a requirement"),
-        ("./local", "is a path"),
-        ("e-1-py3-none-any.whl", "is a path"),
+        ("git+https://example.test/e.git#egg=e", "is an address or a path"),
+        (f"e @ https://example.test/e-1-py3-none-any.whl#sha256={ONE}", "is an address or a path"),
+        ("./local", "is an address or a path"),
+        ("e-1-py3-none-any.whl", "is an address or a path"),
         ("einops == == 1", "is not a requirement"),
         ("$(touch x)", "is not a requirement"),
     ],
@@ -70,14 +65,6 @@ def test_what_is_not_a_package_of_the_index_is_refused(tmp_path: Path, line: str
     assert str(caught.value).startswith(f"{tmp_path}/requirements.txt:3: ")
     assert message in str(caught.value)
     assert caught.value.hint
-
-
-@pytest.mark.parametrize("text", [f"{WHEEL}#sha256={ONE}", f"E @ {WHEEL}#sha256={ONE}"])
-def test_a_wheel_at_an_address(text: str) -> None:
-    requested = parse_requirement(text, "test")
-    assert (requested.name, requested.address) == ("e", f"{WHEEL}#sha256={ONE}")
-    assert str(requested.requirement).lower() == "e==1+cu", "for uv"
-    assert parse_requirement(str(requested), "label") == requested, "as the image records it"
 
 
 def test_a_continued_requirement_has_its_first_line(tmp_path: Path) -> None:
