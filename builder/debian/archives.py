@@ -33,7 +33,6 @@ _MOVED = "none of the locked packages was found"  # the release has moved, or it
 LONGEST_SIZE = 20  # digits; Python refuses numbers of thousands of digits with an exception
 STORE, HERE, MOVED = "the store", "this machine's archives", "`archive` of matrix.yaml"
 SNAPSHOT, DEFAULT_SNAPSHOT = "`snapshot` of matrix.yaml", "apt's snapshot archive"
-Kept = Callable[[DebianPackage], bool]  # returns True if the store has a package
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +170,11 @@ class Archives:
                         self.faults[place.name] = reasons[place.name]
         return "", reasons
 
-    def locate(self, lock: OsLock, is_kept: Kept) -> PackageLocations:
-        """Looks for all packages of a lock: in the store, then in the places in their order, with HEAD requests."""
+    def locate(self, lock: OsLock, blobs: Path | None) -> PackageLocations:
+        """Looks for all packages of a lock: in the places in their order, with HEAD requests.
+
+        First looks in `blobs`, the folder of the store's blobs, if there is one.
+        """
         session = self.session(self.look_up_policy, retries=self.look_up_policy.retries)
         at: dict[str, str] = {}
         others: set[DebianPackage] = set()
@@ -187,7 +189,11 @@ class Archives:
                         others.add(package)
                     raise AbsentError("no such file")
 
-            name, reasons = (STORE, {}) if is_kept(package) else self.try_places(lock, package, look_up)
+            blob = blobs / package.sha256 if blobs else None
+            if blob and blob.exists() and blob.stat().st_size == package.size:
+                at[package.sha256] = STORE
+                return
+            name, reasons = self.try_places(lock, package, look_up)
             failed.update(reasons)
             if name:
                 at[package.sha256] = name

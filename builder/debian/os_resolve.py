@@ -6,12 +6,13 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from itertools import groupby
+from pathlib import Path
 
 from builder.common.errors import BuilderError, FetchError, LockError
 from builder.common.text import listed
 from builder.debian import apt
 from builder.debian.apt import AptRunner
-from builder.debian.archives import Archives, Kept
+from builder.debian.archives import Archives
 from builder.debian.os_lock import OS_LOCKS, OsLock, OsRequest
 from builder.index.host import Host
 from builder.matrix.project import Project
@@ -65,12 +66,12 @@ def _places(matrix: Matrix, request: OsRequest, message: str) -> list[str]:
 
 
 def current_locks_of_stale(
-    project: Project, requests: Iterable[OsRequest], archives: Archives, is_kept: Kept
+    project: Project, requests: Iterable[OsRequest], archives: Archives, blobs: Path | None
 ) -> tuple[dict[OsRequest, OsLock], list[BuilderError]]:
     """New locks for the operating systems with locked packages that no place has any more; and errors.
 
-    Looks for them in the store (`is_kept`) and in `archives`. If a place cannot be read, makes no new locks. The errors
-    are those of systems that cannot be locked again.
+    Looks for them in `blobs`, the folder of the store's blobs, if there is one, and in `archives`. If a place cannot be
+    read, makes no new locks. The errors are those of systems that cannot be locked again.
     """
     new: dict[OsRequest, OsLock] = {}
     failures: list[BuilderError] = []
@@ -79,7 +80,7 @@ def current_locks_of_stale(
         missing: dict[OsRequest, list[str]] = {}
         for request in group:
             lock = OS_LOCKS.read(project.root, request)
-            located = archives.locate(lock, is_kept) if lock else None
+            located = archives.locate(lock, blobs) if lock else None
             if located and located.others:
                 others = [f"{package.name} {package.version}" for package in located.others]
                 failures.append(

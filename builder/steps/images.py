@@ -23,9 +23,10 @@ from builder.common.reference import ImageRef
 from builder.compat import gpus
 from builder.debian import os_resolve
 from builder.debian.archives import Archives
-from builder.debian.os_lock import OS_LOCKS, DebianPackage
+from builder.debian.os_lock import OS_LOCKS
 from builder.engine.run import Run
 from builder.layers import garbage, known_layers
+from builder.layers.store import BLOBS
 from builder.lock import diff
 from builder.plan import plan, recorded, render
 from builder.plan.plan import Plan, PlannedImage
@@ -115,11 +116,8 @@ def lock_stale_systems(
                 if not (lookup.in_store(inputs) or lookup.in_registry(inputs))
             }
     requests = {image.os_request for image in images.values()}
-
-    def is_kept(package: DebianPackage) -> bool:
-        return lookup is not None and store.has(f"sha256:{package.sha256}", package.size)
-
-    new, failures = os_resolve.current_locks_of_stale(project, requests, archives, is_kept)
+    blobs = store.root / BLOBS if lookup else None
+    new, failures = os_resolve.current_locks_of_stale(project, requests, archives, blobs)
     if is_locked and failures:
         raise join(failures, "locks failed")
     for failure in failures:  # without --locked, only the images that need this operating system fail, when built

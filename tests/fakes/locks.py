@@ -10,10 +10,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from builder.common.errors import FetchError, LockError
 from builder.debian import os_lock
-from builder.debian.archives import HERE, STORE, Archives, Kept, PackageLocations
+from builder.debian.archives import HERE, STORE, Archives, PackageLocations
 from builder.debian.os_lock import OS_LOCKS, DebianPackage, OsLock, OsRequest
 from builder.index.host import Host
 from builder.index.wheels import PLATFORMS, LockedWheel, Wheel
@@ -156,15 +157,16 @@ class FakeArchives(Archives):
         super().__init__(matrix, Host(), FakeApt())
         self.versions, self.broken, self.others = versions, broken, others
 
-    def locate(self, lock: OsLock, is_kept: Kept) -> PackageLocations:
+    def locate(self, lock: OsLock, blobs: Path | None) -> PackageLocations:
+        stored = {path.name for path in blobs.iterdir()} if blobs and blobs.exists() else set()
         current = os_lock_of(
             OsRequest(debian=lock.debian, packages=lock.requested, arch=lock.arch), self.versions[lock.debian]
         )
         files = {package.sha256 for package in current.packages}
         at = {
-            package.sha256: STORE if is_kept(package) else HERE
+            package.sha256: STORE if package.sha256 in stored else HERE
             for package in lock.packages
-            if is_kept(package) or package.sha256 in files
+            if package.sha256 in files | stored
         }
         others = tuple(package for package in lock.packages if package.name in self.others)
         faults = {HERE: "the archive timed out"} if lock.debian == self.broken else {}

@@ -235,7 +235,7 @@ def test_no_archive_is_known(tiny: Project, world: World, tmp_path: Path) -> Non
     known_archives = Archives(tiny.matrix, host(sources=()), runner)
     assert list(known_archives.places(LOCK)) == []
     assert runner.said == ["Debian's own addresses are unknown: base image: cannot be pulled"]
-    assert not known_archives.locate(LOCK, lambda _: False).at
+    assert not known_archives.locate(LOCK, None).at
     with pytest.raises(FetchError):
         fetcher(known_archives, tmp_path).fetch(PACKAGES[0])
 
@@ -243,23 +243,27 @@ def test_no_archive_is_known(tiny: Project, world: World, tmp_path: Path) -> Non
 # ---- looking packages up
 
 
-def located(project: Project, settings: Host, *stored: str) -> archives.PackageLocations:
+def located(project: Project, settings: Host, blobs: Path | None = None) -> archives.PackageLocations:
     known_archives = Archives(project.matrix, settings, FakeApt())
     known_archives.look_up_policy = POLICY
-    return known_archives.locate(LOCK, lambda each: each.name in stored)
+    return known_archives.locate(LOCK, blobs)
 
 
 def names(result: archives.PackageLocations) -> dict[str, str]:
     return {each.name: result.at[each.sha256] for each in result.packages if each.sha256 in result.at}
 
 
-def test_each_package_is_looked_up_where_it_may_be(everywhere: Project, world: World) -> None:
+def test_each_package_is_looked_up_where_it_may_be(everywhere: Project, world: World, tmp_path: Path) -> None:
+    """A file of another size in the store is incomplete."""
+    for package, missing in ("libc6", 0), ("tini", 1):
+        [locked] = [locked for locked in PACKAGES if locked.name == package]
+        (tmp_path / locked.sha256).write_bytes(bytes(locked.size - missing))
     world.missing = {
         "here.example.test/debian/pool/main/t",
         "here.example.test/debian/pool/main/z",
         "moved.example.test/debian/pool/main/z",
     }
-    result = located(everywhere, host(), "libc6")
+    result = located(everywhere, host(), tmp_path)
     assert names(result) == {"libc6": STORE, "tini": HERE, "zlib1g": HERE} | {"tini": MOVED, "zlib1g": SNAPSHOT}
     assert (result.missing, result.uncertain, result.others) == ([], "", ())
     assert {sent.method for sent in world.wire.seen} == {"HEAD"}
@@ -275,7 +279,7 @@ def test_what_the_first_archive_has_is_looked_up_nowhere_else(everywhere: Projec
 def test_two_locks_with_the_same_packages_are_looked_up_once(tiny: Project, world: World) -> None:
     known_archives = Archives(tiny.matrix, host(), FakeApt())
     for _ in range(2):
-        assert known_archives.locate(LOCK, lambda _: False).missing == []
+        assert known_archives.locate(LOCK, None).missing == []
     assert len(world.wire.seen) == len(PACKAGES)
 
 
@@ -442,5 +446,5 @@ def test_apts_proxy_comes_before_that_of_the_environment(
         ("http://apt.example.test", "http://apt.example.test"),
     ):
         world.wire.seen.clear()
-        Archives(tiny.matrix, host(proxy=proxy), FakeApt()).locate(LOCK, lambda _: False)
+        Archives(tiny.matrix, host(proxy=proxy), FakeApt()).locate(LOCK, None)
         assert {sent.options["proxies"]["http"] for sent in world.wire.seen} == {expected}

@@ -14,7 +14,6 @@ import pytest
 
 from builder.common.errors import BuilderError, FetchError, IncompleteError, LockError, MatrixError, StaleError
 from builder.debian import apt, os_lock, os_resolve
-from builder.debian.archives import Kept
 from builder.debian.os_lock import OS_LOCKS, OsLock, OsRequest
 from builder.index.host import Apt, AptSource, Host, RunProgram
 from builder.lock import checks
@@ -317,12 +316,12 @@ def test_check_names_missing_and_damaged_locks(tiny: Project) -> None:
 
 
 def current_locks(
-    project: Project, found: locks.FakeArchives, is_kept: Kept = lambda _: False
+    project: Project, found: locks.FakeArchives, blobs: Path | None = None
 ) -> tuple[dict[OsRequest, OsLock], list[str]]:
     """The new locks of both releases, and what was said."""
     found.runner = runner = FakeApt()
     requests = {request_of(project), request_of(project, OLD_CELL)}
-    new, failures = os_resolve.current_locks_of_stale(project, requests, found, is_kept)
+    new, failures = os_resolve.current_locks_of_stale(project, requests, found, blobs)
     return new, [*runner.said, *map(str, failures)]
 
 
@@ -364,8 +363,11 @@ def test_a_release_is_locked_from_the_archive_in_the_matrix(
     assert_used()
 
 
-def test_packages_in_the_store_are_not_gone(tiny: Project, archive: locks.FakeArchive) -> None:
-    assert current_locks(tiny, locks.FakeArchives(tiny.matrix, BOTH_GONE), lambda _: True)[0] == {}
+def test_packages_in_the_store_are_not_gone(tiny: Project, archive: locks.FakeArchive, tmp_path: Path) -> None:
+    for request in (request_of(tiny), request_of(tiny, OLD_CELL)):
+        for package in locks.os_lock_of(request).packages:
+            (tmp_path / package.sha256).touch()
+    assert current_locks(tiny, locks.FakeArchives(tiny.matrix, BOTH_GONE), tmp_path)[0] == {}
     assert archive.resolved == []
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from builder.common.errors import (
 )
 from builder.common.files import digest_of_bytes
 from builder.debian import apt
-from builder.debian.archives import Archives, Kept, PackageLocations
+from builder.debian.archives import Archives, PackageLocations
 from builder.debian.os_lock import OsLock
 from builder.engine.run import Run
 from builder.evidence.results import Coverage
@@ -103,9 +104,9 @@ def builds(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> Builds:
     render_images(tiny, tiny.cells, is_part=False)
     builds = Builds(tiny, locks.FakeArchive(versions={"newbird": "1.0-1", "oldbird": "1.0-1"}))
 
-    def locate(found: Archives, lock: OsLock, is_kept: Kept) -> PackageLocations:
+    def locate(_: Archives, lock: OsLock, blobs: Path | None) -> PackageLocations:
         builds.archive.looked_up.append(lock.debian)
-        return locks.FakeArchives(tiny.matrix, builds.archive.versions).locate(lock, is_kept)
+        return locks.FakeArchives(tiny.matrix, builds.archive.versions).locate(lock, blobs)
 
     monkeypatch.setattr(apt, "open_archive", builds.archive)
     monkeypatch.setattr(Archives, "locate", locate)
