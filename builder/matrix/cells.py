@@ -107,7 +107,16 @@ def expand(matrix: Matrix) -> tuple[Cell, ...]:
     for name, line, entry in lines:
         for cuda, python, variant in product(entry.cuda, entry.python, matrix.variants):
             for arch in entry.arch_on(cuda):
-                cell = _cell(matrix, name, line, cuda, python, variant, arch)
+                cell = Cell(
+                    framework=name,
+                    short=matrix.frameworks[name].short,
+                    line=line,
+                    release=entry.release,
+                    cuda=cuda,
+                    python=python,
+                    variant=variant,
+                    arch=arch,
+                )
                 cells[cell.id] = cell
     for number, inclusion in enumerate(matrix.include):
         where = matrix.where("include", number, "cell")
@@ -328,27 +337,22 @@ def cell_of_id(matrix: Matrix, cell_id: str, where: str) -> Cell:
         return known[key]
 
     name = find(short, {framework.short: name for name, framework in matrix.frameworks.items()}, "framework")
-    find(line, matrix.frameworks[name].versions, f"{name} version")
+    entry = find(line, matrix.frameworks[name].versions, f"{name} version")
     cuda = find(cuda_tag, {_cuda_tag(version): version for version in matrix.cuda}, "CUDA version")
     python = find(python_tag, {_python_tag(version): version for version in matrix.python}, "Python version")
     find(variant, matrix.variants, "variant")
-    return _cell(matrix, name, line, cuda, python, variant, ARM64 if arch else AMD64)
+    return Cell(
+        framework=name,
+        short=short,
+        line=line,
+        release=entry.release,
+        cuda=cuda,
+        python=python,
+        variant=variant,
+        arch=ARM64 if arch else AMD64,
+    )
 
 
 def pattern_of_group(group: str) -> str:
     """A pattern that matches all cells of a group. For a group on amd64, it also matches the same group on arm64."""
     return f"{group.removesuffix(ARM64)}*{ARM64}" if group.endswith(f"-{ARM64}") else f"{group}*"
-
-
-def _cell(matrix: Matrix, framework: str, line: str, cuda: str, python: str, variant: str, arch: Arch) -> Cell:
-    entry = matrix.frameworks[framework]
-    return Cell(
-        framework=framework,
-        short=entry.short,
-        line=line,
-        release=entry.versions[line].release,
-        cuda=cuda,
-        python=python,
-        variant=variant,
-        arch=arch,
-    )

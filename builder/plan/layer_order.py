@@ -18,7 +18,6 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Literal
 
-from builder.common.errors import MatrixError
 from builder.common.files import digest_of_data
 from builder.index.wheels import Wheel
 from builder.matrix.cells import CUDA, Cell
@@ -90,32 +89,22 @@ def lowest_layers(
     return tuple(replace(layer, is_foundation=True) for layer in layers)
 
 
-def stack(
+def upper_layers(
     cell: Cell,
     lowest: Sequence[PlannedLayer],
     wheels: Iterable[Wheel],
-    *,
-    os: PlannedLayer,
-    files: str,
     compiler: str,
     prefetch: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> tuple[PlannedLayer, ...]:
-    """The layers of an image, lowest first: `lowest` are `lowest_layers`, `wheels` all wheels of the image.
+    """The layers above the operating system, but for the files: those of the wheels that are not in `lowest`.
 
-    `files` and `compiler` are digests of inputs, `prefetch` is as for `lowest_layers`. Raises MatrixError for
-    more layers than Docker allows.
+    `lowest` are `lowest_layers`, `wheels` all wheels of the image; `compiler` and `prefetch` are as there.
     """
     below = {wheel.component for layer in lowest for wheel in layer.wheels}
     above = [wheel for wheel in wheels if wheel.component not in below]
-    layers = (
-        *lowest,
-        os,
-        *_layers_with_bytecode(above, cell.python, compiler, prefetch, cuda_name=cell.variant, name=cell.variant),
-        PlannedLayer(kind="files", name="files", component="base", inputs=files),
+    return tuple(
+        _layers_with_bytecode(above, cell.python, compiler, prefetch, cuda_name=cell.variant, name=cell.variant)
     )
-    if len(layers) > MOST:
-        raise MatrixError(f"{cell.id} would have {len(layers)} layers; the limit of Docker is {MOST}")
-    return layers
 
 
 def _layers_with_bytecode(

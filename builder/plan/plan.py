@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
-from builder.common.errors import LockError, StaleError, for_cells
+from builder.common.errors import LockError, MatrixError, StaleError, for_cells
 from builder.common.files import digest_of_data, digests_of_tree
 from builder.common.reference import ImageRef
 from builder.debian import os_lock
@@ -385,15 +385,12 @@ class _Planner:
         if group is None:
             group = self._groups[cell.group, system.compiler] = self._group(cell, lock, locked, system.compiler)
         with_files = tuple(name for name in names if self._tree(f"templates/{name}/files"))
-        layers = layer_order.stack(
-            cell,
-            group.layers,
-            locked.wheels,
-            os=system.layer,
-            files=self._files(with_files, group.constraints),
-            compiler=system.compiler,
-            prefetch=self._prefetch,
-        )
+        upper = layer_order.upper_layers(cell, group.layers, locked.wheels, system.compiler, self._prefetch)
+        files = self._files(with_files, group.constraints)
+        last = PlannedLayer(kind="files", name="files", component="base", inputs=files)
+        layers = (*group.layers, system.layer, *upper, last)
+        if len(layers) > layer_order.MOST:
+            raise MatrixError(f"{cell.id} would have {len(layers)} layers; the limit of Docker is {layer_order.MOST}")
         debian = matrix.python[cell.python].debian
         configured = settings.of_image(matrix, cell, {name: matrix.components[name] for name in names})
         inputs = {

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builder.common.errors import MatrixError
 from builder.index.wheels import Wheel
 from builder.matrix.cells import Cell
 from builder.plan import layer_order
-from builder.plan.layer_order import LARGE, MOST, PlannedLayer
+from builder.plan.layer_order import LARGE, PlannedLayer
 
 FOUNDATION = ("base", "python", "cuda", "ember")
 
@@ -60,9 +59,9 @@ CELL = Cell(framework="ember", short="em", line="1.9", release="1.9.1", cuda="12
 def stack(image: Parts, prefetch: Mapping[str, Sequence[str]] = {}) -> tuple[PlannedLayer, ...]:
     cell = replace(CELL, python=image.python)
     lowest = layer_order.lowest_layers(cell, FOUNDATION, image.wheels, image.compiler, prefetch)
-    files = "sha256:files"
+    upper = layer_order.upper_layers(cell, lowest, image.wheels, image.compiler, prefetch)
     os = PlannedLayer(kind="os", name="os", component="base", inputs=image.system, python=cell.python, debian=7)
-    return layer_order.stack(cell, lowest, image.wheels, os=os, files=files, compiler=image.compiler, prefetch=prefetch)
+    return (*lowest, os, *upper)
 
 
 def names(stacked: Sequence[PlannedLayer]) -> list[list[str]]:
@@ -75,7 +74,7 @@ EMBER, KIT = wheel("ember", "ember", LARGE), wheel("ember", "emberkit")
 PIP, BOARD, NOTEBOOK = wheel("python", "pip"), wheel("board", "board"), wheel("jupyter", "notebook")
 
 
-def test_cuda_then_framework_then_os_then_variant_then_files() -> None:
+def test_cuda_then_framework_then_os_then_variant() -> None:
     """The wheels of all cells of a group are below the operating system, those of the variant above it."""
     stacked = stack(parts(NOTEBOOK, PIP, EMBER, BOARD, BLAS, FFT))
     assert [(layer.kind, layer.name, [wheel.name for wheel in layer.wheels]) for layer in stacked] == [
@@ -87,7 +86,6 @@ def test_cuda_then_framework_then_os_then_variant_then_files() -> None:
         ("os", "os", []),
         ("wheels", "lab", ["board", "notebook"]),
         ("bytecode", "lab bytecode", []),
-        ("files", "files", []),
     ]
 
 
@@ -101,12 +99,7 @@ def test_cuda_of_a_variant_is_above_the_operating_system() -> None:
         ("lab", ""),
         ("lab", "3.11"),
         ("lab bytecode", "3.11"),
-        ("files", ""),
     ]
-
-
-def test_an_image_without_wheels_has_an_os_and_files() -> None:
-    assert [layer.name for layer in stack(parts())] == ["os", "files"]
 
 
 @pytest.mark.parametrize(("size", "alone"), [(LARGE, True), (LARGE - 1, False)])
@@ -185,15 +178,7 @@ def test_bytecode_is_compiled_again_when_an_input_changes(change: dict[str, obje
 
 def test_bytes_of_a_layer_are_those_of_its_wheels_or_debian_packages() -> None:
     """The size of the operating system was left out: 126 MB of PyTorch's image."""
-    assert [layer.bytes for layer in stack(parts(BLAS, KIT, EMBER))] == [LARGE, LARGE, 1000, 0, 7, 0]
-
-
-def test_an_image_of_too_many_layers_is_refused() -> None:
-    """Two of the layers are the operating system and the files."""
-    large = [library(f"nvidia-w{number}", LARGE) for number in range(MOST - 1)]
-    assert len(stack(parts(*large[1:]))) == MOST == 125
-    with pytest.raises(MatrixError, match="126 layers"):
-        stack(parts(*large))
+    assert [layer.bytes for layer in stack(parts(BLAS, KIT, EMBER))] == [LARGE, LARGE, 1000, 0, 7]
 
 
 # ---- properties

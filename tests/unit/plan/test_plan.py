@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from builder.common.errors import BuilderError, LockError, StaleError
+from builder.common.errors import BuilderError, LockError, MatrixError, StaleError
 from builder.debian.os_lock import OS_LOCKS
 from builder.lock.lockfile import GROUP_LOCKS, Lock
 from builder.lock.python_lock import PYTHON_LOCKS
 from builder.matrix import facts
 from builder.matrix.project import Project
 from builder.matrix.tags import SUPPORT_LABEL
-from builder.plan import plan, render
+from builder.plan import layer_order, plan, render
 from builder.plan.plan import Plan, PlannedImage
 from tests.fakes import locks
 
@@ -133,6 +133,16 @@ def test_a_changed_file_changes_the_layers_made_from_it(tiny: Project, name: str
     after = layers_of(tiny)
     assert {layer for layer in before if before[layer] != after[layer]} == moved
     assert (planned(tiny).plan != digest) is bool(moved)
+
+
+def test_an_image_of_too_many_layers_is_refused(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With those of the operating system and the files."""
+    count = len(planned(tiny).layers)
+    monkeypatch.setattr(layer_order, "MOST", count)
+    assert planned(tiny)
+    monkeypatch.setattr(layer_order, "MOST", count - 1)
+    with pytest.raises(MatrixError, match=f"{CELL} would have {count} layers; the limit of Docker is {count - 1}"):
+        planned(tiny)
 
 
 def test_sums(tiny: Project) -> None:
