@@ -80,7 +80,7 @@ arm64: engine ## a tiny image for arm64, made on this machine by emulation: take
 	@$(PYTEST) tests/emulation
 
 packages: engine ## install what people add into the images on this machine, check it, write docs/packages.md (PACKAGES='cupy-cuda12x')
-	@.venv/bin/python -m tests.packages.run --cells '$(CELLS)' --packages '$(PACKAGES)'
+	@.venv/bin/python -m tools.packages --cells '$(CELLS)' --packages '$(PACKAGES)'
 
 demo: engine ## two tiny images through the whole pipeline, to a release and a roll-back, in under two minutes
 	@.venv/bin/python -m tests.demo

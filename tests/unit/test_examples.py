@@ -406,7 +406,7 @@ def test_the_key_of_vllm_is_in_a_secret_that_is_not_in_the_file(name: str) -> No
 
 def test_the_packages_of_the_image_for_language_models_were_installed_in_its_parent() -> None:
     [addition] = read_team_file(EXAMPLES / "llm.yaml")
-    [tested] = documents(ROOT / "tests/packages/packages.yaml")
+    [tested] = documents(ROOT / "tools/packages.yaml")
     cell = "pt-2.9-cu128-py311-jupyter"
     assert addition.parent.tag == "2.9-jupyter"
     assert {each.text for each in addition.request.requirements} <= {

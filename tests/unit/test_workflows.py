@@ -19,9 +19,9 @@ from builder.matrix.project import Project
 from builder.plan import plan
 from builder.steps import ci
 from tests.integration.test_readme import DOCUMENTS
-from tests.packages.run import packages
 from tests.paths import ROOT
 from tools.facts import check_facts
+from tools.packages import packages
 from tools.upstream import upstream
 
 Job = dict[str, Any]
@@ -70,7 +70,7 @@ def check_command(words: list[str]) -> None:
             check_facts.make_context("facts", arguments)
         case ["python3", "-m", "tools.pins"]:
             pass
-        case [".venv/bin/python", "-m", "tests.packages.run", *arguments]:
+        case [".venv/bin/python", "-m", "tools.packages", *arguments]:
             packages.make_context("packages", arguments)
         case _:
             raise AssertionError(f"unknown command: {shlex.join(words)}")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from builder.matrix.project import Project
-from tests.packages import run
-from tests.packages.run import Fault, Package, PackageList, Result
+from tests.paths import ROOT
+from tools import packages
+from tools.packages import Fault, Package, PackageList, Result
 
-ROOT = Path(__file__).resolve().parents[2]
 CELL = "pt-2.9-cu128-py311"
 
 
@@ -20,10 +18,10 @@ def project() -> Project:
 
 
 def test_every_package_has_a_check_and_images(project: Project) -> None:
-    listed = run.read_list(ROOT)
+    listed = packages.read_list(ROOT)
     assert len(listed.packages) >= 30
     for name, package in listed.packages.items():
-        cells = run.cells_of(project, package)
+        cells = packages.cells_of(project, package)
         assert {cell.framework for cell in cells} <= listed.frameworks.keys(), name
         # What the resolver refuses is never loaded.
         assert package.check or package.resolve_only or package.fails, name
@@ -31,11 +29,11 @@ def test_every_package_has_a_check_and_images(project: Project) -> None:
 
 
 def test_the_page_has_the_recorded_results(project: Project) -> None:
-    """After an edit of the list: python -m tests.packages.run --render."""
-    listed = run.read_list(ROOT)
-    results = run.read_results(ROOT)
-    assert results == run.updated(results, [], listed, project)
-    assert (ROOT / run.PAGE).read_text(encoding="utf-8") == run.page(results, listed)
+    """After an edit of the list: python -m tools.packages --render."""
+    listed = packages.read_list(ROOT)
+    results = packages.read_results(ROOT)
+    assert results == packages.updated(results, [], listed, project)
+    assert (ROOT / packages.PAGE).read_text(encoding="utf-8") == packages.page(results, listed)
 
 
 # ---- the verdict
@@ -55,7 +53,7 @@ KNOWN = {"cells": [CELL], "fails": "libcublasLt.so.13"}
     ],
 )
 def test_a_known_failure_must_stay_the_same(package: dict[str, object], fault: Fault | None, difference: str) -> None:
-    assert run.surprise(Package.model_validate(package), fault) == difference
+    assert packages.surprise(Package.model_validate(package), fault) == difference
 
 
 # ---- results
@@ -72,7 +70,7 @@ def test_results_of_other_images_stay(project: Project) -> None:
     listed = PackageList(frameworks={}, packages={"b": both, "a": both})
     known = [result("a"), result("a", f"{CELL}-jupyter"), result("gone"), result("b", "jax-0.10-cu128-py311")]
     new = [result("b"), result("a", tested="2026-11-28")]
-    kept = run.updated(known, new, listed, project)
+    kept = packages.updated(known, new, listed, project)
     assert kept == [new[0], new[1], known[1]]
 
 
@@ -80,7 +78,7 @@ def test_a_row_names_the_version_and_why() -> None:
     note = {"cells": [CELL], "fails": "x", "note": "It needs a|b."}
     listed = PackageList(frameworks={}, packages={"x[y]<2": Package.model_validate(note)})
     broken = result("x[y]<2").model_copy(update={"fault": "OSError", "replaced": {"numpy": "2 -> 1"}})
-    page = run.page([broken, broken.model_copy(update={"tested": "2026-11-26"})], listed)
+    page = packages.page([broken, broken.model_copy(update={"tested": "2026-11-26"})], listed)
     text = "**does not work**. It needs a|b. Replaces numpy 2 -> 1."
     assert page.splitlines()[-1] == f"- `'x[y]<2'` 1: {text}"
     assert "\nTested on 2026-11-26 (image of 2026-11-20), 2026-11-27 (image of 2026-11-20).\n" in page

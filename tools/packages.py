@@ -4,8 +4,8 @@ packages.yaml lists the packages. Each is installed from the package index into 
 image's user. Then its check runs: Python code that loads the package's CUDA libraries, without a GPU.
 
 A package works if the installation and its check succeed, if no version that the image pins has changed, if `pip check`
-names no new conflict, and if the framework still loads its own CUDA libraries. results.json has the last result of each
-package: those of images that are not on this machine stay as they are.
+names no new conflict, and if the framework still loads its own CUDA libraries. packages-results.json has the last
+result of each package: those of images that are not on this machine stay as they are.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from builder.matrix import cells, tags
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 
-LIST = "tests/packages/packages.yaml"
-RESULTS = "tests/packages/results.json"
+LIST = "tools/packages.yaml"
+RESULTS = "tools/packages-results.json"
 PAGE = "docs/packages.md"
 SETTINGS = "/mnt/host"  # the folder that the files of `Host.files` name
 CONSTRAINTS = "/etc/pip/constraints.txt"
@@ -307,7 +307,7 @@ HEAD = """\
 The results of `pip install` (or `uv pip install`) in the images, as their user and without a GPU. A
 package works if its check loads its CUDA libraries, what the image pins does not change, and `pip
 check` names no new conflict. `make packages` tries the packages of
-[packages.yaml](../tests/packages/packages.yaml), and writes this page.
+[packages.yaml](../tools/packages.yaml), and writes this page.
 
 For what `builder add` refuses, use [a Dockerfile](team-images.md#debian-packages-files-and-services).
 """
@@ -324,9 +324,7 @@ def record(project: Project, listed: PackageList, new: Sequence[Result]) -> None
     write_atomically(project.root / PAGE, page(kept, listed))
 
 
-def run_all(
-    context: Context, listed: PackageList, plan: Sequence[tuple[str, Cell]], *, image: str, user: str, keep: bool
-) -> list[str]:
+def run_all(context: Context, listed: PackageList, plan: Sequence[tuple[str, Cell]], *, keep: bool) -> list[str]:
     """Tests packages, records each result at once with `keep`, and returns what differs from the list."""
     project = context.project
     work = context.run(project)
@@ -335,17 +333,15 @@ def run_all(
     missing: dict[str, str] = {}
     with work.view.live():
         for name, cell in plan:
-            reference = image or tags.local_name(str(references[cell.id][0]), cell)
+            reference = tags.local_name(str(references[cell.id][0]), cell)
             if (found := work.engine.image(reference)) is None:
                 missing[cell.id] = reference
                 continue
-            if (owner := found.labels.get(tags.CELL_LABEL)) != cell.id:
-                raise UsageError(f"{reference} is not an image of {cell.id}", hint=f"Its cell is {owner or 'unknown'}.")
             row = f"{cell.id} {name}"
             work.view.begin(row, "testing")
             fault = None
             with work.engine.running(
-                found.id, checkout=str(project.root), network_mode=work.host.network or None, user=user or None
+                found.id, checkout=str(project.root), network_mode=work.host.network or None
             ) as container:
                 container.put(files_of(work.host, project.matrix.python[cell.python].debian))
                 package = listed.packages[name]
@@ -378,16 +374,11 @@ def run_all(
 @click.command()
 @click.option("--cells", "patterns", default="", metavar="CELLS", help="Only for these cells: ids, patterns or sets.")
 @click.option("--packages", "names", default="", metavar="NAMES", help="Only these packages, separated by spaces.")
-@click.option("--image", default="", help="Another image of the chosen cell, such as a derived one; with --no-record.")
-@click.option("--user", default="", metavar="UID:GID", help="Install as another user; with --no-record.")
 @click.option("--no-record", is_flag=True, help=f"Write neither {RESULTS} nor {PAGE}.")
 @click.option("--render", is_flag=True, help=f"Only write {PAGE} again.")
 @click.option("--list-cells", is_flag=True, help="Only print the ids of the cells of these packages, as JSON.")
 @click.pass_obj
-def packages(
-    context: Context, *, patterns: str, names: str, image: str, user: str, no_record: bool, render: bool,
-    list_cells: bool,
-) -> None:  # fmt: skip
+def packages(context: Context, *, patterns: str, names: str, no_record: bool, render: bool, list_cells: bool) -> None:
     """Install packages into images, and check that they work. Skips images that are not on this machine."""
     project = context.project
     listed = read_list(project.root)
@@ -401,19 +392,13 @@ def packages(
         for cell in cells_of(project, package)
         if cell in selected
     ]
-    ids = list(dict.fromkeys(cell.id for _, cell in plan))
     if not plan:
         raise UsageError(f"{LIST} has no such packages for these cells")
-    if image and len(ids) > 1:
-        raise UsageError("--image needs one cell", hint=f"Add --cells with one of: {', '.join(ids)}")
-    if (image or user) and not no_record:
-        option = "--image" if image else "--user"
-        raise UsageError(f"{option} needs --no-record: the recorded results are those of the built image and its user")
     if list_cells:
-        click.echo(json.dumps(ids))
+        click.echo(json.dumps(list(dict.fromkeys(cell.id for _, cell in plan))))
     elif render:
         record(project, listed, [])
-    elif differences := run_all(context, listed, plan, image=image, user=user, keep=not no_record):
+    elif differences := run_all(context, listed, plan, keep=not no_record):
         raise ImageTestError("\n".join([f"{counted(len(differences), 'package')} not as listed", *differences]))
 
 
