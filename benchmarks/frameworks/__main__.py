@@ -126,7 +126,7 @@ def frameworks(
     settings = run.Settings(
         runs=runs, size=size or (GPU_SIZE if gpu else CPU_SIZE), gpu=gpu, checkout=str(project.root)
     )
-    with context.locked(project, "bench"):
+    with project.locked("builder bench"):
         results = run.measure(engine, subjects, settings, View(context.err))
     context.out.print(results.table())
     for note in results.notes():

@@ -7,7 +7,6 @@ import os
 import pwd
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from functools import cached_property
@@ -20,7 +19,7 @@ from rich.text import Text
 
 from builder import __version__
 from builder.common.console import View
-from builder.common.errors import FileError, MatrixError, UsageError
+from builder.common.errors import MatrixError, UsageError
 from builder.common.reference import ImageRef
 from builder.index import host
 from builder.index.host import Host
@@ -115,10 +114,6 @@ class Context:
         """Prints the result of a command for scripts."""
         click.echo(json.dumps(data, indent=1))
 
-    def locked(self, project: Project, command: str) -> AbstractContextManager[None]:
-        """Holds the lock of the checkout; see `Project.locked`."""
-        return project.locked(f"builder {command}")
-
     def say_written(self, names: Sequence[str]) -> None:
         """Names the files that a command wrote."""
         for name in names[:SHOWN]:
@@ -138,7 +133,7 @@ class Context:
 
     @property
     def store(self) -> Store:
-        """The store: that of --store, or one in the user's cache folder, which all checkouts share. Raises FileError.
+        """The store: that of --store, or one in the user's cache folder, which all checkouts share.
 
         Source: XDG Base Directory Specification, which ignores relative paths.
         """
@@ -147,13 +142,7 @@ class Context:
             cache = Path(os.environ.get("XDG_CACHE_HOME") or "")
             if not cache.is_absolute():
                 # An empty HOME counts as unset.
-                home = os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
-                if not Path(home).is_absolute():
-                    raise FileError(
-                        f"no home folder for the cache: HOME is {home!r}",
-                        hint="Set HOME, or run: builder --store FOLDER COMMAND",
-                    )
-                cache = Path(home) / ".cache"
+                cache = Path(os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir) / ".cache"
             root = cache / "gpu-images"
         return Store(root.resolve(), limit=self.store_limit)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,7 +11,6 @@ import click
 
 from builder.build import outcomes
 from builder.build.assemble import find_image
-from builder.build.context import Origin
 from builder.build.gpu_command import GpuCommand
 from builder.build.image_tests import new_tester
 from builder.build.outcomes import Outcome
@@ -28,9 +27,8 @@ from builder.steps.images import ASSEMBLE, ImageOptions, Method, make_images
 from builder.steps.test import complete_tests, plan_of_release, retest_images
 
 NEWEST = "newest"
-_ORIGINS: dict[Origin, str] = {"built": "built", "loaded": "loaded from the store", "present": "already built"}
 
-METHOD = click.option(
+_method_option = click.option(
     "--method",
     type=click.Choice(get_args(Method)),
     default=ASSEMBLE,
@@ -47,35 +45,29 @@ gpu_option = click.option(
     "in earlier runs. auto: run them if a GPU has enough free memory. off: skip them. If they are skipped, the status "
     "of the image shows `gpu: not run` and the reason. CPU images have no GPU tests.",
 )
-_LOCKED = click.option(
+_locked_option = click.option(
     "--locked/--no-locked",
     envvar="GPU_IMAGES_LOCKED",
     show_envvar=True,
     help="Fail at the start if a locked package of an operating system that must be made is neither in the store nor "
     "in any archive; for CI. Default: lock the current versions, which changes locks/, and go on.",
 )
-REPORT = (
-    click.option(
-        "--junit",
-        type=click.Path(file_okay=False, path_type=Path),
-        help="Write JUnit reports of the image tests to this folder, one file per image and kind of test.",
-    ),
+_junit_option = click.option(
+    "--junit",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write JUnit reports of the image tests to this folder, one file per image and kind of test.",
 )
 
 
-def command(name: str, *extra: Callable[..., Any]) -> Callable[[Callable[..., None]], click.Command]:
-    """A command for CELLS, with --jobs, --start-engine and these options."""
-
-    def decorate(function: Callable[..., None]) -> click.Command:
-        function = click.pass_obj(function)
-        for option in reversed((options.cells_argument, options.jobs_option, *extra, options.start_option)):
-            function = option(function)
-        return click.command(name=name, epilog=options.CELLS_HELP)(function)
-
-    return decorate
-
-
-@command("images", METHOD, _LOCKED, gpu_option, *REPORT)
+@click.command(name="images", epilog=options.CELLS_HELP)
+@options.cells_argument
+@options.jobs_option
+@_method_option
+@_locked_option
+@gpu_option
+@_junit_option
+@options.start_option
+@click.pass_obj
 def images_command(context: Context, /, patterns: Sequence[str], **values: Any) -> None:
     """Build, test and tag images.
 
@@ -87,7 +79,13 @@ def images_command(context: Context, /, patterns: Sequence[str], **values: Any) 
     _make(context, "images", patterns, **values)
 
 
-@command("build", METHOD, _LOCKED)
+@click.command(name="build", epilog=options.CELLS_HELP)
+@options.cells_argument
+@options.jobs_option
+@_method_option
+@_locked_option
+@options.start_option
+@click.pass_obj
 def build_command(context: Context, /, patterns: Sequence[str], **values: Any) -> None:
     """Build images, without testing or tagging them."""
     _make(context, "build", patterns, test=False, **values)
@@ -97,7 +95,7 @@ def _make(context: Context, name: str, patterns: Sequence[str], *, start_engine:
     """Makes images for the command `name`; `values` are fields of `ImageOptions`."""
     began = time.monotonic()
     project = context.project
-    with context.locked(project, name):
+    with project.locked(f"builder {name}"):
         planned = render.load_checked_plan(project, project.select(patterns))
         run = context.run(project, start_engine=start_engine)
         done = make_images(run, planned, ImageOptions(**values))
@@ -106,20 +104,30 @@ def _make(context: Context, name: str, patterns: Sequence[str], *, start_engine:
         raise failure
 
 
-@command(
-    "test", gpu_option, *REPORT,
-    click.option(
-        "--staged", "stamp", default="", is_flag=False, flag_value=NEWEST, metavar="[STAMP]",
-        help="Test the staged release STAMP. Default: the newest.",
-    ),
-    click.option(
-        "--no-attach", is_flag=True,
-        help="With --staged: keep the results in .builder/evidence; `builder stage` attaches them. For machines that "
-        "may only read from the registry.",
-    ),
-    options.staging_option,
-    options.sign_option,
-)  # fmt: skip
+@click.command(name="test", epilog=options.CELLS_HELP)
+@options.cells_argument
+@options.jobs_option
+@gpu_option
+@_junit_option
+@click.option(
+    "--staged",
+    "stamp",
+    default="",
+    is_flag=False,
+    flag_value=NEWEST,
+    metavar="[STAMP]",
+    help="Test the staged release STAMP. Default: the newest.",
+)
+@click.option(
+    "--no-attach",
+    is_flag=True,
+    help="With --staged: keep the results in .builder/evidence; `builder stage` attaches them. For machines that may "
+    "only read from the registry.",
+)
+@options.staging_option
+@options.sign_option
+@options.start_option
+@click.pass_obj
 def test_command(
     context: Context, /, patterns: Sequence[str], *, stamp: str, no_attach: bool, place: str,
     signer: Signer | None, start_engine: bool, **values: Any
@@ -142,7 +150,7 @@ def test_command(
     project, store = context.project, context.store
     chosen = project.select(patterns or (("*",) if stamp else ()))
     command: GpuCommand | None = None
-    with context.locked(project, "test"):
+    with project.locked("builder test"):
         run = context.run(project, start_engine=start_engine)
         if stamp:
             area = StagingArea.of(project, place, run.host)
@@ -180,25 +188,15 @@ def show_outcomes(context: Context, done: Sequence[Outcome], *, began: float) ->
 
 
 def summary(done: Sequence[Outcome]) -> str:
-    """A summary of the results: `1 image built, tested and tagged. 2 images up to date`."""
-    failed = sum(outcome.error is not None for outcome in done)
-    changed = [outcome for outcome in done if not outcome.error and not outcome.is_up_to_date]
-    current = len(done) - failed - len(changed)
-    parts = [_steps(changed)] if changed else []
-    parts += [f"{counted(current, 'image')} up to date"] if current else []
-    parts += [f"{counted(failed, 'image')} failed"] if failed else []
-    return ". ".join(parts) or "no images"
-
-
-def _steps(done: Sequence[Outcome]) -> str:
-    """`2 images built, tested and tagged`, or `5 images: 2 built, 3 already built, 5 tagged`."""
-    counts = {word: sum(outcome.origin == kind for outcome in done) for kind, word in _ORIGINS.items()}
-    if counts[_ORIGINS["present"]] == len(done):
-        counts = {}
-    counts["tested"], counts["tagged"] = sum(image.tested for image in done), sum(image.tagged for image in done)
-    steps = {step: count for step, count in counts.items() if count}
-    images = counted(len(done), "image")
-    if set(steps.values()) == {len(done)}:
-        *others, last = steps
-        return f"{images} {', '.join(others)} and {last}" if others else f"{images} {last}"
-    return f"{images}: {', '.join(f'{count} {step}' for step, count in steps.items())}"
+    """A summary of the results: `4 images: 1 built, 1 tested, 1 tagged, 2 up to date, 1 failed`."""
+    passed = [outcome for outcome in done if not outcome.error]
+    counts = {
+        "built": sum(outcome.origin == "built" for outcome in passed),
+        "loaded from the store": sum(outcome.origin == "loaded" for outcome in passed),
+        "tested": sum(outcome.tested for outcome in passed),
+        "tagged": sum(outcome.tagged for outcome in passed),
+        "up to date": sum(outcome.is_up_to_date for outcome in passed),
+        "failed": len(done) - len(passed),
+    }
+    steps = ", ".join(f"{count} {step}" for step, count in counts.items() if count)
+    return f"{counted(len(done), 'image')}: {steps}" if done else "no images"

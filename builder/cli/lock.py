@@ -63,7 +63,7 @@ def lock_command(
     from builder.plan import budget, plan  # noqa: PLC0415
     from builder.steps import lock as locking  # noqa: PLC0415
 
-    with context.locked(project, "lock"):
+    with project.locked("builder lock"):
         report = locking.lock(context.run(project), chosen, upgrade=upgrade, refresh=refresh, packages=packages)
     if refresh:
         context.say_support(project, chosen)

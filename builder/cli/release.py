@@ -135,7 +135,7 @@ def refresh_command(
     if area:
         _warn_unsigned(context, project, signer)
     context.say_support(project, chosen)
-    with context.locked(project, "refresh"):
+    with project.locked("builder refresh"):
         run = context.run(project, start_engine=start_engine)
         report = refresh(run, chosen, ImageOptions(**values), area=area, signer=signer)
     if report.outcomes:

@@ -28,7 +28,7 @@ def render_command(context: Context, patterns: Sequence[str], check: bool) -> No
         count, _ = render_images(project, chosen, is_part=is_part, check=True)
         context.say(f"images/ is up to date ({counted(count, 'file')})")
         return
-    with context.locked(project, "render"):
+    with project.locked("builder render"):
         count, changed = render_images(project, chosen, is_part=is_part)
     context.say_written(changed)
     context.say(f"{counted(count, 'file')}, {len(changed)} changed")

@@ -130,7 +130,7 @@ def test_one_image_that_fails_shows_what_uv_says_and_does_not_stop_the_other(fre
     assert fresh.working_images() == []
 
     index.heal()
-    assert "1 image built, tested and tagged. 1 image up to date" in fresh.builder("images", *METHOD)
+    assert "2 images: 1 built, 1 tested, 1 tagged, 1 up to date" in fresh.builder("images", *METHOD)
     assert set(fresh.tags()) == {*fresh.references(), *fresh.references("-extra")}
 
 

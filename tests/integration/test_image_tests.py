@@ -96,7 +96,7 @@ def test_thorough_tests_run_once(checkout: Checkout, seed: Path) -> None:
     checkout.lock_and_render()
     checkout.take_store(like=seed)
     checkout.write_tests({"tiny": THOROUGH})
-    assert "2 images built, tested and tagged" in checkout.builder("images", "--jobs", "1")
+    assert "2 images: 2 built, 2 tested, 2 tagged" in checkout.builder("images", "--jobs", "1")
 
     def passed() -> dict[str, set[str]]:
         """The tests that each cell passed."""
@@ -108,8 +108,8 @@ def test_thorough_tests_run_once(checkout: Checkout, seed: Path) -> None:
     assert {thorough, quick} <= passed()[PLAIN]
     assert quick in passed()[EXTRA]
     assert thorough not in passed()[EXTRA]
-    assert "2 images up to date" in checkout.builder("images")
+    assert "2 images: 2 up to date" in checkout.builder("images")
 
-    assert "1 image tested" in checkout.builder("images", EXTRA)
+    assert "1 image: 1 tested" in checkout.builder("images", EXTRA)
     assert thorough in passed()[EXTRA]
-    assert "2 images up to date" in checkout.builder("images"), "more tests than needed are no fault"
+    assert "2 images: 2 up to date" in checkout.builder("images"), "more tests than needed are no fault"

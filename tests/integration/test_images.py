@@ -52,7 +52,7 @@ def test_no_temporary_files_or_images_are_left(built: Checkout, seed: Path) -> N
 
 def test_a_second_run_does_nothing(built: Checkout) -> None:
     before = built.tags(), times(built, "*.log")
-    assert "2 images up to date" in built.builder("images")
+    assert "2 images: 2 up to date" in built.builder("images")
     assert (built.tags(), times(built, "*.log")) == before
 
 
@@ -75,7 +75,7 @@ def test_an_edited_test_means_testing_again_without_a_build(built: Checkout) -> 
         file.write("    version = python('import tinyextra, json; print(json.dumps(tinyextra.VERSION))')\n")
         file.write("    assert version == subject.cell['release']\n")
     output = built.builder("images")
-    assert "2 images tested" in output
+    assert "2 images: 2 tested" in output
     assert build_logs(built) == builds
     assert all(times(built, "*.test.log")[name] > time for name, time in tests.items())
     assert built.tags() == tags

@@ -47,7 +47,7 @@ def finishes(checkout: Checkout) -> None:
     assert stores.faults(checkout.store) == []
     checkout.builder("gc")
     assert stores.leftovers(checkout.store) == []
-    assert "1 image up to date" in checkout.builder("images", PLAIN)
+    assert "1 image: 1 up to date" in checkout.builder("images", PLAIN)
 
 
 def test_during_resolution(fresh: Checkout, index: Index) -> None:

@@ -82,7 +82,7 @@ def test_gc_frees_what_no_image_uses_and_nothing_else(released: Checkout) -> Non
     assert f"would be {summary}" in output
     assert stores.leftovers(released.store) == []
     assert "would be freed: 0 B (0 unused blob" in released.builder("gc", "--dry-run")
-    assert "2 images up to date" in released.builder("images")
+    assert "2 images: 2 up to date" in released.builder("images")
     assert extra.keys() <= {f"sha256:{name}" for name in used}
 
 

@@ -76,7 +76,7 @@ def test_the_second_image_is_loaded_without_what_both_have(there: Checkout, engi
 
 def test_ids_are_digests_of_manifests_and_the_tests_pass(there: Checkout, tmp_path: Path) -> None:
     output = there.builder("images")
-    assert "2 images tested and tagged" in output
+    assert "2 images: 2 tested, 2 tagged" in output
     stored = there.stored()
     assert there.tags() == {
         reference: stored[references[0]]
@@ -85,7 +85,7 @@ def test_ids_are_digests_of_manifests_and_the_tests_pass(there: Checkout, tmp_pa
     }
     for reference in stored:
         assert there.docker("run", "--rm", reference, "tinyframe") == there.release
-    assert "2 images up to date" in there.builder("images")
+    assert "2 images: 2 up to date" in there.builder("images")
     assert there.working_images() == []
 
     registries.install()

@@ -87,7 +87,7 @@ def test_killed_while(
     daemon.start()
     assert there.image_ids() == set()
     (there.root / OS_SCRIPT).write_text(script, encoding="utf-8")
-    assert "tested and tagged" in there.builder("images", PLAIN, "--method", method)
+    assert "1 tested, 1 tagged" in there.builder("images", PLAIN, "--method", method)
     assert set(there.tags()) == set(there.references())
     assert there.working_images() == []
 

@@ -80,13 +80,13 @@ def test_images_are_built_tested_and_tagged_by_the_engine_of_the_context(there: 
 
     output = there.builder("images", PLAIN, DOCKER_HOST="")
     assert "cannot pull from this machine" not in output, "Podman was asked to pull"
-    assert "1 image built, tested and tagged" in output
+    assert "1 image: 1 built, 1 tested, 1 tagged" in output
     for reference in there.references():
         assert there.docker("run", "--rm", reference, "tinyframe") == there.release
     [evidence] = (there.root / ".builder/evidence").glob("*.image.json")
     version = there.docker("version", "--format", "{{.Server.Version}}")
     assert json.loads(evidence.read_text())["machine"]["engine"] == version
-    assert "1 image up to date" in there.builder("images", PLAIN)
+    assert "1 image: 1 up to date" in there.builder("images", PLAIN)
 
 
 def test_doctor_names_it(there: Checkout) -> None:

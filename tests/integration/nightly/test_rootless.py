@@ -72,6 +72,6 @@ def test_images_are_built_and_tested_in_rootless_docker(
     assert "name=rootless" in checkout.docker("info", "--format", "{{.SecurityOptions}}"), "doctor looks for it"
     output = checkout.builder("images", PLAIN)
     assert output.count("Docker Engine cannot pull from this machine; sending whole archives instead") == 1
-    assert "1 image built, tested and tagged" in output
+    assert "1 image: 1 built, 1 tested, 1 tagged" in output
     for reference in checkout.references():
         assert checkout.docker("run", "--rm", reference, "tinyframe") == checkout.release

@@ -248,7 +248,7 @@ def test_an_image_of_known_layers_is_staged_without_an_engine(
         assert there.digest_of(digest) == digest, "the same image as one that was built"
     assert "no valid test results" in release(other, proxy, *place, UNTESTED_GPU, code=8)
     output = other.builder("test", "--staged", "newest", *place)
-    assert "2 images loaded from the store and tested" in output, output
+    assert "2 images: 2 loaded from the store, 2 tested" in output, output
     release(other, proxy, *place, UNTESTED_GPU)
 
     layers = other.root / "locks/layers.json"

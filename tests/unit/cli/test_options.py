@@ -192,7 +192,7 @@ def test_an_image_that_failed_decides_the_exit_code(run: Run, steps: Steps, lock
     for command in ("images", "build", "test"):
         result = run(command, CELL)
         assert result.code == 8
-        assert result.err.startswith("1 image failed (")
+        assert result.err.startswith("1 image: 1 failed (")
         assert result.err.endswith(f": {CELL}: 1 of 2 tests failed\n")
 
 
@@ -204,7 +204,7 @@ def test_a_refresh_says_what_it_made_before_its_error(run: Run, steps: Steps, lo
     steps.error = IncompleteError("the rest failed")
     result = run("refresh", CELL)
     assert result.code == 18
-    assert re.fullmatch(r"1 image up to date \(.*\)\nincomplete: the rest failed\n", result.err)
+    assert re.fullmatch(r"1 image: 1 up to date \(.*\)\nincomplete: the rest failed\n", result.err)
 
 
 @pytest.mark.parametrize(("option", "is_locked"), [([], True), (["--no-locked"], False)])

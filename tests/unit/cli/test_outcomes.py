@@ -14,35 +14,27 @@ from tests.unit.cli.conftest import CELL
 
 Done = tuple[Origin, bool, bool]  # origin, tested, tagged
 BUILT: Done = ("built", True, True)
-LOADED: Done = ("loaded", True, True)
-SUMMARIES: list[tuple[list[Done], str]] = [
-    ([], "3 images up to date"),
-    ([BUILT], "1 image built, tested and tagged. 2 images up to date"),
-    ([LOADED] * 3, "3 images loaded from the store, tested and tagged"),
-    ([("loaded", False, True)] * 3, "3 images loaded from the store and tagged"),
-    ([("present", False, True)] * 3, "3 images tagged"),
-    (
-        [("loaded", False, False), ("built", False, False)],
-        "2 images: 1 built, 1 loaded from the store. 1 image up to date",
-    ),
-    ([BUILT, LOADED], "2 images: 1 built, 1 loaded from the store, 2 tested, 2 tagged. 1 image up to date"),
-    ([BUILT, BUILT, ("present", False, True)], "3 images: 2 built, 1 already built, 2 tested, 3 tagged"),
-    ([("built", False, False), BUILT], "2 images: 2 built, 1 tested, 1 tagged. 1 image up to date"),
-]
+UNTESTED: Done = ("loaded", False, False)
+FINISHED: Done = ("present", False, False)
 
 
-@pytest.mark.parametrize(("done", "text"), SUMMARIES, ids=lambda value: value if isinstance(value, str) else "")
-def test_the_summary_of_several_outcomes(tiny: Project, done: list[Done], text: str) -> None:
+@pytest.mark.parametrize(
+    ("done", "failures", "text"),
+    [
+        ([], 0, "no images"),
+        ([BUILT], 0, "1 image: 1 built, 1 tested, 1 tagged"),
+        ([FINISHED], 1, "2 images: 1 up to date, 1 failed"),
+        (
+            [BUILT, UNTESTED, ("present", False, True), FINISHED],
+            0,
+            "4 images: 1 built, 1 loaded from the store, 1 tested, 2 tagged, 1 up to date",
+        ),
+    ],
+)
+def test_the_summary_of_outcomes(tiny: Project, done: list[Done], failures: int, text: str) -> None:
     [image, *_] = plan.make_locked_plan(tiny, tiny.select([CELL])).images
     outcomes = [
         Outcome(image=image, loaded=LoadedImage(id="i", digest="i", origin=origin), tested=tested, tagged=tagged)
         for origin, tested, tagged in done
     ]
-    assert summary([*outcomes, *[Outcome(image=image)] * (3 - len(done))]) == text
-
-
-def test_the_summary_of_failures(tiny: Project) -> None:
-    [image, *_] = plan.make_locked_plan(tiny, tiny.select([CELL])).images
-    outcomes = [Outcome(image=image), Outcome(image=image, error=BuildError("failed"))]
-    assert summary(outcomes) == "1 image up to date. 1 image failed"
-    assert summary([]) == "no images"
+    assert summary([*outcomes, *[Outcome(image=image, error=BuildError("failed"))] * failures]) == text

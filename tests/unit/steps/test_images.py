@@ -88,7 +88,7 @@ def bench(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> BuildBench:
 
 
 def test_build_test_tag(bench: BuildBench) -> None:
-    assert bench.run(jobs=1) == "2 images built, tested and tagged"
+    assert bench.run(jobs=1) == "2 images: 2 built, 2 tested, 2 tagged"
     assert bench.engine.calls[0] == "sweep"
     expected = [f"start {FIRST} {SECOND}"]
     for cell in (FIRST, SECOND):
@@ -110,9 +110,9 @@ def test_images_that_this_machine_can_neither_run_nor_emulate_are_not_built(
         bench.run()
     assert bench.calls("start", "build") == []
     (tmp_path / "qemu-x86_64").write_text("enabled\nflags: OCF\n")
-    assert bench.run() == "2 images built"
+    assert bench.run() == "2 images: 2 built"
     assert "built, not run: a machine for amd64 must test it" in bench.console.text
-    assert bench.run() == "2 images up to date"
+    assert bench.run() == "2 images: 2 up to date"
     assert bench.calls("test", "tag", "name") == []
 
 
@@ -145,7 +145,7 @@ def test_an_unchanged_image_is_not_tested_again(bench: BuildBench) -> None:
     bench.run()
     bench.calls(*ALL)
     bench.maker.lost = True
-    assert bench.run(jobs=1) == "2 images built"
+    assert bench.run(jobs=1) == "2 images: 2 built"
     assert bench.calls(*ALL) == [f"start {FIRST} {SECOND}", f"build {FIRST}", f"build {SECOND}", "close"]
     line = bench.console.text.splitlines()[-2]
     assert line.startswith(f"{FIRST}: done")
@@ -170,7 +170,7 @@ def test_a_failed_build_does_not_stop_the_others_and_a_rerun_continues(bench: Bu
         bench.run()
     assert f"tag {bench.references(SECOND)[0]}" in bench.calls("tag")
     bench.maker.broken.clear()
-    assert bench.run() == "1 image built, tested and tagged. 1 image up to date"
+    assert bench.run() == "2 images: 1 built, 1 tested, 1 tagged, 1 up to date"
     assert bench.calls("start", "build") == [f"start {FIRST}", f"build {FIRST}"]
 
 
@@ -310,7 +310,7 @@ def test_retest(bench: BuildBench) -> None:
     bench.run(test=False)
     bench.calls(*ALL)
     bench.retest()
-    assert bench.retest() == "2 images tested"
+    assert bench.retest() == "2 images: 2 tested"
     assert bench.calls(*ALL) == [f"test {cell}" for cell in (FIRST, SECOND, FIRST, SECOND)]
 
 

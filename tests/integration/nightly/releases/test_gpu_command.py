@@ -221,7 +221,7 @@ def test_a_release_tested_by_slurm_and_podman(
         machine, ["srun", "--ntasks=1", "--job-name=gpu-tests", *podman, *stub, *folders, "{image}", "{command}"]
     )
     output = machine.builder("test", "--staged", "newest", "--jobs", "2", *sign)
-    assert "3 images tested" in output
+    assert "3 images: 3 tested" in output
     found = evidence(machine)
     assert len(found) == 3
     for results in found:
@@ -234,7 +234,7 @@ def test_a_release_tested_by_slurm_and_podman(
         assert results["machine"].items() >= {"gpu": GPU.name, "gpus": "1", "driver": DRIVER}.items()
     assert len({results["machine"]["inventory"] for results in found}) == 3
 
-    assert "3 images up to date" in machine.builder("test", "--staged", "newest", *sign)
+    assert "3 images: 3 up to date" in machine.builder("test", "--staged", "newest", *sign)
     release(third, proxy, *sign)
     assert len(set(tags(third, proxy).values())) == 3
     for tag in tags(third, proxy):
@@ -249,7 +249,7 @@ def test_an_engine_alone_and_results_in_the_output(
     words = podman if engine == "podman" else ["env", "-u", "DOCKER_HOST", "docker", "run", "--rm", "--network=none"]
     set_command(machine, [*words, *stub, "{image}", "{command}"])
     output = machine.builder("test", PLAIN, "--staged", "newest", "--sign", str(keys / "ours.key"))
-    assert "1 image tested" in output
+    assert "1 image: 1 tested" in output
     assert len(evidence(machine)) == 1
 
 
