@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 from builder.cli.context import Context
-from builder.cli.options import ALL_CELLS_HELP, cells_argument, format_option, to_option
+from builder.cli.options import ALL_CELLS_HELP, cells_argument, format_option
 from builder.common.errors import for_cells
 from builder.release.staging import StagingArea
 from builder.steps.catalog import TEMPLATES, make_catalog, render_catalog
@@ -15,13 +15,12 @@ from builder.steps.catalog import TEMPLATES, make_catalog, render_catalog
 
 @click.command(name="catalog", epilog=ALL_CELLS_HELP)
 @cells_argument
-@to_option
 @format_option(
     "markdown: for a wiki. html: one page. kubespawner: values for the chart of Zero to JupyterHub, with a profile for "
     "each Jupyter image.", *TEMPLATES
 )  # fmt: skip
 @click.pass_obj
-def catalog_command(context: Context, /, patterns: Sequence[str], registry: str, form: str) -> None:
+def catalog_command(context: Context, /, patterns: Sequence[str], form: str) -> None:
     """List the released images: contents, tests, support.
 
     Run it in a checkout of the commit that was released: its locks name the contents. Only images that the registry
@@ -29,9 +28,8 @@ def catalog_command(context: Context, /, patterns: Sequence[str], registry: str,
     lists must have signed them. `builder status --format json` has the data for scripts.
     """
     project, host = context.project, context.host
-    area = StagingArea.if_set(project, "", host, registry)
     chosen = project.select(patterns or ("*",))
-    images = make_catalog(project, host, context.store, chosen, registry, area)
+    images = make_catalog(project, host, context.store, chosen, StagingArea.of(project, host))
     listed = {image.cell for image in images}
     if unlocked := [cell.id for cell in chosen if cell not in listed]:
         context.say(f"left out, not locked: {', '.join(unlocked)}   ({for_cells('builder lock', unlocked)})")

@@ -124,12 +124,11 @@ def _make(context: Context, name: str, patterns: Sequence[str], *, start_engine:
     help="With --staged: keep the results in .builder/evidence; `builder stage` attaches them. For machines that may "
     "only read from the registry.",
 )
-@options.staging_option
 @options.sign_option
 @options.start_option
 @click.pass_obj
 def test_command(
-    context: Context, /, patterns: Sequence[str], *, stamp: str, no_attach: bool, place: str,
+    context: Context, /, patterns: Sequence[str], *, stamp: str, no_attach: bool,
     signer: Signer | None, start_engine: bool, **values: Any
 ) -> None:  # fmt: skip
     """Run the tests of built or staged images.
@@ -153,7 +152,7 @@ def test_command(
     with project.locked("builder test"):
         run = context.run(project, start_engine=start_engine)
         if stamp:
-            area = StagingArea.of(project, place, run.host)
+            area = StagingArea.of(project, run.host)
             release = area.read("" if stamp == NEWEST else stamp)
             if project.matrix.test and how.gpu_mode != gpus.OFF:
                 command = GpuCommand(project.matrix.test.gpu_command, run.host.names, project.root)

@@ -33,37 +33,12 @@ jobs_option = click.option(
 )
 
 
-def _registry(context: click.Context, option: click.Parameter, value: str) -> str:
-    from builder.common.reference import ImageRef  # noqa: PLC0415  --help does not need it
-
-    try:
-        return ImageRef(registry=value, repository="x").registry
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-
-
 def _signer(context: click.Context, option: click.Parameter, value: str) -> Any:
-    from builder.evidence.signing import Signer  # noqa: PLC0415
+    from builder.evidence.signing import Signer  # noqa: PLC0415  --help does not need it
 
     return Signer(key=value) if value else None
 
 
-to_option = click.option(
-    "--to",
-    "registry",
-    default="",
-    metavar="HOST[:PORT]",
-    callback=_registry,
-    help="Use this registry instead of `registry` in matrix.yaml.",
-)
-staging_option = click.option(
-    "--staging",
-    "place",
-    default="",
-    metavar="PLACE",
-    help="Use this staging place (REGISTRY or REGISTRY/PREFIX) instead of `staging` in matrix.yaml, whose default is "
-    "<registry>/<namespace>/staging-<image>.",
-)
 sign_option = click.option(
     "--sign",
     "signer",

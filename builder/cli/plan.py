@@ -9,7 +9,7 @@ from itertools import zip_longest
 import click
 
 from builder.cli.context import Context
-from builder.cli.options import CELLS_HELP, Size, cells_argument, format_option, staging_option
+from builder.cli.options import CELLS_HELP, Size, cells_argument, format_option
 from builder.common.console import View
 from builder.common.errors import LockError, UsageError, for_cells
 from builder.common.text import counted, size
@@ -34,10 +34,8 @@ from builder.steps import ci
 @click.option(
     "--unreleased",
     is_flag=True,
-    help="Only the images that neither their tag in the registry nor their newest release has for this plan. With the "
-    "--staging that releases were rolled back with, if any: their marks are there.",
+    help="Only the images that neither their tag in the registry nor their newest release has for this plan.",
 )
-@staging_option
 @click.option(
     "--disk", type=Size(), show_default="14GB",
     help="Disk of the machine that builds one part, for --format github and gitlab.",
@@ -45,7 +43,7 @@ from builder.steps import ci
 @click.option("--publish", "is_release", is_flag=True, help="With --format gitlab: also stage and release the images.")
 @click.pass_obj
 def plan_command(
-    context: Context, /, patterns: Sequence[str], form: str, revision: str, unreleased: bool, place: str,
+    context: Context, /, patterns: Sequence[str], form: str, revision: str, unreleased: bool,
     disk: int | None, is_release: bool,
 ) -> None:  # fmt: skip
     """Show what would be built: cells, tags, layers, sizes. Needs no engine, and no network without --unreleased.
@@ -73,8 +71,8 @@ def plan_command(
     if unreleased:
         from builder.release import publish, staging, status  # noqa: PLC0415  0.2 s, which other plans would pay
 
-        publish.require_registry(project, "")
-        images = status.unreleased(images, staging.StagingArea.of(project, place, context.host), context.host)
+        publish.require_registry(project)
+        images = status.unreleased(images, staging.StagingArea.of(project, context.host), context.host)
 
     unlocked, lock = ", ".join(planned.unlocked), for_cells("builder lock", planned.unlocked)
     planned = Plan(images=tuple(images), unlocked=planned.unlocked)

@@ -6,7 +6,7 @@ import click
 from rich.text import Text
 
 from builder.cli.context import Context
-from builder.cli.options import format_option, staging_option, to_option
+from builder.cli.options import format_option
 from builder.common.console import View
 from builder.common.reference import ImageRef
 from builder.common.text import counted
@@ -17,8 +17,6 @@ from builder.release.staging import StagingArea, plan_tag
 
 
 @click.command(name="prune")
-@staging_option
-@to_option
 @click.option(
     "--keep",
     type=click.IntRange(1),
@@ -29,7 +27,7 @@ from builder.release.staging import StagingArea, plan_tag
 @click.option("--delete", is_flag=True, help="Delete what is listed. Without this option, nothing is changed.")
 @format_option()
 @click.pass_obj
-def prune_command(context: Context, place: str, registry: str, keep: int, delete: bool, form: str) -> None:
+def prune_command(context: Context, keep: int, delete: bool, form: str) -> None:
     """List what is not needed in staging; with --delete, delete it.
 
     Keeps the newest staged releases; for each public tag without a stamp, the newest release that contains its image;
@@ -43,11 +41,11 @@ def prune_command(context: Context, place: str, registry: str, keep: int, delete
     and how to delete what is listed on ghcr.io, which allows no deletion.
     """
     project, view = context.project, View(context.err)
-    publish.require_registry(project, registry)
-    area = StagingArea.of(project, place, context.host, registry)
+    publish.require_registry(project)
+    area = StagingArea.of(project, context.host)
     public = [
         Repository(
-            ImageRef(registry=registry or project.matrix.registry, repository=f"{project.matrix.namespace}/{name}"),
+            ImageRef(registry=project.matrix.registry, repository=f"{project.matrix.namespace}/{name}"),
             host=context.host,
             write=False,
         )

@@ -34,7 +34,6 @@ from builder.steps.stage import stage
 
 @click.command(name="stage", epilog=options.CELLS_HELP)
 @options.cells_argument
-@options.staging_option
 @options.sign_option
 @click.option(
     "--images-only",
@@ -51,8 +50,7 @@ from builder.steps.stage import stage
 @options.format_option("github: an output of a GitHub Actions step, the `stamp`.", "text", "github")
 @click.pass_obj
 def stage_command(
-    context: Context, /, patterns: Sequence[str], place: str, signer: Signer | None, images_only: bool,
-    untested: bool, form: str
+    context: Context, /, patterns: Sequence[str], signer: Signer | None, images_only: bool, untested: bool, form: str
 ) -> None:  # fmt: skip
     """Push images that passed their tests to staging, with the results.
 
@@ -65,7 +63,7 @@ def stage_command(
     """
     began = time.monotonic()
     project = context.project
-    area = StagingArea.of(project, place, context.host)
+    area = StagingArea.of(project, context.host)
     planned = render.load_checked_plan(project, project.select(patterns))
     _warn_unsigned(context, project, signer)
     run = context.run(project)
@@ -77,7 +75,7 @@ def stage_command(
         )  # fmt: skip
     if form == "github":
         click.echo(f"stamp={report.stamp}")
-    _say_staged(context, report, area, signer, began)
+    _say_staged(context, report, signer, began)
 
 
 def _warn_unsigned(context: Context, project: Project, signer: Signer | None) -> None:
@@ -88,7 +86,7 @@ def _warn_unsigned(context: Context, project: Project, signer: Signer | None) ->
         )
 
 
-def _say_staged(context: Context, report: Report, area: StagingArea, signer: Signer | None, began: float) -> None:
+def _say_staged(context: Context, report: Report, signer: Signer | None, began: float) -> None:
     """Shows what was staged since `began`, a time of `time.monotonic`, and the command to publish it."""
     staged = [outcome for outcome in report.outcomes if outcome.digest]
     if not staged:
@@ -103,7 +101,7 @@ def _say_staged(context: Context, report: Report, area: StagingArea, signer: Sig
     context.say(f"release {report.stamp}: {done} ({duration(time.monotonic() - began)})")
     if report.stamp.partition(".")[0] > f"{context.today:%Y%m%d}":
         context.say("the registry has a release with a later date than today: the new stamp continues from that date")
-    context.say(f"  -> builder release {report.stamp}{area.option}{signer.option if signer else ''}")
+    context.say(f"  -> builder release {report.stamp}{' --sign KEY' if signer else ''}")
 
 
 @click.command(name="refresh", epilog=options.CELLS_HELP)
@@ -111,11 +109,10 @@ def _say_staged(context: Context, report: Report, area: StagingArea, signer: Sig
 @options.jobs_option
 @gpu_option
 @options.start_option
-@options.staging_option
 @options.sign_option
 @click.pass_obj
 def refresh_command(
-    context: Context, /, patterns: Sequence[str], place: str, signer: Signer | None, start_engine: bool, **values: Any
+    context: Context, /, patterns: Sequence[str], signer: Signer | None, start_engine: bool, **values: Any
 ) -> None:
     """Apply Debian security updates: lock, build, test and stage.
 
@@ -131,7 +128,7 @@ def refresh_command(
     began = time.monotonic()
     project = context.project
     chosen = project.select(patterns)
-    area = StagingArea.of(project, place, context.host) if place or project.matrix.staging else None
+    area = StagingArea.of(project, context.host) if project.matrix.staging else None
     if area:
         _warn_unsigned(context, project, signer)
     context.say_support(project, chosen)
@@ -143,15 +140,13 @@ def refresh_command(
     else:
         context.say("no image changed")
     if area and report.stamp:
-        _say_staged(context, report, area, signer, began)
+        _say_staged(context, report, signer, began)
     if report.error:
         raise report.error
 
 
 @click.command(name="release")
 @click.argument("stamp", default="")
-@options.staging_option
-@options.to_option
 @options.sign_option
 @click.option(
     "--allow-untested-gpu",
@@ -183,9 +178,7 @@ def refresh_command(
     "text", "github",
 )  # fmt: skip
 @click.pass_obj
-def release_command(
-    context: Context, /, stamp: str, place: str, registry: str, check: bool, form: str, **values: Any
-) -> None:
+def release_command(context: Context, /, stamp: str, check: bool, form: str, **values: Any) -> None:
     """Publish the staged release STAMP: sign it, then set its tags. Default: the newest.
 
     Needs a checkout of the commit that the images were staged from, and the registry, but no engine and no store.
@@ -202,19 +195,19 @@ def release_command(
     """
     began = time.monotonic()
     project = context.project
-    publish.require_registry(project, registry)
-    area = StagingArea.of(project, place, context.host, registry)
+    publish.require_registry(project)
+    area = StagingArea.of(project, context.host)
     if values["roll_back"] and check:
         raise UsageError("--check does not check a roll-back", hint="Leave out --check or --roll-back.")
     is_back = values["roll_back"] and stamp
-    report = roll_back(context.run(project), area, stamp, registry) if is_back else None
+    report = roll_back(context.run(project), area, stamp) if is_back else None
     if report is None:  # it is not public yet
         staged = area.read(stamp)
         # Only the cells of the release: an image of it without its smaller sibling must have passed all tests itself.
         planned = {image.id: image for image in render.load_checked_plan(project, staged.cells(project)).images}
         context.say_support(project, [image.cell for image in planned.values()])
         allowed = [name for name in EXEMPTIONS if values.pop(f"allow_{name.replace('-', '_')}")]
-        how = ReleaseOptions(registry=registry, allowed=allowed, check_only=check, **values)
+        how = ReleaseOptions(allowed=allowed, check_only=check, **values)
         report = release(context.run(project), area, staged, planned, how)
     if check:
         context.say(f"release {report.stamp}: {counted(len(report.outcomes), 'image')} may be released")
@@ -230,7 +223,7 @@ def release_command(
     images, changed = counted(len(report.outcomes), "image"), counted(len(report.changed), "tag")
     context.say(f"release {report.stamp}: {images}, {changed} changed ({duration(time.monotonic() - began)})")
     if form == "github":
-        subjects = [(outcome.digest, publish.references(outcome.image, registry)[0].name) for outcome in report.sent]
+        subjects = [(outcome.digest, publish.references(outcome.image)[0].name) for outcome in report.sent]
         subjects += [(change.digest, change.name) for change in report.tags]  # indexes too
         lines = dict.fromkeys(f"{digest.removeprefix('sha256:')} {name}" for digest, name in subjects)
         click.echo("\n".join(["subjects<<END", *lines, "END"]))
@@ -238,14 +231,10 @@ def release_command(
 
 @click.command(name="status", epilog=options.ALL_CELLS_HELP)
 @options.cells_argument
-@options.staging_option
-@options.to_option
 @click.option("--here", is_flag=True, help="Look only at this machine, not at staging and the registry.")
 @options.format_option()
 @click.pass_obj
-def status_command(
-    context: Context, /, patterns: Sequence[str], place: str, registry: str, here: bool, form: str
-) -> None:
+def status_command(context: Context, /, patterns: Sequence[str], here: bool, form: str) -> None:
     """Show how far each cell is on its way to a release.
 
     LOCKED and BUILT are of this checkout and store. TESTED and GPU are the tests of the staged image; if none is
@@ -269,19 +258,12 @@ def status_command(
         unlocked=tuple(cell for cell in planned.unlocked if cell in ids),
     )
     context.say(f"looking up {counted(len(selected), 'image')} ...")  # 103 take 3 s, more with a registry
-    reader = StatusReader(
-        project=project,
-        store=context.store,
-        host=context.host,
-        area=None if here else StagingArea.if_set(project, place, context.host, registry),
-        registry=registry,
-        here=here,
-    )
-    rows = reader.read(planned)
+    is_remote = project.matrix.staging_place and not here
+    area = StagingArea.of(project, context.host) if is_remote else None
+    rows = StatusReader(project=project, store=context.store, host=context.host, area=area).read(planned)
     if form == "json":
         context.print_json(list(map(asdict, rows)))
         return
-    is_remote = not here and (reader.area or registry)
     remote = status.OF_REGISTRY if is_remote else ()
     columns = ("cell", "locked", "built", "tested", "gpu", *remote, "packages")
     table = []

@@ -57,15 +57,13 @@ class Candidate:
     scan: str = UNSCANNED
 
     @classmethod
-    def of(
-        cls, project: Project, planned: PlannedImage, stored: Image, coverage: Coverage, registry: str = ""
-    ) -> Candidate:
-        """The image with its references and cells. `registry` overrides the setting in matrix.yaml."""
+    def of(cls, project: Project, planned: PlannedImage, stored: Image, coverage: Coverage) -> Candidate:
+        """The image with its references and cells."""
         return cls(
             planned=planned,
             stored=stored,
             coverage=coverage,
-            references=references(planned, registry),
+            references=references(planned),
             cells={
                 cell.arch: cell.id for cell in project.cells if replace(cell, arch=planned.cell.arch) == planned.cell
             },
@@ -117,16 +115,15 @@ class NotBuiltError(ImageTestError):
     """The store does not have the image."""
 
 
-def require_registry(project: Project, registry: str) -> None:
-    """Raises UsageError without a registry to publish to; `registry` overrides the setting in matrix.yaml."""
-    if not (registry or project.matrix.registry):
+def require_registry(project: Project) -> None:
+    """Raises UsageError without a registry to publish to."""
+    if not project.matrix.registry:
         raise UsageError("no registry in matrix.yaml", hint='Set `registry: "registry.example.com"` there.')
 
 
-def references(image: PlannedImage, registry: str = "") -> tuple[ImageRef, ...]:
-    """The references of an image, the full tag first; `registry` overrides the setting in matrix.yaml."""
-    parsed = (ImageRef.parse(text) for text in image.references)
-    return tuple(replace(reference, registry=registry) if registry else reference for reference in parsed)
+def references(image: PlannedImage) -> tuple[ImageRef, ...]:
+    """The references of an image, the full tag first."""
+    return tuple(ImageRef.parse(text) for text in image.references)
 
 
 def passed_image(run: Run, suite: Suite, planned: PlannedImage) -> Candidate:

@@ -26,18 +26,21 @@ from builder.release.staging import StagedImage, StagedRelease, StagingArea
 
 Exemption = Literal["unsigned", "untested-gpu", "missing-arch"]  # from a check; releases record them
 EXEMPTIONS: tuple[Exemption, ...] = get_args(Exemption)
+_STAGE_TOGETHER = (
+    "Build it on a machine of that architecture, and stage it with --images-only. Then stage the images of all "
+    f"architectures together. To release it alone, add --allow-missing-arch: {publish.WITHOUT_ARCH}."
+)
 Checked = Candidate | BuilderError  # the error of an image that may not be released
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseOptions:
-    """How to release: `registry` overrides that of matrix.yaml.
+    """How to release.
 
     Without `signer`, nothing is signed. `allowed` are checks to skip; `roll_back` lets tags move to older images.
     `check_only` publishes nothing.
     """
 
-    registry: str = ""
     signer: Signer | None = None
     allowed: Collection[Exemption] = ()
     roll_back: bool = False
@@ -127,13 +130,12 @@ class ReleaseChecks:
             repository, Requirement.of(planned, stored.manifest.digest, self._suite), Trust.of(project),
             state=project.state, allow_unsigned="unsigned" in options.allowed,
         )  # fmt: skip
-        return Candidate.of(project, planned, stored, coverage, options.registry)
+        return Candidate.of(project, planned, stored, coverage)
 
     def _require_tests(self, image: Candidate) -> None:
         """Raises ImageTestError unless the image has passed the tests that a release needs."""
         project, options, cell, coverage = self._run.project, self._options, image.planned.cell, image.coverage
-        key = options.signer.option if options.signer else " --sign KEY" if project.matrix.evidence else ""
-        test = f"builder test --staged {self._staged.stamp}{self._area.option}{key}"
+        test = f"builder test --staged {self._staged.stamp}"
         try:
             coverage.require_pass(cell.id)
         except ImageTestError as error:
@@ -153,15 +155,9 @@ class ReleaseChecks:
     def _missing_arch(self, images: Collection[Candidate]) -> list[ImageTestError]:
         """An error for every image whose tags also name another architecture, if no image for it would be released."""
         present = {image.cell for image in images}
-        stage, refused = f"builder stage{self._area.option}", []
+        refused = []
         for image in images:
             if missing := [cell for cell in image.cells.values() if cell not in present]:
                 text = f"{image.cell}: {listed(missing, 1)} would not be released with it, and has the same tags"
-                build = f"builder images {missing[0]} && {stage} --images-only {missing[0]}"
-                hint = (
-                    f"On a machine of that architecture: {build}   "
-                    f"Then list them together: {stage} {' '.join(image.cells.values())}   "
-                    f"To release it alone, add --allow-missing-arch: {publish.WITHOUT_ARCH}."
-                )
-                refused.append(ImageTestError(text, hint=hint))
+                refused.append(ImageTestError(text, hint=_STAGE_TOGETHER))
         return refused

@@ -12,7 +12,6 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from shlex import quote
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, StringConstraints
@@ -100,54 +99,34 @@ class StagingArea:
     Never that of the public images.
     """
 
-    def __init__(self, text: str, registry: str, host: Host) -> None:
-        """`text` is the place, `registry` the registry if it names none. Raises UsageError."""
-        if not text:
-            raise UsageError(
-                "no registry in matrix.yaml",
-                hint='Set `registry: "registry.example.com"` there, or run `builder` with '
-                "--staging registry.example.com/staging.",
-            )
-        self._text, self._default, self._host = text, registry, host
-        self.option = ""  # that names it, to repeat it in hints
+    def __init__(self, place: str, registry: str, host: Host) -> None:
+        """`place` is `staging` of matrix.yaml, `registry` the registry if it names none."""
+        self._place, self._registry, self._host = place, registry, host
         self._opened: dict[tuple[str, bool], Repository] = {}
-        try:
-            first = self.repository("x")
-        except ValueError as error:
-            raise UsageError(f"staging: {error}") from error
-        if not first.registry:
-            raise UsageError(f"staging: no registry in {text!r}", hint='Use e.g. "registry.example.com/staging".')
 
     @classmethod
-    def of(cls, project: Project, text: str, host: Host, registry: str = "") -> StagingArea:
-        """The staging area of a project; `text` and `registry` override matrix.yaml.
-
-        Raises UsageError without a place, and for the place of the public images.
-        """
+    def of(cls, project: Project, host: Host) -> StagingArea:
+        """The staging area of a project. Raises UsageError without a registry, and for the place of public images."""
         matrix = project.matrix
-        area = cls(text or matrix.staging_place, matrix.registry, host)
-        area.option = f" --staging {quote(text)}" if text else ""
+        area = cls(matrix.staging_place, matrix.registry, host)
+        if not (matrix.staging_place and area.repository(INDEX).registry):
+            raise UsageError("no registry in matrix.yaml", hint='Set `registry: "registry.example.com"` there.')
         for name in matrix.image_names:
-            public = ImageRef(registry=registry or matrix.registry, repository=f"{matrix.namespace}/{name}")
+            public = ImageRef(registry=matrix.registry, repository=f"{matrix.namespace}/{name}")
             repositories = (public, *map(area.repository, (*matrix.image_names, INDEX)))
             # GHCR.io:443 is ghcr.io.
             place, *places = (repository.name.lower().replace(":443/", "/") for repository in repositories)
             if place in places:
                 raise UsageError(
                     f"staging: {public} is the place of public images",
-                    hint="Use another place for `staging` in matrix.yaml or --staging. "
+                    hint="Use another place for `staging` in matrix.yaml. "
                     f"Default: {matrix.registry or 'REGISTRY'}/{matrix.namespace}/staging-<image>.",
                 )
         return area
 
-    @classmethod
-    def if_set(cls, project: Project, text: str, host: Host, registry: str = "") -> StagingArea | None:
-        """The staging area of the text or of matrix.yaml; None if neither names a registry."""
-        return cls.of(project, text, host, registry) if text or project.matrix.staging_place else None
-
     def repository(self, name: str) -> ImageRef:
         """The repository of images of this name."""
-        return staged_repository(self._text, self._default, name)
+        return staged_repository(self._place, self._registry, name)
 
     def open(self, name: str, *, write: bool = False) -> Repository:
         """A repository, always the same object: it has a connection and a login, and keeps what was read by digest."""
@@ -171,9 +150,7 @@ class StagingArea:
         if not stamp:
             stamps = self.stamps()
             if not stamps:
-                raise RegistryError(
-                    f"nothing is staged in {self.repository(INDEX)}", hint=f"builder stage{self.option}"
-                )
+                raise RegistryError(f"nothing is staged in {self.repository(INDEX)}", hint="builder stage")
             stamp = stamps[0]
         if release := self._document(f"{PREFIX}{stamp}", stamp):
             return release
@@ -293,11 +270,11 @@ class StagingArea:
             signer, _ = signing.signer_of_manifest(repository, digest, {}, Trust.of(project))
             if signer:
                 return
-        key = " --sign KEY" if project.matrix.evidence else ""
         raise VerifyError(
             f"release {release.stamp}: images may be missing: this checkout did not stage it, and no signer listed "
             "under `evidence` in matrix.yaml signed the list of its images",
-            hint=f"List them again: builder stage{self.option}{key}   To accept it unsigned, add --allow-unsigned.",
+            hint="List them again: builder stage, with --sign KEY on another machine   "
+            "To accept the list unsigned, add --allow-unsigned.",
         )
 
 

@@ -110,14 +110,12 @@ class ImageState:
 
 @dataclass(kw_only=True)
 class StatusReader:
-    """Looks up the status of images. With `here`, or without `area` and a registry, only on this machine."""
+    """Looks up the status of images; without `area`, only on this machine."""
 
     project: Project
     store: Store
     host: Host
     area: StagingArea | None = None
-    registry: str = ""
-    here: bool = False
 
     def __post_init__(self) -> None:
         self._trust = Trust.of(self.project)
@@ -227,8 +225,8 @@ class StatusReader:
 
         If `expected` is empty, because neither staging nor the store has the image, compares the plan in its labels.
         """
-        full, *others = publish.references(planned, self.registry)
-        if self.here or not full.registry:
+        full, *others = publish.references(planned)
+        if self.area is None or not full.registry:
             return TaggedImage()
         repository = Repository(full, host=self.host, write=False)
         tagged = repository.digest_of(full.tag)

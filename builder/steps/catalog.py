@@ -59,33 +59,31 @@ class CatalogImage:
 
 
 def make_catalog(
-    project: Project, host: Host, store: Store, chosen: Sequence[Cell], registry: str, area: StagingArea | None
+    project: Project, host: Host, store: Store, chosen: Sequence[Cell], area: StagingArea
 ) -> list[CatalogImage]:
     """The images of the chosen cells that are locked. Their test results are read from `area`, if it has them.
 
     Raises UsageError, RegistryError, SigningError, LockError.
     """
-    publish.require_registry(project, registry)
+    publish.require_registry(project)
     # All cells: images may have been tested together with their smaller siblings.
     ids = {cell.id for cell in chosen}
     planned = [image for image in plan.make_plan(project, project.cells).images if image.id in ids]
-    states = StatusReader(project=project, store=store, host=host, area=area, registry=registry).states(planned)
+    states = StatusReader(project=project, store=store, host=host, area=area).states(planned)
 
     # The tags of a repository are listed once for all of its images.
     repositories = {found.name: found for state in states if (found := state.tagged.repository)}
     listed = {found.name: names for found, names in look_up(lambda found: found.list_tags(), repositories.values())}
-    read = partial(_catalog_image, project, registry, listed)
+    read = partial(_catalog_image, project, listed)
     return [image for _, image in look_up(read, states)]
 
 
-def _catalog_image(
-    project: Project, registry: str, listed: Mapping[str, Sequence[str]], state: ImageState
-) -> CatalogImage:
+def _catalog_image(project: Project, listed: Mapping[str, Sequence[str]], state: ImageState) -> CatalogImage:
     planned, cell, tagged = state.planned, state.planned.cell, state.tagged
     image = CatalogImage(
         planned=planned,
         status=state.status,
-        name=publish.references(planned, registry)[0].name,
+        name=publish.references(planned)[0].name,
         driver="" if cell.is_cpu else facts.load_facts().driver(cell.cuda),
     )
     if not tagged.is_expected or tagged.repository is None:
@@ -94,7 +92,7 @@ def _catalog_image(
         return replace(image, reason="its tag names another image" if tagged.digest else reason)
     if project.matrix.evidence and tagged.signature != status.YES:
         return replace(image, reason="no signer that matrix.yaml names has signed it")
-    repository, full = tagged.repository, publish.references(planned, registry)[0].tag
+    repository, full = tagged.repository, publish.references(planned)[0].tag
     named, stamps = repository.digest_of(full), tags.stamps_of(full, listed[repository.name])
     release = next((tag for tag in (f"{full}-{stamp}" for stamp in stamps) if repository.digest_of(tag) == named), "")
     image = replace(image, release=release)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 from builder.build.outcomes import Outcome, Report
@@ -66,19 +65,19 @@ def release(
     return report
 
 
-def roll_back(run: Run, area: StagingArea, stamp: str, registry: str = "") -> Report | None:
+def roll_back(run: Run, area: StagingArea, stamp: str) -> Report | None:
     """Moves the tags of all cells to the images that they named after a release, by the stamped tags.
 
     Needs no staged release. Returns None if no image has a tag with this stamp, or if the release was
     interrupted before all of its images had their stamped tag. Images whose first release is newer keep their tags.
-    `registry` overrides the setting in matrix.yaml. Raises UsageError for an invalid stamp.
+    Raises UsageError for an invalid stamp.
     """
     record, report, public = area.released(stamp), Report(stamp=stamp), set[str]()
     tagged = {name: image.tagged for image in (record.images if record else ()) for name in image.references[:1]}
     listed: dict[str, list[str]] = {}
     targets: list[tuple[Repository, Manifest, dict[str, str | None]]] = []
     for names in dict.fromkeys(tags.compute(run.project.matrix, run.project.cells).values()):
-        full = replace(names[0], registry=registry or names[0].registry)
+        full = names[0]
         repository = Repository(full, host=run.host, write=True)
         if full.name not in listed:
             listed[full.name] = repository.list_tags()

@@ -184,9 +184,15 @@ class Checkout:
 
     def publish(self, registry: str, *cells: str) -> str:
         """Stages and releases cells, without a signature and GPU tests; returns the output of the release."""
-        place = ("--staging", f"{registry}/staging")
-        self.builder("stage", *place, *cells)
-        return self.builder("release", *place, "--to", registry, "--allow-untested-gpu")
+        self.use_registry(registry)
+        self.builder("stage", *cells)
+        return self.builder("release", "--allow-untested-gpu")
+
+    def use_registry(self, registry: str, staging: str = "staging") -> None:
+        """Sets the registry of matrix.yaml, and the place there to stage images."""
+        path = self.root / "matrix.yaml"
+        text = re.sub(r"(?m)^(registry|staging): .*\n", "", path.read_text(encoding="utf-8"))
+        path.write_text(f"registry: {registry}\nstaging: {registry}/{staging}\n{text}", encoding="utf-8")
 
     @contextmanager
     def running(self, *arguments: str, **environ: str) -> Iterator[Running]:

@@ -115,10 +115,10 @@ def test_a_release_that_is_stopped(
     released: Checkout, proxy: Proxy, path: str, number: signal.Signals, code: int
 ) -> None:
     before = stores.leftovers(released.store)
-    place = ("--staging", f"{proxy.address}/staging")
-    released.builder("stage", *place)
+    released.use_registry(proxy.address)
+    released.builder("stage")
     proxy.troubles.append(Trouble(fault=Fault.STALLS, method="PUT", path=path, after=1, times=EVER))
-    with released.running("release", *place, "--to", proxy.address, "--allow-untested-gpu") as run:
+    with released.running("release", "--allow-untested-gpu") as run:
         run.reaches(proxy.stalled.is_set)
         run.process.send_signal(number)
         run.ends(code, within_s=RetryPolicy().read_s / 2)  # it does not wait for the registry

@@ -188,7 +188,8 @@ def test_a_damaged_layer_is_noticed_when_it_is_staged(released: Checkout, tmp_pa
     registries.install()
     damaged = stores.flip(released.store, _layer(released, "tinyframe-"))
     with Server(folder=tmp_path / "registry").serving() as server:
-        output = released.builder("stage", "--staging", f"{server.address}/staging", code=12)
+        released.edit("matrix.yaml", 'registry: ""', f'registry: ""\nstaging: {server.address}/staging')
+        output = released.builder("stage", code=12)
         assert "damaged: its SHA-256 is not" in output
         assert str(damaged) in output
         command = next(

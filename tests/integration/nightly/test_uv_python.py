@@ -29,7 +29,6 @@ from tests.integration.checkout import PLAIN, TIMEOUT_S, USER, Checkout
 from tests.integration.conftest import NewCheckout
 from tests.integration.index import Fault, Index
 from tests.integration.registry import Server
-from tests.integration.releases.machines import UNTESTED_GPU
 from tests.integration.tree import differences, tree
 from tests.integration.wheels import Distribution
 
@@ -239,9 +238,7 @@ def test_plain_docker_build_gives_the_same_files(made: Checkout, build: Build) -
 def test_the_image_is_staged_and_released(made: Checkout, build: Build, tmp_path: Path) -> None:
     registries.install()
     with Server(folder=tmp_path / "registry").serving() as server:
-        made.edit("matrix.yaml", 'registry: ""', f'registry: ""\nstaging: {server.address}/staging')
-        made.builder("stage", PLAIN)
-        made.builder("release", "--to", server.address, UNTESTED_GPU)
+        made.publish(server.address, PLAIN)
         image = f"{server.address}/{made.references()[0]}"
         try:
             made.docker("pull", "--quiet", image)

@@ -33,9 +33,9 @@ def stage(checkout: Checkout, *arguments: str) -> str:
     return match[1]
 
 
-def status(checkout: Checkout, proxy: Proxy) -> dict[str, dict[str, Any]]:
+def status(checkout: Checkout) -> dict[str, dict[str, Any]]:
     """The rows of `builder status`, by cell."""
-    output = checkout.builder("status", "--to", proxy.address, "--format", "json")
+    output = checkout.builder("status", "--format", "json")
     # A warning about cosign, on stderr, may come first.
     return {row["cell"]: row for row in json.loads(output[output.index("[\n") :])}
 
@@ -48,8 +48,8 @@ def public(checkout: Checkout, proxy: Proxy) -> Repository:
     return repository(checkout, proxy, f"{checkout.namespace}/ty-cuda")
 
 
-def release(checkout: Checkout, proxy: Proxy, *arguments: str, code: int = 0) -> str:
-    return checkout.builder("release", "--to", proxy.address, *arguments, code=code)
+def release(checkout: Checkout, *arguments: str, code: int = 0) -> str:
+    return checkout.builder("release", *arguments, code=code)
 
 
 def tags(checkout: Checkout, proxy: Proxy) -> dict[str, str | None]:

@@ -64,7 +64,7 @@ def test_forged_results_are_refused(ours: Checkout, proxy: Proxy, keys: Path, tm
             staged.put_manifest(f"{forged.replace(':', '-')}.sig", signature.content, signature.media_type)
         elif signed_by == "another key":
             Signer(key=str(keys / "theirs.key")).sign_manifest(staged, forged)
-        output = release(elsewhere(ours, tmp_path / signed_by), proxy, UNTESTED_GPU, code=8)
+        output = release(elsewhere(ours, tmp_path / signed_by), UNTESTED_GPU, code=8)
         assert f"{PLAIN}: no valid test results" in output
         assert reason in output
         assert tags(ours, proxy) == {}
@@ -96,13 +96,13 @@ def test_a_release_that_is_killed_at_each_step(ours: Checkout, proxy: Proxy, key
     expected = ours.stored()
     for step, (method, path) in RELEASE_STEPS.items():
         proxy.troubles.append(Trouble(fault=Fault.STALLS, method=method, path=path))
-        with ours.running("release", "--to", proxy.address, UNTESTED_GPU, key) as run:
+        with ours.running("release", UNTESTED_GPU, key) as run:
             kill_when_stalled(run, proxy)
         half = tags(ours, proxy)
         assert set(half.values()) <= set(expected.values()), step
         if step != "moving tag":
             assert not [tag for tag in half if not tag.endswith(today())], f"{step}: moving tags before stamped ones"
-    release(ours, proxy, UNTESTED_GPU, key)
+    release(ours, UNTESTED_GPU, key)
     complete = tags(ours, proxy)
     assert len(complete) == 2 * 5
     assert set(complete.values()) == set(expected.values())
@@ -116,7 +116,7 @@ def test_one_release_from_three_machines_at_once(ours: Checkout, proxy: Proxy, k
     stage(ours, key)
     copies = [ours, *(dataclasses.replace(ours, root=elsewhere(ours, tmp_path / name).root) for name in ("a", "b"))]
     with ThreadPoolExecutor(3) as pool:
-        outputs = list(pool.map(lambda each: release(each, proxy, UNTESTED_GPU, key), copies))
+        outputs = list(pool.map(lambda each: release(each, UNTESTED_GPU, key), copies))
     assert all("2 images" in output for output in outputs)
     assert set(tags(ours, proxy).values()) == set(ours.stored().values())
     assert len(tags(ours, proxy)) == 2 * 5
@@ -143,7 +143,9 @@ def test_a_stage_that_is_killed_at_each_step(ours: Checkout, proxy: Proxy) -> No
         there = {name: repository(ours, proxy, f"{place}/{name}") for name in ("ty-cuda", "releases")}
         return {name: {tag: each.digest_of(tag) for tag in each.list_tags()} for name, each in there.items()}
 
-    stage(ours, "--staging", f"{proxy.address}/undisturbed")
+    ours.use_registry(proxy.address, "undisturbed")
+    stage(ours)
+    ours.use_registry(proxy.address)
     for step, (cells, method, path, after) in STAGE_STEPS.items():
         proxy.troubles.append(Trouble(fault=Fault.STALLS, method=method, path=path, after=after))
         with ours.running("stage", *cells) as run:

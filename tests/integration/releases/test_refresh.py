@@ -21,8 +21,8 @@ def test_images_that_pass_are_staged_although_another_failed(checkout: Checkout,
     checkout.builder("render")
     checkout.write_tests({"extra": FAILING})
 
-    staging = f"{proxy.address}/staging"
-    output = checkout.builder("refresh", "*", "--staging", staging, code=18)
+    checkout.use_registry(proxy.address)
+    output = checkout.builder("refresh", "*", code=18)
     assert f"release {today()}: 1 image staged" in output
     assert f"incomplete: 1 image built and tested; the rest failed:\n{EXTRA}: " in output
     assert line in path.read_text(encoding="utf-8")

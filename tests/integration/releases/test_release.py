@@ -43,14 +43,14 @@ def test_what_was_tested_on_one_machine_is_released_by_another(
     assert stamp == today()
     assert tags(ours, proxy) == {}, "staging sets no tag"
     other = elsewhere(ours, tmp_path / "other")
-    output = release(other, proxy, code=8)
+    output = release(other, code=8)
     assert f"{PLAIN}: GPU tests have not passed (gpu: not run (" in output
     assert "Write tests/gpu/test_tiny.py, then test again." in output
     assert "To release it untested, add --allow-untested-gpu." in output
     assert tags(ours, proxy) == {}
 
     proxy.heal()
-    output = release(other, proxy, UNTESTED_GPU, "--sign", str(keys / "ours.key"))
+    output = release(other, UNTESTED_GPU, "--sign", str(keys / "ours.key"))
     asked = proxy.asked["builder"], proxy.asked.total()
     digests = ours.stored()
     expected: dict[str, str | None] = {}
@@ -83,7 +83,7 @@ def test_what_was_tested_on_one_machine_is_released_by_another(
 
 def check_catalog(machine: Checkout, proxy: Proxy, builder: Checkout) -> None:
     """A machine without test results lists those of the registry."""
-    sections = machine.builder("catalog", "--to", proxy.address).split("\n## ")
+    sections = machine.builder("catalog").split("\n## ")
     [plain] = [section for section in sections if section.startswith(f"{PLAIN}\n")]
     name, _, tag = builder.references()[0].partition(":")
     assert f"docker pull {proxy.address}/{name}@{builder.stored()[f'{name}:{tag}']}" in plain
@@ -142,7 +142,7 @@ def check_sbom(checkout: Checkout, proxy: Proxy, keys: Path) -> None:
 
 def test_a_released_image_is_verified_without_a_checkout(ours: Checkout, proxy: Proxy, keys: Path) -> None:
     stage(ours, "--sign", str(keys / "ours.key"))
-    release(ours, proxy, UNTESTED_GPU, "--sign", str(keys / "ours.key"))
+    release(ours, UNTESTED_GPU, "--sign", str(keys / "ours.key"))
     consumer = dataclasses.replace(
         ours, root=keys, environ={**ours.environ, "GPU_IMAGES_STORE": str(ours.root / "other-store")}
     )
@@ -176,14 +176,14 @@ def test_the_status_of_a_release(ours: Checkout, proxy: Proxy, keys: Path, tmp_p
     stage(ours, PLAIN)
     other = elsewhere(ours, tmp_path / "other")
 
-    assert status(ours, proxy)[EXTRA]["staged"] == "-"
-    plain = status(ours, proxy)[PLAIN]
+    assert status(ours)[EXTRA]["staged"] == "-"
+    plain = status(ours)[PLAIN]
     assert (plain["built"], plain["gpu"], plain["staged"], plain["released"]) == ("yes", "not run", today(), "no")
     assert plain["tested"].endswith(" passed")
-    plain = status(other, proxy)[PLAIN]
+    plain = status(other)[PLAIN]
     assert (plain["built"], plain["tested"]) == ("no", "no valid test results")
-    release(ours, proxy, UNTESTED_GPU, "--sign", str(keys / "ours.key"))
-    plain = status(other, proxy)[PLAIN]
+    release(ours, UNTESTED_GPU, "--sign", str(keys / "ours.key"))
+    plain = status(other)[PLAIN]
     assert plain["released"] == "yes, untested-gpu allowed, own results, unsigned"
     assert plain["signature"] == "yes"
     assert plain["packages"] == 0 or plain["packages"] == 1
@@ -195,38 +195,37 @@ def test_the_status_of_a_release(ours: Checkout, proxy: Proxy, keys: Path, tmp_p
     assert image
     forged = json.dumps(json.loads(image.content) | {"annotations": {"forged": "yes"}}).encode()
     there.put_manifest(others[0], forged, image.media_type)
-    plain = status(other, proxy)[PLAIN]
+    plain = status(other)[PLAIN]
     assert plain["released"].endswith(f", own results, unsigned, {others[0]} names another image")
     assert plain["signature"] == "yes"
     there.put_manifest(full, forged, image.media_type)
     command = ["cosign", "sign", "--yes", f"--key={keys}/theirs.key", "--tlog-upload=false", "--allow-http-registry"]
     target = f"{there.name}@{digest_of_bytes(forged)}"
     subprocess.run([*command, target], env={**os.environ, "COSIGN_PASSWORD": ""}, capture_output=True, check=True)
-    plain = status(other, proxy)[PLAIN]
+    plain = status(other)[PLAIN]
     assert (plain["released"].partition(",")[0], plain["signature"]) == ("another image", "untrusted")
 
 
 def test_tags_move_back_to_an_earlier_release_that_is_no_longer_staged(ours: Checkout, proxy: Proxy) -> None:
     """After `prune`, there was "no staged release"; and the next run published the newer release again."""
-    ours.edit("matrix.yaml", 'registry: ""', f'registry: "{proxy.address}"')
     stage(ours)
-    release(ours, proxy, UNTESTED_GPU)
+    release(ours, UNTESTED_GPU)
     first = tags(ours, proxy)
     (ours.root / "templates/base/files/etc/notes").write_text("new\n", encoding="utf-8")
     ours.builder("render")
     ours.builder("images")
     assert stage(ours) == f"{today()}.1"
-    release(ours, proxy, UNTESTED_GPU)
+    release(ours, UNTESTED_GPU)
     second = tags(ours, proxy)
     assert not set(first.values()) & {second[name.rpartition(":")[2]] for name in ours.references()}
     ours.builder("prune", "--keep", "1", "--delete")
 
-    assert f"release {today()}: 0 images, 8 tags changed" in release(ours, proxy, today(), "--roll-back")
+    assert f"release {today()}: 0 images, 8 tags changed" in release(ours, today(), "--roll-back")
     assert tags(ours, proxy) == second | first
     assert ours.builder("plan", "--unreleased", "--format", "ids") == "\n"
-    release(ours, proxy, f"{today()}.1", "--roll-back")
+    release(ours, f"{today()}.1", "--roll-back")
     assert tags(ours, proxy) == second
-    assert "no staged release 20200101" in release(ours, proxy, "20200101", "--roll-back", code=2)
+    assert "no staged release 20200101" in release(ours, "20200101", "--roll-back", code=2)
 
 
 def test_an_image_of_known_layers_is_staged_without_an_engine(
@@ -235,10 +234,10 @@ def test_an_image_of_known_layers_is_staged_without_an_engine(
     """Its plain files are made here; all other layers are mounted. It needs all tests before it is released."""
     stage(ours, "--sign", str(keys / "ours.key"))
     other = elsewhere(ours, tmp_path / "other")
-    place = ("--staging", f"{proxy.address}/new")
-    assert "not built" in other.builder("stage", *place, code=8)
+    other.use_registry(proxy.address, "new")
+    assert "not built" in other.builder("stage", code=8)
     proxy.heal()
-    output = other.builder("stage", *place, "--untested", DOCKER_HOST="tcp://127.0.0.1:1")
+    output = other.builder("stage", "--untested", DOCKER_HOST="tcp://127.0.0.1:1")
     assert re.search(rf"{PLAIN}: staged in .*, not tested", output), output
     assert "2 images staged" in output
     assert len(list((other.store / "blobs/sha256").iterdir())) == 5, "plain files, and two images"
@@ -246,14 +245,15 @@ def test_an_image_of_known_layers_is_staged_without_an_engine(
     for suffix in ("", "-extra"):
         digest = ours.stored()[ours.references(suffix)[0]]
         assert there.digest_of(digest) == digest, "the same image as one that was built"
-    assert "no valid test results" in release(other, proxy, *place, UNTESTED_GPU, code=8)
-    output = other.builder("test", "--staged", "newest", *place)
+    assert "no valid test results" in release(other, UNTESTED_GPU, code=8)
+    output = other.builder("test", "--staged")
     assert "2 images: 2 loaded from the store, 2 tested" in output, output
-    release(other, proxy, *place, UNTESTED_GPU)
+    release(other, UNTESTED_GPU)
 
     layers = other.root / "locks/layers.json"
     layers.unlink()
-    output = other.builder("stage", "--staging", f"{proxy.address}/third", "--untested", code=7)
+    other.use_registry(proxy.address, "third")
+    output = other.builder("stage", "--untested", code=7)
     assert "is not listed in locks/layers.json" in output
 
 
@@ -275,14 +275,14 @@ def test_a_vulnerable_image_is_not_released(ours: Checkout, proxy: Proxy, keys: 
     ours.edit("matrix.yaml", "staging:", f"scan: {{command: {command}}}\nstaging:")
     stage(ours)
     sign = ("--sign", str(keys / "ours.key"))
-    output = release(ours, proxy, UNTESTED_GPU, *sign, code=16)
+    output = release(ours, UNTESTED_GPU, *sign, code=16)
     for cell in (PLAIN, EXTRA):
         assert f"{cell}: refused by {sys.executable} (exit status 2)\n  | CVE-2026-1 in tini " in output
         assert f"Full output: {ours.root}/.builder/logs/{cell}.scan.log" in output
     assert tags(ours, proxy) == {}
 
     ignored.write_text('["tini", "tinyextra"]', encoding="utf-8")
-    release(ours, proxy, UNTESTED_GPU, *sign)
+    release(ours, UNTESTED_GPU, *sign)
     released = artifacts.read_artifact(
         repository(ours, proxy, "staging/releases"),
         f"released-{today()}",

@@ -15,11 +15,10 @@ from builder.common.files import digest_of_bytes, short_digest
 from builder.layers.oci import CONFIG_TYPE
 from builder.matrix import tags
 from builder.matrix.project import Project
-from builder.release import prune, status
+from builder.release import prune, staging, status
 from builder.release.attestations import Finding, State
 from builder.release.image_sources import ImageSource
 from builder.release.prune import Item
-from builder.release.staging import StagingArea
 from tests.fakes.registry import MemoryRegistry
 from tests.unit.cli.conftest import CELL, UNLOCKED, Run, store_of
 
@@ -124,7 +123,7 @@ def test_what_is_not_needed_in_staging_is_printed_as_json(run: Run, monkeypatch:
 
 def test_the_catalog_is_printed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "Repository", lambda *_, **__: MemoryRegistry())
-    monkeypatch.setattr(StagingArea, "if_set", lambda *_: None)
+    monkeypatch.setattr(staging, "Repository", lambda *_, **__: MemoryRegistry())
     result = run("catalog", CELL, UNLOCKED)
     assert result.out.startswith("# Images\n\n1 image on 2026-11-22.")
     assert result.err == f"left out, not locked: {UNLOCKED}   (builder lock {UNLOCKED})\n"

@@ -20,8 +20,6 @@ from tests.unit.release.test_publish import EMBER, PublishBench
 from tests.unit.steps import test_release, test_stage
 from tests.unit.steps.test_release import STAMP, ReleaseDesk
 
-PLACE = "registry.example.test:5000/staging"
-
 
 def trust(project: Project) -> None:
     """Lists a signer in matrix.yaml."""
@@ -38,6 +36,7 @@ def rendered(locked: Project, run: Run) -> Project:
 @pytest.fixture
 def desk(rendered: Project, store: Store, monkeypatch: pytest.MonkeyPatch) -> ReleaseDesk:
     desk = ReleaseDesk(rendered, store)
+    desk.public.others["team/staging-quartz-cuda"] = desk.public.others["staging/quartz-cuda"]
     monkeypatch.setattr(staging, "Repository", lambda *_, **__: desk.registry)
     monkeypatch.setattr(publish, "Repository", lambda *_, **__: desk.public)
     [image] = desk.staged().images
@@ -52,47 +51,40 @@ def stage(rendered: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ru
     monkeypatch.setattr(staging, "Repository", lambda reference, **_: yard.open(reference))
 
     def call(*arguments: str, **options: Any) -> Result:
-        return run("--store", str(yard.bench.store.root), "stage", *arguments, "--staging", PLACE, **options)
+        return run("--store", str(yard.bench.store.root), "stage", *arguments, **options)
 
     monkeypatch.setattr(git, "state", lambda _: "abc")
     return call
 
 
-GIVEN = f"--staging {PLACE} --sign 'a key'"
-
-
-def test_a_release_without_gpu_tests_names_commands_with_the_options_that_were_given(
-    run: Run, desk: ReleaseDesk
-) -> None:
+def test_a_release_without_gpu_tests_says_how_to_get_them(run: Run, desk: ReleaseDesk) -> None:
     desk.report_without_gpu()
-    result = run("release", STAMP, "--staging", PLACE, "--sign", "a key", "--allow-unsigned", "--check")
+    result = run("release", STAMP, "--allow-unsigned", "--check")
     assert result.code == 8
-    assert f"builder test --staged {STAMP} {GIVEN} --gpu require" in result.err
+    assert f"builder test --staged {STAMP} --gpu require" in result.err
     assert "To release it untested, add --allow-untested-gpu." in result.err
 
 
 def test_a_release_without_results_that_count_says_how_to_get_them(run: Run, desk: ReleaseDesk) -> None:
     """The refusal had no next step."""
     (desk.project.root / "tests/images/test_base.py").write_text("def test_other(): ...\n")
-    result = run("release", "--staging", PLACE, "--to", "other.example.test")
+    result = run("release")
     assert result.code == 8
-    assert f"Run the tests: builder test --staged {STAMP} --staging {PLACE}   " in result.err
+    assert f"Run the tests: builder test --staged {STAMP}   " in result.err
     assert "To accept unsigned results, add --allow-unsigned." in result.err
-    trust(desk.project)
-    assert f"--staging {PLACE} --sign KEY   " in run("release", "--staging", PLACE).err
 
 
 def test_a_release_of_own_unsigned_results_says_so(run: Run, desk: ReleaseDesk) -> None:
-    assert "own results" not in run("release", "--staging", PLACE, "--check").err
+    assert "own results" not in run("release", "--check").err
     trust(desk.project)
     text = f"record `own results, unsigned` for {test_release.CELL}: only this machine ran their tests"
-    assert text in run("release", "--staging", PLACE, "--check").err
+    assert text in run("release", "--check").err
 
 
-def test_stage_names_the_next_command_with_the_options_that_were_given(stage: Run) -> None:
+def test_stage_names_the_next_command(stage: Run) -> None:
     result = stage(EMBER)
     assert result.code == 0, result.err
-    assert result.err.rstrip().endswith(f" --staging {PLACE}")
+    assert re.search(r"  -> builder release [0-9]{8}\n$", result.err)
     assert "not signed" not in result.err, "nobody is trusted"
 
 
@@ -127,7 +119,7 @@ def test_no_release_is_staged_for_a_set_without_cells(
 
 
 def test_a_release_prints_the_subjects_of_attestations(run: Run, desk: ReleaseDesk) -> None:
-    result = run("release", STAMP, "--staging", PLACE, "--to", "registry.example.test:5000", "--format", "github")
+    result = run("release", STAMP, "--format", "github")
     assert result.code == 0, result.err
     digest = desk.image.manifest.digest.removeprefix("sha256:")
     assert result.out == f"subjects<<END\n{digest} registry.example.test:5000/team/quartz-cuda\nEND\n"
@@ -164,7 +156,7 @@ ENTRY = "  bookworm:\n"
 def test_a_release_warns_60_days_before_the_end_of_support(
     run: Run, bookworm: Project, desk: ReleaseDesk, today: date, warning: str
 ) -> None:
-    result = run("release", "--staging", PLACE, "--check", today=today)
+    result = run("release", "--check", today=today)
     assert result.code == 0
     assert [line for line in result.err.splitlines() if "support of" in line] == ([warning] if warning else [])
 
@@ -174,7 +166,7 @@ def test_nothing_is_released_after_the_end_of_support_without_a_reason(
     run: Run, bookworm: Project, desk: ReleaseDesk, option: tuple[str, ...]
 ) -> None:
     after = date(2028, 7, 1)
-    refused = run("release", "--staging", PLACE, *option, today=after)
+    refused = run("release", *option, today=after)
     assert refused.code == 16
     message = "refused: support of Debian bookworm ended on 2028-06-30, so these images get no security updates: "
     assert f"{message}1 image of {test_release.CELL}\n  -> Move them to a supported version, or " in refused.err
@@ -184,7 +176,7 @@ def test_nothing_is_released_after_the_end_of_support_without_a_reason(
     path = bookworm.root / "matrix.yaml"
     reason = "    after_support: one course needs it\n"
     path.write_text(path.read_text("utf-8").replace(ENTRY, ENTRY + reason, 1), encoding="utf-8")
-    released = run("release", "--staging", PLACE, *option, today=after)
+    released = run("release", *option, today=after)
     assert released.code == 0, "the reason changes no plan"
     ended = "support of Debian bookworm ended on 2028-06-30: no security updates since"
     assert f"{ended} (1 image of {test_release.CELL}): one course needs it" in released.err
@@ -199,7 +191,7 @@ def test_a_release_of_images_that_were_not_built_before_names_the_key_to_delete(
     text = path.read_text("utf-8")
     assert text.count(old) == 1
     path.write_text(text.replace(old, f'{old}, not_built: "nobody can fetch it"'), encoding="utf-8")
-    released = run("release", "--staging", PLACE, *option)
+    released = run("release", *option)
     assert released.code == 0, "the key changes no plan"
     built = f"1 image of {test_release.CELL}: built and tested: delete `not_built` of python.3.11 (matrix.yaml:15:40)"
     assert f"{built}, to add them to the set `all`\n" in released.err

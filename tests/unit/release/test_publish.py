@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from builder.common.errors import RegistryError, UsageError
+from builder.common.errors import RegistryError
 from builder.common.reference import ImageRef
 from builder.evidence import results
 from builder.evidence.suite import GPU_TESTS, Suite
@@ -136,22 +136,6 @@ def bench(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pub
 def passed(bench: PublishBench) -> list[Candidate]:
     suite = Suite.of(bench.project.root)
     return [publish.passed_image(bench.context, suite, planned) for planned in bench.plan.images]
-
-
-def test_another_registry(bench: PublishBench) -> None:
-    for image in bench.plan.images:
-        named = publish.references(image, "other.example.test")
-        assert [str(name) for name in named] == [
-            name.replace(REGISTRY, "other.example.test") for name in image.references
-        ]
-
-
-def test_without_a_registry(edit: Edit) -> None:
-    project = edit(f"registry: {REGISTRY}", 'registry: ""')
-    with pytest.raises(UsageError, match="no registry in matrix") as caught:
-        publish.require_registry(project, "")
-    assert caught.value.hint == 'Set `registry: "registry.example.com"` there.'
-    publish.require_registry(project, "other.example.test")
 
 
 # ---- pushing

@@ -41,36 +41,31 @@ def test_the_repository_of_an_image(text: str, registry: str, expected: str) -> 
     assert str(StagingArea(text, registry, Host()).repository("pt-cuda")) == expected
 
 
-@pytest.mark.parametrize("text", ["", "staging", "UPPER/x", "a b", "registry.example.test/"])
-def test_places_that_are_none(text: str) -> None:
-    with pytest.raises(UsageError):
-        StagingArea(text, "", Host())
-
-
 def test_the_default_place_is_beside_the_images(tiny: Project, edit: Edit) -> None:
     """With no further level: Docker Hub has names of two."""
-    images = StagingArea.of(tiny, "", Host())
+    images = StagingArea.of(tiny, Host())
     assert str(images.repository("pt-cuda")) == "registry.example.test:5000/team/staging-pt-cuda"
     assert str(images.repository(INDEX)) == "registry.example.test:5000/team/staging-releases"
     project = edit("registry: registry.example.test:5000", 'registry: ""')
-    assert StagingArea.if_set(project, "", Host()) is None
     with pytest.raises(UsageError, match=r"^no registry in matrix\.yaml$"):
-        StagingArea.of(project, "", Host())
+        StagingArea.of(project, Host())
+    project = edit('registry: ""', 'registry: ""\nstaging: staging')
+    with pytest.raises(UsageError, match=r"^no registry in matrix\.yaml$"):
+        StagingArea.of(project, Host())
 
 
 @pytest.mark.parametrize(
-    ("place", "registry"),
+    ("registry", "place"),
     [
-        ("registry.example.test:5000/team", ""),
-        ("team", ""),
-        ("other.example.test/team", "other.example.test"),
-        ("Other.example.test:443/team", "other.example.test"),
+        ("registry.example.test:5000", "registry.example.test:5000/team"),
+        ("registry.example.test:5000", "team"),
+        ("other.example.test", "Other.example.test:443/team"),
     ],
 )
-def test_the_place_of_the_public_images_is_refused(tiny: Project, place: str, registry: str) -> None:
-    with pytest.raises(UsageError, match=r"/team/[a-z-]+ is the place of public images$") as caught:
-        StagingArea.of(tiny, place, Host(), registry)
-    assert "Default: registry.example.test:5000/team/staging-<image>." in caught.value.hint
+def test_the_place_of_the_public_images_is_refused(edit: Edit, registry: str, place: str) -> None:
+    project = edit("registry: registry.example.test:5000", f"registry: {registry}\nstaging: {place}")
+    with pytest.raises(UsageError, match=r"/team/[a-z-]+ is the place of public images$"):
+        StagingArea.of(project, Host())
 
 
 @pytest.fixture

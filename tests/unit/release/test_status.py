@@ -64,11 +64,11 @@ Read = Callable[..., list[Status]]
 
 
 @pytest.fixture
-def read(tiny: Project, store: Store) -> Read:
+def read(tiny: Project, store: Store, area: StagingArea) -> Read:
     """The rows of a plan."""
 
-    def rows(planned: Plan, **options: Any) -> list[Status]:
-        return list(StatusReader(project=tiny, store=store, host=Host(), **options).read(planned))
+    def rows(planned: Plan, place: StagingArea | None = area) -> list[Status]:
+        return list(StatusReader(project=tiny, store=store, host=Host(), area=place).read(planned))
 
     return rows
 
@@ -116,7 +116,7 @@ def test_staged_images_of_this_plan_and_of_another(tiny: Project, read: Read, mo
         read=lambda stamp: SimpleNamespace(stamp=stamp, images=images),
         released_stamps=list,
     )
-    rows = {row.cell: (row.staged, row.tested) for row in read(planned, area=place, here=True)}  # no tags are looked up
+    rows = {row.cell: (row.staged, row.tested) for row in read(planned, place)}
     assert rows == {EMBER: ("20261123", "the manifest is missing"), BOARD: ("20261123, another plan", NONE)}
 
 
@@ -127,7 +127,7 @@ def test_staging_that_may_not_be_read(tiny: Project, read: Read) -> None:
         raise RejectedError("answered 403")
 
     place: Any = SimpleNamespace(stamps=stamps)
-    [row] = read(plan.make_locked_plan(tiny, tiny.select([EMBER])), area=place, here=True)
+    [row] = read(plan.make_locked_plan(tiny, tiny.select([EMBER])), place)
     assert row.staged == "not readable"
 
 

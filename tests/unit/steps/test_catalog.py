@@ -25,10 +25,11 @@ from builder.matrix.schema import Trusted
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan import plan
 from builder.release import status
+from builder.release.staging import StagingArea
 from builder.release.status import ImageState, StatusReader
 from builder.steps import catalog
 from builder.steps.catalog import NONE_THAT_COUNT, CatalogImage
-from tests.fakes.registry import MemoryRegistry
+from tests.fakes.registry import MemoryArea, MemoryRegistry
 
 BOARD, JUPYTER = "qz-0.5-cu129-py311-board", "qz-0.5-cu129-py311-jupyter"
 NAME = "registry.example.test:5000/team/quartz-cuda"
@@ -78,8 +79,13 @@ class Registry(MemoryRegistry):
     def entry(self, store: Store) -> CatalogImage:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(status, "Repository", lambda *_, **__: self)
-            [image] = catalog.make_catalog(self.project, Host(), store, [self.planned.cell], "", None)
+            [image] = catalog.make_catalog(self.project, Host(), store, [self.planned.cell], nothing_staged())
         return image
+
+
+def nothing_staged() -> StagingArea:
+    staged = MemoryRegistry()
+    return MemoryArea("registry.example.test/staging", lambda _: staged)
 
 
 @pytest.fixture
@@ -129,7 +135,7 @@ def test_nothing_is_pulled_without_a_registry(edit: Callable[[str, str], Project
     """Without one, Docker would pull the image of a stranger from Docker Hub."""
     project = edit("registry: registry.example.test:5000", 'registry: ""')
     with pytest.raises(UsageError):
-        catalog.make_catalog(project, Host(), store, [], "", None)
+        catalog.make_catalog(project, Host(), store, [], nothing_staged())
 
 
 # ---- contents, tests, changes

@@ -105,7 +105,7 @@ def test_a_release_is_copied_with_its_signatures_as_in_the_example(
     ours: Checkout, proxy: Proxy, keys: Path, inside: Server, tmp_path: Path, program: str
 ) -> None:
     sign = ("--sign", str(keys / "ours.key"))
-    release(ours, proxy, stage(ours, *sign), UNTESTED_GPU, *sign)
+    release(ours, stage(ours, *sign), UNTESTED_GPU, *sign)
     tags = [ours.references(suffix)[0].rpartition(":")[2] for suffix in ("", "-extra")]
     copy_release(program, tmp_path, f"{ours.namespace}/ty-cuda", tags, proxy.address, inside.address)
     for tag in tags:

@@ -26,7 +26,7 @@ def cosign_3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def signatures(checkout: Checkout, proxy: Proxy) -> dict[str, Any]:
-    return {cell: row["signature"] for cell, row in status(checkout, proxy).items()}
+    return {cell: row["signature"] for cell, row in status(checkout).items()}
 
 
 def verify(checkout: Checkout, proxy: Proxy, keys: Path, tag: str, *arguments: str, code: int = 0) -> str:
@@ -41,7 +41,7 @@ def test_cosign_3_can_release_after_cosign_2(
     newer = dataclasses.replace(ours, environ={**ours.environ, "PATH": f"{cosign_3}:{os.environ['PATH']}"})
     full = ours.references("-extra")[0].rpartition(":")[2]
     first = stage(ours, PLAIN, *sign)
-    release(ours, proxy, first, UNTESTED_GPU, *sign)
+    release(ours, first, UNTESTED_GPU, *sign)
     assert signatures(newer, proxy) == {PLAIN: "yes", EXTRA: "-"}
     # cosign 3 then attaches statements of its own, beside which it ignores the signature of cosign 2.
     there = public(ours, proxy)
@@ -50,11 +50,11 @@ def test_cosign_3_can_release_after_cosign_2(
     # Test results that cosign 2 signed count for cosign 3 beside those that it signed itself, but not the reverse.
     second = stage(newer, *sign)
     assert second != first
-    release(elsewhere(newer, tmp_path / "newer"), proxy, second, UNTESTED_GPU, "--check")
-    output = release(elsewhere(ours, tmp_path / "older"), proxy, second, UNTESTED_GPU, "--check", code=15)
+    release(elsewhere(newer, tmp_path / "newer"), second, UNTESTED_GPU, "--check")
+    output = release(elsewhere(ours, tmp_path / "older"), second, UNTESTED_GPU, "--check", code=15)
     assert f"{PLAIN}: done in " in output
     assert "no signer listed under `evidence` in matrix.yaml signed it" in output.partition(f"{EXTRA}: no valid")[2]
-    release(newer, proxy, second, UNTESTED_GPU, *sign)
+    release(newer, second, UNTESTED_GPU, *sign)
     assert signatures(newer, proxy) == {PLAIN: "yes", EXTRA: "yes"}
     assert signatures(ours, proxy) == {PLAIN: "yes", EXTRA: "untrusted"}, "as `verify` with cosign 2, below"
     output = verify(newer, proxy, keys, full)

@@ -178,11 +178,8 @@ def machine(three_images: Checkout, proxy: Proxy, keys: Path, tmp_path: Path) ->
     (three_images.root / "keys").mkdir(exist_ok=True)
     shutil.copy2(keys / "ours.pub", three_images.root / "keys/ours.pub")
     there = elsewhere(three_images, tmp_path / "trusting")
-    there.edit(
-        "matrix.yaml",
-        'registry: ""',
-        f'registry: ""\nstaging: {proxy.address}/staging\nevidence: [{{key: keys/ours.pub}}]',
-    )
+    there.edit("matrix.yaml", 'registry: ""', 'registry: ""\nevidence: [{key: keys/ours.pub}]')
+    there.use_registry(proxy.address)
     builder = elsewhere(there, tmp_path / "builder")
     shutil.copytree(three_images.root / ".builder/evidence", builder.root / ".builder/evidence")
     builder.environ["GPU_IMAGES_STORE"] = three_images.environ["GPU_IMAGES_STORE"]
@@ -213,7 +210,7 @@ def test_a_release_tested_by_slurm_and_podman(
     """One machine stages the images, a second one tests them on a cluster, and a third one releases them."""
     sign = ("--sign", str(keys / "ours.key"))
     third = elsewhere(machine, tmp_path / "third")
-    assert "GPU tests have not passed (gpu: not run (--gpu off))" in release(third, proxy, "--check", code=8)
+    assert "GPU tests have not passed (gpu: not run (--gpu off))" in release(third, "--check", code=8)
 
     machine.environ |= slurm
     folders = ["--volume={tests}:/tests:ro", "--volume={results}:/results"]
@@ -235,7 +232,7 @@ def test_a_release_tested_by_slurm_and_podman(
     assert len({results["machine"]["inventory"] for results in found}) == 3
 
     assert "3 images: 3 up to date" in machine.builder("test", "--staged", "newest", *sign)
-    release(third, proxy, *sign)
+    release(third, *sign)
     assert len(set(tags(third, proxy).values())) == 3
     for tag in tags(third, proxy):
         image = f"{proxy.address}/{third.namespace}/ty-cuda:{tag}"

@@ -19,7 +19,7 @@ def test_a_signed_release(ours: Checkout, proxy: Proxy, keys: Path, habit: Habit
     proxy.habits.add(habit)
     sign = ("--sign", str(keys / "ours.key"))
     stage(ours, *sign)
-    release(ours, proxy, UNTESTED_GPU, *sign)
+    release(ours, UNTESTED_GPU, *sign)
     for tag, digest in tags(ours, proxy).items():
         assert digest
         assert len(artifacts.attached(public(ours, proxy), digest, reports.TYPE)) == 1, tag
