@@ -9,7 +9,7 @@ from typing import get_args
 import click
 
 from builder.cli.context import Context
-from builder.steps.init import CiService, package_of, read_source, write_repository
+from builder.steps.init import CiService, first_images, package_of, read_source, write_repository
 
 
 @click.command(name="init")
@@ -42,9 +42,8 @@ def init_command(
     Overwrites nothing.
     """
     source = read_source()
-    names = write_repository(
-        folder, registry=registry, namespace=namespace, frameworks=frameworks, is_cpu=is_cpu, source=source, ci=ci
-    )
+    images = first_images(frameworks, is_cpu=is_cpu)
+    names = write_repository(folder, registry=registry, namespace=namespace, frameworks=images, source=source, ci=ci)
     context.say_written(names)
     context.say(f"make and CI install {package_of(source)[0]}")
     if "dir_info" in source:

@@ -17,7 +17,7 @@ from builder.common.errors import UsageError, did_you_mean
 from builder.common.files import files_below, write_atomically
 from builder.common.text import listed
 from builder.matrix import extends, reader
-from builder.matrix.schema import AMD64, CPU, Matrix
+from builder.matrix.schema import AMD64, CPU
 
 _TEMPLATES = Path(__file__).with_name("new_repository")
 CiService = Literal["github", "gitlab"]
@@ -26,22 +26,20 @@ _CALLED, _COPY = ".github/workflows/images.yml", ".github/workflows/gpu-images.y
 
 
 def write_repository(
-    folder: Path, *, registry: str, namespace: str, frameworks: Sequence[str], is_cpu: bool,
-    source: Mapping[str, Any], ci: CiService = "github",
-) -> list[str]:  # fmt: skip
+    folder: Path, *, registry: str, namespace: str, frameworks: Sequence[str], source: Mapping[str, Any], ci: CiService
+) -> list[str]:
     """Writes the files; returns their names.
 
-    `source` is the result of `read_source`. If this package was installed from a wheel, that wheel is copied.
-    Raises UsageError if a file exists or a framework has no such images, MatrixError for a value that matrix.yaml
-    cannot have, OSError if the wheel is gone. Nothing is written then, except .builder.
+    `frameworks` are entries as of `first_images`, `source` is the result of `read_source`. If this package was
+    installed from a wheel, that wheel is copied. Raises UsageError if a file exists, MatrixError for a value that
+    matrix.yaml cannot have, OSError if the wheel is gone. Nothing is written then, except .builder.
     """
     requirement, wheel = package_of(source)
-    shipped = reader.check_matrix(extends.read_shipped())
     values = {
         # JSON is YAML, and a quote or a line break in a value ends nothing.
         "registry": json.dumps(registry),
         "namespace": json.dumps(namespace),
-        "frameworks": [_choice(shipped, name, is_cpu=is_cpu) for name in dict.fromkeys(frameworks)],
+        "frameworks": frameworks,
         "requirement": requirement,
     }
     left_out = {path for service, path in _CI_FILES.items() if service != ci}
@@ -96,17 +94,26 @@ def package_of(source: Mapping[str, Any]) -> tuple[str, Path | None]:
     return f"gpu-images[images] @ {url}" if url else f"gpu-images[images]=={__version__}", None
 
 
-def _choice(shipped: Matrix, name: str, *, is_cpu: bool) -> str:
-    """The entry in `frameworks` for the first line of a framework with such images: one CUDA and one Python."""
-    if name not in shipped.frameworks:
-        raise UsageError(f"no framework {name!r}{did_you_mean(name, shipped.frameworks)}")
-    for line, entry in shipped.frameworks[name].versions.items():
-        cudas = [cuda for cuda in entry.cuda if (cuda == CPU) == is_cpu and AMD64 in entry.arch_on(cuda)]
-        pythons = [python for python in entry.python if not shipped.python[python].not_built]
-        if cudas and pythons:
-            chosen = f'cuda: ["{cudas[0]}"], python: ["{pythons[0]}"], arch: [{AMD64}]'
-            return f'{name}: {{versions: {{"{line}": {{{chosen}}}}}}}'
-    raise UsageError(
-        f"{name} has no images for {'the CPU' if is_cpu else 'GPUs'} on {AMD64}",
-        hint=f"{'Without' if is_cpu else 'With'} --cpu, or another --framework.",
-    )
+def first_images(frameworks: Sequence[str], *, is_cpu: bool) -> list[str]:
+    """The entries in matrix.yaml for the first line of each framework with such images: one CUDA and one Python.
+
+    Raises UsageError if a framework has no such images.
+    """
+    shipped = reader.check_matrix(extends.read_shipped())
+    entries = []
+    for name in dict.fromkeys(frameworks):
+        if name not in shipped.frameworks:
+            raise UsageError(f"no framework {name!r}{did_you_mean(name, shipped.frameworks)}")
+        for line, entry in shipped.frameworks[name].versions.items():
+            cudas = [cuda for cuda in entry.cuda if (cuda == CPU) == is_cpu and AMD64 in entry.arch_on(cuda)]
+            pythons = [python for python in entry.python if not shipped.python[python].not_built]
+            if cudas and pythons:
+                chosen = f'cuda: ["{cudas[0]}"], python: ["{pythons[0]}"], arch: [{AMD64}]'
+                entries.append(f'{name}: {{versions: {{"{line}": {{{chosen}}}}}}}')
+                break
+        else:
+            raise UsageError(
+                f"{name} has no images for {'the CPU' if is_cpu else 'GPUs'} on {AMD64}",
+                hint=f"{'Without' if is_cpu else 'With'} --cpu, or another --framework.",
+            )
+    return entries

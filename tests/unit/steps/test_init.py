@@ -72,7 +72,7 @@ def test_what_ci_installs(source: dict[str, Any], requirement: str) -> None:
 def test_the_wheel_that_it_was_installed_from_is_copied(tmp_path: Path) -> None:
     wheel = tmp_path / "gpu images.whl"
     source = {"archive_info": {}, "url": wheel.as_uri()}
-    options: dict[str, Any] = {"registry": "", "namespace": "org", "frameworks": ["pytorch"], "is_cpu": False}
+    options: dict[str, Any] = {"registry": "", "namespace": "org", "ci": "github", "frameworks": ["pytorch: "]}
     with pytest.raises(FileNotFoundError, match=r"gpu images\.whl"):
         write_repository(tmp_path / "new", source=source, **options)
     assert not (tmp_path / "new").exists()
