@@ -82,10 +82,7 @@ def missing_builds(catalogue: Index, known: Facts) -> Iterator[tuple[str, Versio
 
 
 def missing_versions(catalogue: Index, known: Facts) -> Iterator[str]:
-    """A line for each version of CUDA, and of a project's index, that facts.yaml lacks, and where to read about it."""
-    for package, index in known.project_indexes.items():
-        for release in _missing_releases(catalogue, package, index.builds):
-            yield f"project_indexes.{package} lacks {release.major}.{release.minor}: see {index.source}"
+    """A line for each version of CUDA that facts.yaml lacks, and where to read about it."""
     for release in _missing_releases(catalogue, TOOLKIT, known.toolkits.drivers):
         yield f"toolkits.drivers lacks CUDA {release.major}.{release.minor}: see {known.toolkits.source}"
 

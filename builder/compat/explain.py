@@ -25,18 +25,8 @@ from builder.index.wheels import LONGEST, PLATFORMS, tag_ranks
 from builder.lock.lockfile import TOOLKIT
 from builder.matrix import cells
 from builder.matrix.cells import Cell
-from builder.matrix.facts import Facts, ProjectIndex
-from builder.matrix.schema import (
-    AMD64,
-    ARM64,
-    CPU,
-    Cuda,
-    FrameworkVersion,
-    Matrix,
-    Python,
-    cuda_major,
-    required_name,
-)
+from builder.matrix.facts import Facts
+from builder.matrix.schema import AMD64, ARM64, CPU, Cuda, FrameworkVersion, Matrix, Python, cuda_major
 
 MOST_NAMED = 3  # cells, or releases
 LONGEST_SENTENCE = 300  # characters
@@ -58,26 +48,20 @@ _PARTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """An explanation. `because` is the reason; `near` are the nearest cells with a current lock.
-
-    `add` are the lines for matrix.yaml. `project` is the project whose own index has the build; empty if the index in
-    use has it.
-    """
+    """`because` is the reason, `near` are the nearest cells with a current lock, `add` the lines for matrix.yaml."""
 
     id: str
     works: bool
     because: str
     near: tuple[str, ...] = ()
     add: tuple[str, ...] = ()
-    project: str = ""
 
     @property
     def lines(self) -> list[str]:
         if not self.works:
             near = ", ".join(self.near) or "no cell of this framework has a current lock"
             return [f"{self.id} does not work: {self.because}", f"nearest that work: {near}"]
-        where = f" with {self.project}'s index" if self.project else ""
-        return [f"{self.id} works{where}: {self.because}", *self.add]
+        return [f"{self.id} works: {self.because}", *self.add]
 
 
 def cell_of_combination(matrix: Matrix, text: str) -> Cell:
@@ -150,21 +134,26 @@ class Explainer:
             reason = _no_release(package, asked.release or asked.line, releases)
             return Explanation(id=asked.id, works=False, because=reason, near=self._nearest(asked))
         cell = replace(asked, release=asked.release or usable[-1].version.public)
-        build = "the CPU" if cell.is_cpu else f"CUDA {cell.cuda}"
         if excluded := cells.exclusion(self.matrix, cell.id):
-            reason = f"excluded by {excluded}"
-        elif not (reason := self.refusal(cell)):
-            because = f"its packages resolve for Python {cell.python} and {build}"
-            return Explanation(id=cell.id, works=True, because=because, add=tuple(self._to_add(cell)))
-        elif (project := self._project_index(cell)) and self._has_wheel(cell):
-            because = f"it has {self._requirement(cell).name} for {build} ({project.source})"
-            add = tuple(self._to_add(cell, project))
-            return Explanation(id=cell.id, works=True, because=because, add=add, project=project.name)
-        for bound in (f"{conflict.other}{conflict.wants}" for conflict in self.facts.traps):
-            is_new = bound not in self.bounds and cell.line not in self.matrix.frameworks[cell.framework].versions
-            if is_new and f" needs {bound}, not " in reason:  # as `Facts.violations` says it
-                return replace(self, bounds=(*self.bounds, bound)).explain(asked)
-        return Explanation(id=cell.id, works=False, because=reason, near=self._nearest(cell))
+            return Explanation(id=cell.id, works=False, because=f"excluded by {excluded}", near=self._nearest(cell))
+        explainer = self
+        while reason := explainer.refusal(cell):
+            bound = explainer.missing_bound(cell, reason)
+            if not bound:
+                return Explanation(id=cell.id, works=False, because=reason, near=self._nearest(cell))
+            explainer = replace(explainer, bounds=(*explainer.bounds, bound))
+        build = "the CPU" if cell.is_cpu else f"CUDA {cell.cuda}"
+        because = f"its packages resolve for Python {cell.python} and {build}"
+        return Explanation(id=cell.id, works=True, because=because, add=tuple(explainer.lines_to_add(cell)))
+
+    def missing_bound(self, cell: Cell, reason: str) -> str:
+        """The constraint whose lack is the reason that a line to add does not resolve; empty if there is none."""
+        if cell.line in self.matrix.frameworks[cell.framework].versions:
+            return ""
+        bounds = [f"{conflict.other}{conflict.wants}" for conflict in self.facts.traps]
+        # As `Facts.violations` says it.
+        missing = (bound for bound in bounds if bound not in self.bounds and f" needs {bound}, not " in reason)
+        return next(missing, "")
 
     def refusal(self, cell: Cell) -> str:
         """The reason that a cell does not work, or an empty string. Raises FetchError."""
@@ -273,48 +262,23 @@ class Explainer:
         entry = self.matrix.python.get(python)
         return entry.debian if entry else self.matrix.newest_debian
 
-    def _project_index(self, cell: Cell) -> ProjectIndex | None:
-        """The index of the framework's project, if facts.yaml knows that it has a build for the cell.
-
-        None if matrix.yaml already names an index for the framework, or if the build in use is for this CUDA: then the
-        conflict has another cause.
-        """
-        package = required_name(self.matrix.frameworks[cell.framework].package_for(cell.cuda))
-        if cell.arch != AMD64 or package in cells.indexes_of_packages(self.matrix, cell):
-            return None
-        build = self.facts.build(package, cell.release)
-        if build and f"{build.cuda}.".startswith(f"{cell.cuda}."):
-            return None
-        index, line = self.facts.project_indexes.get(package), ".".join(cell.release.split(".")[:2])
-        return index if index and cell.cuda in index.builds.get(line, ()) else None
-
-    def _to_add(self, cell: Cell, project: ProjectIndex | None = None) -> Iterator[str]:
-        """The lines for matrix.yaml. `project` has the build on an index that matrix.yaml does not name."""
-        is_known = cell.id in {known.id for known in self.known}
-        if is_known and not project:
+    def lines_to_add(self, cell: Cell) -> Iterator[str]:
+        """The lines for matrix.yaml."""
+        if cell.id in {known.id for known in self.known}:
             yield "it is in matrix.yaml"
             return
-        entry = self.entry(cell)
         yield "no image of it was built; add to matrix.yaml:"
-        if project:
-            index = f"{project.name.lower()}-{cell.cuda_tag}"
-            yield f"  under indexes: {index}: <the address of this index, from {project.name}'s installation page>"
-            packages = {required_name(text): text for text in [*project.packages, *entry.packages]}
-            update = {"packages": list(packages.values()), "index_on": {**entry.index_on, cell.cuda: index}}
-            entry = entry.model_copy(update=update)
         if cell.python not in self.matrix.python:
             yield f'  under python: "{cell.python}": {{debian: {self._debian(cell.python)}, uv: <the full version>}}'
         if cell.cuda not in self.matrix.cuda:
             toolkit = "" if cell.is_cpu else self._toolkit(cell)
             key = cell.cuda if cell.is_cpu else f'"{cell.cuda}"'
             yield f"  under cuda: {key}: {{{f'toolkit: {toolkit}' if toolkit else ''}}}"
-        is_listed = cell.line in self.matrix.frameworks[cell.framework].versions
-        if project or not is_listed:
-            line = ".".join(map(str, Version(cell.line).release[:3]))  # a key in matrix.yaml has at most three numbers
-            replaced = f" instead of its {line}" if is_listed else ""
-            yield f"  under frameworks.{cell.framework}.versions{replaced}: {matrix_line(line, entry)}"
-        if is_listed and not is_known:
+        if cell.line in self.matrix.frameworks[cell.framework].versions:
             yield f'  under include: - {{cell: {cell.id}, reason: "<why it is needed>"}}'
+        else:
+            line = ".".join(map(str, Version(cell.line).release[:3]))  # a key in matrix.yaml has at most three numbers
+            yield f"  under frameworks.{cell.framework}.versions: {matrix_line(line, self.entry(cell))}"
 
 
 def _no_release(package: ListedPackage, version: str, unstable: Sequence[ListedRelease]) -> str:

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 from builder.common import validation
 from builder.matrix import cells
 from builder.matrix.cells import Cell
-from builder.matrix.schema import AMD64, PUBLIC_VERSION, CudaName, Matrix, StrictModel, cuda_major, required_name
+from builder.matrix.schema import AMD64, PUBLIC_VERSION, Matrix, StrictModel, cuda_major, required_name
 
 FILE = Path(__file__).with_name("facts.yaml")
 
@@ -93,18 +93,6 @@ class Generation(StrictModel):
     source: Line
 
 
-class ProjectIndex(StrictModel):
-    """The package index of the project `name`. `builds` are CUDA versions, or `cpu`, for amd64, by line of the package.
-
-    The other `packages` of this index are compiled for one CUDA version too.
-    """
-
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Za-z]{1,20}$")]
-    packages: list[Package]
-    builds: dict[Minor, Annotated[list[CudaName], Field(min_length=1)]]
-    source: Line
-
-
 class VersionConflict(StrictModel):
     """Versions `affected` of `package` need versions `wants` of `other`, which no metadata has.
 
@@ -158,14 +146,12 @@ class Facts(StrictModel):
     """The whole file: `drivers` by CUDA major, `builds` by package and release, `gpus` by compute capability.
 
     `plugins` names the package with the GPU code of a framework where it is not the framework's own, by CUDA major.
-    `project_indexes` are by package.
     """
 
     drivers: dict[Major, Driver]
     toolkits: Toolkits
     plugins: dict[Package, dict[Major, Package]]
     builds: dict[Package, dict[Release, Build]]
-    project_indexes: dict[Package, ProjectIndex]
     gpus: dict[Capability, Generation]
     traps: list[VersionConflict]
     caveats: list[Caveat]

@@ -162,46 +162,6 @@ def test_the_constraint_that_fails(text: str) -> None:
     assert explanation.lines[0] == f"{text} does not work: {FAULTS[text]}"
 
 
-@pytest.mark.parametrize(
-    ("text", "build"),
-    [
-        ("pt-2.9-cu130-py311", "torch for CUDA 13.0"),
-        ("pt-2.8-cpu-py313-jupyter", "torch for the CPU"),
-        ("pt-2.11-cu126-py313", "torch for CUDA 12.6"),
-    ],
-)
-def test_a_build_on_the_index_of_its_project(text: str, build: str) -> None:
-    """The lines to add make a matrix with the cell, whose compiled packages come from that index alone."""
-    explanation = explained(text, conflicts)
-    assert explanation.lines[0].startswith(f"{text} works with PyTorch's index: it has {build} (PyTorch, RELEASE.md")
-    data: Any = strict_yaml.parse_yaml(MATRIX.encode(), "matrix.yaml").data
-    data["frameworks"]["pytorch"]["cpu_image"] = "pt-cpu"
-    for line in explanation.add[1:]:
-        place, _, added = line.strip().removeprefix("under ").partition(": ")
-        value: Any = strict_yaml.parse_yaml(added.encode(), "added").data
-        if place == "include":
-            data["include"] = value
-        elif place == "indexes":
-            data["indexes"] = dict.fromkeys(value, "https://index.example.test/simple")
-        else:
-            part = data
-            for key in place.partition(" ")[0].split("."):
-                part = part[key]
-            part |= value
-    matrix = reader.check_matrix(strict_yaml.parse_yaml(json.dumps(data).encode(), "matrix.yaml"))
-    [cell] = [cell for cell in cells.expand(matrix) if cell.id == text]
-    index = f"pytorch-{text.split('-')[2]}"
-    assert cells.indexes_of_packages(matrix, cell) == {"torch": index, "torchvision": index}
-    others = [cell for cell in cells.expand(matrix) if cell.cuda_tag not in text]
-    assert not any(cells.indexes_of_packages(matrix, cell) for cell in others)
-
-
-@pytest.mark.parametrize("text", ["pt-2.9-cu124-py311", "pt-2.9-cu128-py311-arm64", "pt-2.9-cu130-py39"])
-def test_no_index_of_a_project_has_the_build(text: str) -> None:
-    """Another CUDA version, another architecture, and a Python without a wheel."""
-    assert not explained(text, conflicts, catalogue=OnArm()).works
-
-
 class OnArm(Stored):
     """The wheels of Stored, for both architectures."""
 

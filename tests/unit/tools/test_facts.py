@@ -273,14 +273,13 @@ def test_an_exact_release(text: str, package: str, version: str) -> None:
 def test_versions_of_the_index_that_the_file_does_not_have() -> None:
     """Not older ones than its oldest."""
     known = facts.load_facts()
-    build, torch = known.builds["torch"]["2.9.1"], known.project_indexes["torch"]
+    build = known.builds["torch"]["2.9.1"]
     some = known.model_copy(
         update={
             "builds": {"torch": {"2.9.1": build, "2.11.0": build, "2.15.0": build}},
-            "project_indexes": {"torch": torch.model_copy(update={"builds": {"2.11": ["cpu"], "2.14": ["cpu"]}})},
             "toolkits": known.toolkits.model_copy(update={"drivers": {"13.0": "580", "13.2": "595"}}),
         }
     )
     assert list(missing_builds(Stored(), some)) == [("torch", Version("2.14.1"))]
-    missing = ["project_indexes.torch lacks 2.15", "toolkits.drivers lacks CUDA 13.4"]
+    missing = ["toolkits.drivers lacks CUDA 13.4"]
     assert [line.partition(": ")[0] for line in missing_versions(Stored(), some)] == missing
