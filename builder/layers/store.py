@@ -61,8 +61,7 @@ class Store:
         """Creates the folders and files of an empty layout. Raises FileError for a folder that is something else."""
         layout = self.root / "oci-layout"
         if not layout.exists():  # written first, so that an interrupted `prepare` can be repeated
-            is_used = self.root.exists() and any(path.suffix != TEMPORARY_SUFFIX for path in self.root.iterdir())
-            if is_used and not self._exists():
+            if self.root.exists() and any(path.suffix != TEMPORARY_SUFFIX for path in self.root.iterdir()):
                 raise FileError(
                     f"{self.root} is neither empty nor an image layout", hint="Use an empty or a new folder."
                 )
@@ -76,13 +75,8 @@ class Store:
 
     def require(self) -> None:
         """Raises FileError if there is no store. Writes nothing."""
-        if not self._exists():
+        if not (self.root / "oci-layout").exists():
             raise FileError(f"no store in {self.root}", hint="Check --store, or build an image: it creates the store.")
-
-    def _exists(self) -> bool:
-        """True if there is a store. Its layout file is constant: `prepare` writes a deleted one again."""
-        parts = (self.index, self.root / "layers", self.root / "blobs/sha256")
-        return (self.root / "oci-layout").exists() or all(path.exists() for path in parts)
 
     @contextmanager
     def used(self) -> Iterator[None]:

@@ -98,20 +98,8 @@ def test_another_folder_is_refused_and_not_changed(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_deleted_layout_file_is_written_again(store: Store) -> None:
-    """Its 30 bytes are constant. Without it, every command refused the store, and other tools cannot read it."""
-    image(store, "x", b"layer")
-    before = {name: (store.root / name).read_bytes() for name in files(store)}
+def test_a_folder_without_a_layout_file_is_no_store(store: Store) -> None:
     (store.root / "oci-layout").unlink()
-    store.require()
-    assert not (store.root / "oci-layout").exists(), "`gc --dry-run` writes nothing"
-    store.prepare()
-    assert {name: (store.root / name).read_bytes() for name in files(store)} == before
-
-
-def test_a_store_without_layout_file_and_index_is_refused(store: Store) -> None:
-    for name in ("oci-layout", "index.json"):
-        (store.root / name).unlink()
     for use in (store.prepare, store.require):
         with pytest.raises(FileError):
             use()
