@@ -138,20 +138,19 @@ class Bench:
         fetcher = Fetcher(host.read_host().index, self.store / "downloads")
         for locked in (each for each in image.wheels if each.name in ("torch", "nvidia-cudnn-cu12")):
             path = fetcher.fetch(locked)
-            place = wheel.environment(image.cell.python)
             alone, layer, known = (
                 f"{locked.name}: {what}" for what in ("inflate and SHA-256 alone", "wheel to layer", "to a known layer")
             )
             unpacked = 0
             for _ in range(repeat):
                 with self._results.timed(alone):
-                    unpacked = inflate_alone(path, locked.file, place)
+                    unpacked = inflate_alone(path, locked.file, image.cell.python)
                 with self._results.timed(layer), path.open("rb", buffering=CHUNK) as file:
-                    entries = wheel.layer_entries([(locked.file, file)], place)
+                    entries = wheel.layer_entries([(locked.file, file)], image.cell.python)
                     written = _store(store, entries, "")
                 store.discard(written.digest)
                 with self._results.timed(known), path.open("rb", buffering=CHUNK) as file:
-                    entries = wheel.layer_entries([(locked.file, file)], place)
+                    entries = wheel.layer_entries([(locked.file, file)], image.cell.python)
                     _store(store, entries, written.diff_id)
                 store.discard(written.digest)
             rates = [unpacked / self._results.median(name) / 1e9 for name in (layer, alone)]
@@ -295,11 +294,11 @@ def _store(store: Store, entries: Iterable[Entry], diff_id: str) -> Layer:
     return layer
 
 
-def inflate_alone(path: Path, file: str, place: wheel.InstallScheme) -> int:
+def inflate_alone(path: Path, file: str, python: str) -> int:
     """Inflates every entry of a wheel and hashes the content, in one thread; returns the bytes inflated."""
     sha256, count = hashlib.sha256(), 0
     with path.open("rb", buffering=CHUNK) as opened:
-        for entry in wheel.install(file, opened, place):
+        for entry in wheel.install(file, opened, python):
             content = entry.content
             if not isinstance(content, splice.Zipped):
                 continue

@@ -31,19 +31,18 @@ from builder.debian.archives import Archives
 from builder.engine.load import Loader
 from builder.engine.run import Run
 from builder.index.download import CONNECTIONS, Fetcher
-from builder.layers import estargz, splice, stored_images, stored_layers, wheel_zip
+from builder.layers import estargz, splice, stored_images, stored_layers
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
 from builder.layers.splice import Entry
 from builder.layers.stored_images import UNTESTED
-from builder.layers.wheel import FILE_MODE, InstallScheme, environment, new_folders
+from builder.layers.wheel import FILE_MODE, PYTHON, SITE, new_folders, zipped
 from builder.matrix.schema import Arch
 from builder.plan import budget, plan
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
 
 ATTEMPTS = 4  # to splice wheels that another builder may remove meanwhile
-PYTHON = "/opt/venv/bin/python"
 _PROGRAM, _RESULT = "tmp/compile.py", "/tmp/bytecode.zip"  # noqa: S108  in a container that only this step uses
 
 
@@ -310,7 +309,6 @@ class Assembler:
                 self._os_images[system.digest] = self._loader.load_bare(system)
             os_image = self._os_images[system.digest]
 
-        scheme = environment(layer.python)
         with run.project.scratch() as scratch:
             tar_path, zip_path = Path(scratch) / "sources.tar", Path(scratch) / "bytecode.zip"
             try:
@@ -320,7 +318,7 @@ class Assembler:
                         files = stored_layers.read_stored_toc(store, wheels)
                         with store.path(wheels.digest).open("rb") as blob:
                             for file in files:
-                                is_in_site = file.name.startswith(f"{scheme.site}/")
+                                is_in_site = file.name.startswith(f"{SITE}/")
                                 if is_in_site and file.type == "reg" and file.name.endswith((".py", ".pyc")):
                                     _add(tar, file.name, estargz.read_content(blob, file))
             except (DamagedError, VerifyError):
@@ -344,7 +342,7 @@ class Assembler:
                     f"compile.py ended with status {status} in the container that compiles bytecode\n{''.join(output)}"
                 )
             with zip_path.open("rb") as archive:
-                entries = splice.prefetched_first(_bytecode_entries(archive, scheme), layer.prefetch)
+                entries = splice.prefetched_first(_bytecode_entries(archive), layer.prefetch)
                 return stored_layers.store_layer(store, layer, entries, lookup.known.get(layer.inputs))
 
 
@@ -374,12 +372,12 @@ def _add(tar: tarfile.TarFile, path: str, content: bytes) -> None:
     tar.addfile(info, io.BytesIO(content))
 
 
-def _bytecode_entries(file: BinaryIO, scheme: InstallScheme) -> Iterator[Entry]:
+def _bytecode_entries(file: BinaryIO) -> Iterator[Entry]:
     """The zip that compile.py wrote, as entries of a layer."""
     folders: set[str] = set()
     with zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
-            if not member.filename.startswith(f"{scheme.site}/") or not member.filename.endswith(".pyc"):
+            if not member.filename.startswith(f"{SITE}/") or not member.filename.endswith(".pyc"):
                 raise BuildError(f"the container that compiles bytecode returned {member.filename!r}")
             yield from new_folders(member.filename, folders)
-            yield Entry(path=member.filename, mode=FILE_MODE, content=wheel_zip.zipped(file, member, "bytecode.zip"))
+            yield Entry(path=member.filename, mode=FILE_MODE, content=zipped(file, member, "bytecode.zip"))

@@ -17,7 +17,7 @@ from builder.layers.estargz import CHUNK, TocEntry
 from builder.layers.oci import Layer
 from builder.layers.splice import Entry, SpliceError
 from builder.layers.store import REPAIR, Store
-from builder.layers.wheel_zip import OverlapError, WheelError
+from builder.layers.wheel import OverlapError, WheelError
 from builder.matrix.project import Project
 from builder.plan import settings
 from builder.plan.layer_order import PlannedLayer
@@ -58,32 +58,17 @@ def store_wheels(store: Store, planned: PlannedLayer, paths: Sequence[Path], kno
     Warns of wheels with different files for one path. Raises BuildError if these are not allowed, or if it is not the
     `known` layer; FetchError, DiskError, FileNotFoundError.
     """
-    wheels = [(file.file, path) for file, path in zip(planned.wheels, paths, strict=True)]
-    entries = wheel_entries(wheels, planned.python, planned.prefetch, may_overlap=planned.may_overlap)
     try:
-        return store_layer(store, planned, entries, known)
+        with ExitStack() as stack:
+            opened = [stack.enter_context(path.open("rb", buffering=CHUNK)) for path in paths]
+            names = [file.file for file in planned.wheels]
+            wheels = zip(names, opened, strict=True)
+            entries = wheel.layer_entries(wheels, planned.python, may_overlap=planned.may_overlap)
+            return store_layer(store, planned, splice.prefetched_first(entries, planned.prefetch), known)
     except OverlapError as error:
         raise BuildError(f"{planned.name}: {error}", hint=_INCOMPATIBLE) from error
     except (WheelError, SpliceError) as error:
         raise FetchError(str(error), hint="The wheel itself is invalid: pin another version.") from error
-
-
-def wheel_entries(
-    wheels: Iterable[tuple[str, Path]],
-    python: str,
-    prefetch: Collection[str] = (),
-    *,
-    may_overlap: bool = False,
-) -> Iterator[Entry]:
-    """The entries of a layer of wheels (file name, path), in this order; `python` is empty for CUDA wheels.
-
-    `prefetch` are the paths that come first, see `estargz.prefetch_order`. For `may_overlap`, see
-    `wheel.layer_entries`. Raises WheelError, SpliceError, FileNotFoundError.
-    """
-    with ExitStack() as stack:
-        files = [(name, stack.enter_context(path.open("rb", buffering=CHUNK))) for name, path in wheels]
-        entries = wheel.layer_entries(files, wheel.environment(python), may_overlap=may_overlap)
-        yield from splice.prefetched_first(entries, prefetch)
 
 
 def read_stored_toc(store: Store, layer: Layer) -> tuple[TocEntry, ...]:

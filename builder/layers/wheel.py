@@ -1,7 +1,8 @@
 """Installs wheels as entries of a layer: schemes, scripts, RECORD, INSTALLER, REQUESTED, modes.
 
 Nothing is unpacked: an entry of the layer refers to the entry of the zip. Pure except for reading the wheel.
-Sources: "Binary distribution format", "Recording installed projects" and "Entry points" of the PyPA specifications.
+Sources: "Binary distribution format", "Recording installed projects" and "Entry points" of the PyPA specifications;
+APPNOTE.TXT of the zip format.
 Where they leave a choice, does the same as uv, so that both methods of building give the same files.
 """
 
@@ -17,7 +18,6 @@ import struct
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
 from typing import BinaryIO
@@ -29,10 +29,17 @@ from builder.common.errors import BuilderWarning
 from builder.common.text import listed
 from builder.layers import splice
 from builder.layers.splice import Entry, SpliceError, Zipped
-from builder.layers.wheel_zip import OverlapError, WheelError, read_items, zipped
 
 FILE_MODE, PROGRAM_MODE, FOLDER_MODE = 0o644, 0o755, 0o755
 ENVIRONMENT, ENVIRONMENT_FOLDER_MODE = "opt/venv", 0o775  # group 0, of the image's user, installs and removes packages
+# In the operating system's layer, lib/python3.11 is a link to lib/python, so CUDA's layers are the same for every
+# Python: docs/decisions/0034-one-plain-environment.md.
+SITE = f"{ENVIRONMENT}/lib/python/site-packages"
+PYTHON = f"/{ENVIRONMENT}/bin/python"
+_UNICODE_PATH = 0x7075  # an extra field of zip entries
+# A wheel may unpack to so many times its size (layers of real wheels grow two to five times), or to so many bytes in
+# any case.
+MAX_GROWTH, MAX_UNPACKED = 50, 100_000_000
 MAX_METADATA = 64 << 20  # bytes of a text that is read into memory; the longest known RECORD (torch) has 2 MB
 # The text that uv writes, including its lines for Windows: both methods of building must give the same files.
 _SCRIPT = """\
@@ -49,55 +56,32 @@ if __name__ == "__main__":
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class InstallScheme:
-    """Folders of an environment, as paths without a leading slash; `python` is the interpreter of scripts.
-
-    `version` of Python, such as 3.11, is empty for wheels that do not depend on it.
-    """
-
-    prefix: str
-    site: str
-    headers: str
-    python: str
-    version: str
+class WheelError(ValueError):
+    """A wheel that must not be installed: it is damaged, or hostile."""
 
 
-def environment(python: str) -> InstallScheme:
-    """The virtual environment in /opt/venv for a Python version such as 3.11, or for every Python.
-
-    In the operating system's layer, lib/python3.11 is a link to lib/python, so CUDA's layers are the same for every
-    Python: docs/decisions/0034-one-plain-environment.md.
-    """
-    return InstallScheme(
-        prefix=ENVIRONMENT,
-        site=f"{ENVIRONMENT}/lib/python/site-packages",
-        headers=f"{ENVIRONMENT}/include/site/python{python}",
-        python=f"/{ENVIRONMENT}/bin/python",
-        version=python,
-    )
+class OverlapError(WheelError):
+    """A wheel that must not be installed together with another one."""
 
 
-def layer_entries(
-    wheels: Iterable[tuple[str, BinaryIO]], venv: InstallScheme, *, may_overlap: bool = False
-) -> list[Entry]:
+def layer_entries(wheels: Iterable[tuple[str, BinaryIO]], python: str, *, may_overlap: bool = False) -> list[Entry]:
     """Entries of a layer of several wheels (file name, file), a folder before its contents.
 
+    `python` is the version, such as 3.11, empty for wheels that do not depend on it.
     Wheels of one namespace may share a file. Of different files for one path, the later wheel's is taken, as it would
     be after installing the wheels in this order, with a warning; raises OverlapError unless they `may_overlap`. Raises
     WheelError for an invalid wheel.
     """
     entries: dict[str, Entry] = {}
-    owners: dict[str, str] = {}  # of files: wheels
-    folder_owners: dict[str, str] = {}  # the first wheel with each folder
+    owners: dict[str, str] = {}  # the wheel of each file, and the first one with each folder
     overlaps: dict[tuple[str, str], list[str]] = {}
     folders: set[str] = set()
     for name, file in wheels:
-        for entry in install(name, file, venv):
+        for entry in install(name, file, python):
             path = entry.path
             if path in folders:
-                kind = WheelError if folder_owners.get(path) == name else OverlapError
-                raise kind(f"{name}: /{path} is a file, and a folder in {folder_owners.get(path, 'the environment')}")
+                kind = WheelError if owners[path] == name else OverlapError
+                raise kind(f"{name}: /{path} is a file, and a folder in {owners[path]}")
             if path in owners:
                 if _is_same(entries[path], entry):
                     continue
@@ -106,8 +90,7 @@ def layer_entries(
                 if folder.path in owners:
                     kind = WheelError if owners[folder.path] == name else OverlapError
                     raise kind(f"{name}: /{folder.path} is a folder, and a file in {owners[folder.path]}")
-                entries[folder.path] = folder
-                folder_owners[folder.path] = name
+                entries[folder.path], owners[folder.path] = folder, name
             entries[path], owners[path] = entry, name
     for (first, second), paths in overlaps.items():
         message = f"{first} and {second} have different files for {listed(paths, 3)}"
@@ -141,10 +124,10 @@ def new_folders(path: str, folders: set[str]) -> Iterator[Entry]:
         yield Entry(path=name, mode=mode)
 
 
-def install(name: str, file: BinaryIO, venv: InstallScheme) -> Iterator[Entry]:
+def install(name: str, file: BinaryIO, python: str) -> Iterator[Entry]:
     """Entries of one wheel in the order of its zip, then those that an installer adds. Raises WheelError."""
     try:
-        wheel = _WheelInstaller(name, file, venv)
+        wheel = _WheelInstaller(name, file, python)
         written: set[str] = set()
         for entry in wheel.entries():
             if entry.path in written:  # which of the two files is installed would depend on the installer
@@ -163,15 +146,15 @@ def install(name: str, file: BinaryIO, venv: InstallScheme) -> Iterator[Entry]:
 class _WheelInstaller:
     """Installs one wheel; `info` is the name of its .dist-info folder."""
 
-    def __init__(self, name: str, file: BinaryIO, venv: InstallScheme) -> None:
+    def __init__(self, name: str, file: BinaryIO, python: str) -> None:
         self._name = name
         self._file = file
-        self._venv = venv
+        self._python = python
         try:
             self._project, self._version, _, _ = parse_wheel_filename(name)
         except InvalidWheelFilename as error:
             raise WheelError(f"{name}: invalid file name of a wheel") from error
-        self._items = read_items(name, file)
+        self._items = _read_items(name, file)
         tops = {path.split("/")[0] for path in self._items}
         folders = [top for top in tops if top.endswith(".dist-info")]
         if len(folders) != 1:
@@ -210,7 +193,7 @@ class _WheelInstaller:
             if is_script and item.file_size <= MAX_METADATA:  # a larger file is a binary
                 script = splice.read_zipped(shipped)
                 if script.startswith(b"#!python"):  # a placeholder for the interpreter of the image
-                    content = b"#!" + self._venv.python.encode() + b"\n" + script.partition(b"\n")[2]
+                    content = b"#!" + PYTHON.encode() + b"\n" + script.partition(b"\n")[2]
                     row = _row(content)
             rows[self._relative(target)] = row
             # Another content than the wheel's is small, and hashed when it is written.
@@ -221,7 +204,7 @@ class _WheelInstaller:
             if path not in self._items and path not in replaced:
                 rows.setdefault(path, row)
 
-        info = f"{self._venv.site}/{self.info}"
+        info = f"{SITE}/{self.info}"
         added = [Entry(path=f"{info}/{part}", mode=FILE_MODE, content=data) for part, data in _ADDED.items()]
         added += [Entry(path=path, mode=PROGRAM_MODE, content=data) for path, data in programs.items()]
         for entry in added:
@@ -254,33 +237,31 @@ class _WheelInstaller:
 
     def _target(self, path: str) -> tuple[str, bool]:
         """The installed path of a file, and True if the file is a script."""
-        venv = self._venv
         first, _, rest = path.partition("/")
-        scheme, inside, folder = "", path, venv.site
+        scheme, inside, folder = "", path, SITE
         if first.endswith(".data"):
             scheme, _, inside = rest.partition("/")
             if canonicalize_name(first.split("-")[0]) != self._project or not inside:
                 raise WheelError(f"{self._name}: {path} is in no scheme")
             folders = {
-                "purelib": venv.site,
-                "platlib": venv.site,
-                "headers": f"{venv.headers}/{self._project}",
-                "scripts": f"{venv.prefix}/bin",
-                "data": venv.prefix,
+                "purelib": SITE,
+                "platlib": SITE,
+                "headers": f"{ENVIRONMENT}/include/site/python{self._python}/{self._project}",
+                "scripts": f"{ENVIRONMENT}/bin",
+                "data": ENVIRONMENT,
             }
             if scheme not in folders:
                 raise WheelError(f"{self._name}: {path} has unknown scheme {scheme!r}")
             folder = folders[scheme]
         target = f"{folder}/{inside}"
-        linked = f"{venv.prefix}/lib/python{venv.version}/"
+        linked = f"{ENVIRONMENT}/lib/python{self._python}/"
         if target.startswith(linked):
-            target = f"{venv.prefix}/lib/python/{target[len(linked) :]}"
+            target = f"{ENVIRONMENT}/lib/python/{target[len(linked) :]}"
         return target, scheme == "scripts"
 
     def _relative(self, target: str) -> str:
         """A path as in RECORD: relative to the parent folder of .dist-info."""
-        inside = self._venv.site + "/"
-        return target[len(inside) :] if target.startswith(inside) else os.path.relpath(target, self._venv.site)
+        return target[len(SITE) + 1 :] if target.startswith(f"{SITE}/") else os.path.relpath(target, SITE)
 
     def _programs(self) -> Iterator[tuple[str, bytes]]:
         """Path and text of every console and GUI script."""
@@ -300,11 +281,11 @@ class _WheelInstaller:
             if not attribute or not all(part.isidentifier() for part in f"{module}.{attribute}".split(".")):
                 raise WheelError(f"{self._name}: script {point.name} has an invalid function: {point.value!r}")
             text = _SCRIPT.format(
-                python=self._venv.python, module=module, name=attribute.split(".")[0], function=attribute
+                python=PYTHON, module=module, name=attribute.split(".")[0], function=attribute
             ).encode()
-            yield f"{self._venv.prefix}/bin/{point.name}", text
-            if self._project == "pip" and point.name == "pip" and self._venv.version:
-                yield f"{self._venv.prefix}/bin/pip{self._venv.version}", text  # as ensurepip and uv do
+            yield f"{ENVIRONMENT}/bin/{point.name}", text
+            if self._project == "pip" and point.name == "pip" and self._python:
+                yield f"{ENVIRONMENT}/bin/pip{self._python}", text  # as ensurepip and uv do
 
 
 # Wheels whose RECORD has other hashes than their files. pip and uv install them, and a lock has the hash of the wheel.
@@ -349,3 +330,74 @@ def _row(content: bytes) -> tuple[str, str]:
     """Hash and size of a file, as in RECORD."""
     hashed = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
     return f"sha256={hashed}", str(len(content))
+
+
+# ---- the zip file
+
+
+def _read_items(wheel: str, file: BinaryIO) -> dict[str, zipfile.ZipInfo]:
+    """The files of the zip by path, in its order; `wheel` is for messages. Raises WheelError or zipfile.BadZipFile."""
+    with zipfile.ZipFile(file) as archive:
+        items = archive.infolist()
+    end = 0
+    for item in sorted(items, key=lambda item: item.header_offset):
+        if item.header_offset < end:
+            raise WheelError(f"{wheel}: {item.filename!r} overlaps the previous entry")
+        end = item.header_offset + item.compress_size
+    packed, unpacked = file.seek(0, io.SEEK_END), sum(item.file_size for item in items)
+    if unpacked > max(MAX_UNPACKED, MAX_GROWTH * packed):
+        raise WheelError(f"{wheel}: {packed} bytes unpack to {unpacked}, more than {MAX_GROWTH} times as many")
+    files: dict[str, zipfile.ZipInfo] = {}
+    for item in items:
+        path = item.filename
+        if path.endswith("/"):  # `is_dir` fails for an empty name
+            continue
+        # No folder above the root, and no path that two programs read as two files.
+        if path.startswith("/") or {"", ".", ".."} & set(path.split("/")) or "\0" in item.orig_filename:
+            raise WheelError(f"{wheel}: invalid path {path!r}")
+        if _has_other_name(item) or any(ord(character) < 32 or ord(character) == 127 for character in path):
+            raise WheelError(f"{wheel}: ambiguous path {path!r}")
+        if item.flag_bits & 0x1:
+            raise WheelError(f"{wheel}: {path!r} is encrypted")
+        if item.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise WheelError(f"{wheel}: {path!r} has a compression method that wheels do not use")
+        if path in files:
+            raise WheelError(f"{wheel}: duplicate path {path!r}")
+        files[path] = item
+    return files
+
+
+def _has_other_name(item: zipfile.ZipInfo) -> bool:
+    """True if an extra field gives the entry a second name, which some readers use (APPNOTE.TXT, 4.6.9)."""
+    extra = item.extra
+    while len(extra) >= 4:
+        kind, length = struct.unpack("<HH", extra[:4])
+        if kind == _UNICODE_PATH:
+            return True
+        extra = extra[4 + length :]
+    return item.filename != item.orig_filename
+
+
+def zipped(file: BinaryIO, item: zipfile.ZipInfo, archive: str) -> Zipped:
+    """The content of an entry. It begins after the entry's local header, which has its own length (APPNOTE.TXT, 4.3.7).
+
+    `archive` is for messages. Raises WheelError for a local header that differs from the zip's directory.
+    """
+    file.seek(item.header_offset)
+    header = file.read(30)
+    if len(header) < 30 or header[:4] != b"PK\x03\x04":
+        raise WheelError(f"{archive}: {item.filename!r} has no local header")
+    flags, method = struct.unpack("<HH", header[6:10])
+    name_length, extra_length = struct.unpack("<HH", header[26:30])
+    name = file.read(name_length).decode("utf-8" if flags & 0x800 else "cp437", "replace")
+    if (name, method) != (item.orig_filename, item.compress_type):
+        raise WheelError(f"{archive}: {item.filename!r} differs from its local header: {name!r}")
+    return Zipped(
+        name=f"{archive}: {item.filename}",
+        file=file,
+        offset=item.header_offset + 30 + name_length + extra_length,
+        length=item.compress_size,
+        is_deflated=item.compress_type == zipfile.ZIP_DEFLATED,
+        crc=item.CRC,
+        size=item.file_size,
+    )

@@ -22,7 +22,7 @@ from builder.common.files import digest_of_data
 from builder.index.wheels import Wheel
 from builder.matrix.cells import CUDA, Cell
 
-# Raise it with every change of the bytes that `estargz`, `splice`, `wheel` or `wheel_zip` of builder.layers write, also
+# Raise it with every change of the bytes that `estargz`, `splice` or `wheel` of builder.layers write, also
 # by a new version of libdeflate (`deflate` in locks/builder.txt).
 LAYER_FORMAT = 6
 MTIME = 946684800  # 2000-01-01, of every file: constant, and after 1980, the earliest that zip can store

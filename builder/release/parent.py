@@ -34,7 +34,7 @@ from builder.release.image_sources import ImageSource
 
 LONGEST_FILE = 16 << 20  # bytes of a file that is read whole
 WHITEOUT = ".wh."  # before a name: hides this path of lower layers. OCI image specification, "Whiteouts"
-_SITE = wheel.environment("").site
+_SITE = wheel.SITE
 _INFO = re.compile(rf"{_SITE}/([^/]+)-[^/-]+\.dist-info/METADATA")
 _BYTECODE = re.compile(r"__pycache__/([^/]+)\.cpython-[0-9]+(\.opt-[12])?\.pyc")
 _File = TypeVar("_File")

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import strategies as st
 
 from builder.common.errors import VerifyError
-from builder.layers import estargz, splice, wheel_zip
+from builder.layers import estargz, splice, wheel
 from builder.layers.estargz import CHUNK, TocEntry
 from builder.layers.oci import Layer
 from builder.layers.splice import Entry, SpliceError, Zipped
@@ -578,7 +578,7 @@ def test_parts_a_zip_file(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (b"PK\x06\x06" in file.getvalue()) == (kind == "zip64 throughout")
     with zipfile.ZipFile(file) as read:
         items = read.infolist()
-    entries = [Entry(path=item.filename, mode=0o644, content=wheel_zip.zipped(file, item, "x.zip")) for item in items]
+    entries = [Entry(path=item.filename, mode=0o644, content=wheel.zipped(file, item, "x.zip")) for item in items]
     assert {path: content for path, (_, content) in unpack(write(entries)[0]).items()} == {
         "deflated.py": MODULE,
         "stored": MODULE,

@@ -48,9 +48,7 @@ def project(name: str, files: Mapping[str, bytes] | None = None, version: str = 
 def of_wheels(*packed: Wheel) -> tuple[str, bytes]:
     """The layer of these wheels: its line in the history, and its content."""
     out = io.BytesIO()
-    splice.write_layer(
-        installer.layer_entries([each.open() for each in packed], installer.environment("3.11"), may_overlap=True), out
-    )
+    splice.write_layer(installer.layer_entries([each.open() for each in packed], "3.11", may_overlap=True), out)
     wheels = tuple(
         LayerWheel(
             component="x",
