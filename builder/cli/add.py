@@ -18,7 +18,7 @@ from builder.evidence.signing import Signer, Trust
 from builder.matrix.schema import Arch
 from builder.release.additions import Addition, AdditionRequest, read_requested, read_team_file, read_variables
 from builder.release.image_sources import ALL
-from builder.steps.add import AddOptions, add, find_parents
+from builder.steps.add import AddOptions, add, repeated_addition
 
 
 @click.command(
@@ -121,19 +121,18 @@ def add_command(
             hint="For example: builder add org/pt-cuda:2.14-jupyter transformers -t org/llm:1",
         )
     with run.store.used(), run.view.live():
+        options = AddOptions(arch=arch, dry_run=dry_run, test=test, trust=trust, signer=signer)
         if refresh:
-            image = parse_image(refresh)
-            additions = [Addition.of_image(image, find_parents(run, image, arch))]
+            additions = [repeated_addition(run, parse_image(refresh), options)]
         elif team:
             additions = read_team_file(team)
         else:
             requested = read_requested(packages, files, "command line")
             request = AdditionRequest(requirements=requested, env=read_variables(env), index=index, keep=keep)
             additions = [Addition(parent=parse_image(parent or ""), target=parse_image(target), request=request)]
-        options = AddOptions(arch=arch, dry_run=dry_run, test=test, trust=trust, signer=signer)
-        done = add(run, additions, options)
-    for added in (result for result in done if result.digest):
+        digests = add(run, additions, options)
+    for image, digest in digests.items():
         took = duration(time.monotonic() - began)
-        context.out.print(Text(f"{added.target}@{added.digest}  in {took}"), soft_wrap=True)
-    if any(added.digest and not any(image.results for image in added.images) for added in done):
+        context.out.print(Text(f"{image}@{digest}  in {took}"), soft_wrap=True)
+    if not test and any(image.registry for image in digests):
         context.say("nothing was tested: --test imports each package, and runs `pip check`")

@@ -94,10 +94,10 @@ class Steps:
         self.given.append(options)
         return Report()
 
-    def add(self, _: object, additions: Sequence[Addition], options: AddOptions) -> list[Any]:
+    def add(self, _: object, additions: Sequence[Addition], options: AddOptions) -> dict[ImageRef, str]:
         signers = list(options.trust.signers)
         self.given.append(([each.request for each in additions], signers, replace(options, trust=NOBODY)))
-        return []
+        return {}
 
     def verify_named(self, _: object, reference: ImageRef, options: VerifyOptions) -> list[Any]:
         self.given.append((str(reference), options))

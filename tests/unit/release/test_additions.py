@@ -40,10 +40,18 @@ def test_a_request_reads_what_it_writes() -> None:
     assert AdditionRequest.model_validate(data) == request
 
 
-@pytest.mark.parametrize("target", ["registry.example.test/a", f"registry.example.test/a@sha256:{'1' * 64}"])
-def test_the_image_needs_a_tag(target: str) -> None:
-    with pytest.raises(UsageError, match="is no tag"):
-        Addition(parent=PARENT, target=ImageRef.parse(target), request=AdditionRequest(env={"A": "b"}))
+@pytest.mark.parametrize(
+    ("target", "env", "message"),
+    [
+        ("registry.example.test/a", {"A": "b"}, "is no tag"),
+        (f"registry.example.test/a@sha256:{'1' * 64}", {"A": "b"}, "is no tag"),
+        (str(PARENT), {"A": "b"}, "is the parent itself"),
+        (str(TARGET), {}, "nothing to add"),
+    ],
+)
+def test_an_addition_that_is_none(target: str, env: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Addition(parent=PARENT, target=ImageRef.parse(target), request=AdditionRequest(env=env))
 
 
 # ---- a team's file

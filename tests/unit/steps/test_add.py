@@ -30,6 +30,7 @@ from builder.common.errors import (
     VerifyError,
 )
 from builder.common.reference import ImageRef
+from builder.common.text import size
 from builder.engine.client import Engine
 from builder.engine.run import Run
 from builder.evidence import reports, signing
@@ -49,7 +50,7 @@ from builder.registry.client import Repository
 from builder.release.additions import Addition, AdditionRequest
 from builder.release.image_sources import sources_in_registry
 from builder.release.parent import Parent, read_parent
-from builder.steps.add import IMPORTS, Added, AddOptions, add, find_parents
+from builder.steps.add import IMPORTS, AddOptions, add, repeated_addition
 from tests.fakes.engine import FakeEngine, MemoryConsole
 from tests.fakes.registry import MemoryRegistry, Registries
 from tests.fakes.wire import Wire
@@ -153,11 +154,16 @@ class Bench:
     def run(self, engine: Engine | None = None) -> Run:
         return Run(checkout=None, host=Host(), store=self.store, view=View(self.console), connected=engine)
 
-    def add(self, *additions: Addition, engine: Engine | None = None, **options: Any) -> list[Added]:
+    def add(self, *additions: Addition, engine: Engine | None = None, **options: Any) -> dict[ImageRef, str]:
         """With an engine, tests the images."""
         given = additions or (addition("einops"),)
         with self.store.used():
             return add(self.run(engine), given, AddOptions(test=engine is not None, **options))
+
+    def history(self, tag: str = "1") -> list[str]:
+        """The layers that were added, the lowest first."""
+        lines = [str(line["created_by"]) for line in self.config(tag)["history"]]
+        return lines[len(self.parent.layers) :]
 
     def config(self, tag: str = "1", registry: MemoryRegistry | None = None) -> dict[str, Any]:
         registry = registry or self.target
@@ -221,32 +227,30 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def test_only_the_new_layer_is_sent(bench: Bench) -> None:
-    [added] = bench.add()
-    [image] = added.images
+    bench.add()
     [target, packages, constraints, _] = bench.uv.calls[0]
     assert (target.python, target.arch, target.glibc) == ("3.11", "amd64", "2.36")
     assert (set(target.kept), set(target.held)) == ({"ember", "tinylib"}, {"ember"}), "what the constraints name"
     assert (packages, constraints) == (["einops"], ["ember==1.9"])
-    assert [wheel.file for wheel in image.wheels] == ["einops-0.8-py3-none-any.whl"]
 
     uploads = [call for call in bench.target.calls if call.startswith("upload")]
     assert len(uploads) == 2, "the layer and the configuration"
-    assert added.sent
-    assert added.sent.mounted == sum(layer.size for _, layer in bench.parent.layers)
     assert bench.target.calls[-1] == "put 1", "the tag is last"
     assert bench.shown[1:3] == ["resolve: einops 0.8", "resolve: 1 new, 0 moved, 2 kept, ember 1.9 unchanged"]
     assert bench.shown[-1].startswith(f"pushed: {TARGET}@{bench.target.tags['1']}")
+    assert bench.shown[-1].endswith(f"{size(sum(layer.size for _, layer in bench.parent.layers))} mounted")
     assert list(bench.store.downloads.iterdir()) == []
 
 
 def test_the_configuration_says_what_the_image_is(bench: Bench) -> None:
-    [added] = bench.add()
+    bench.add(addition("einops", env={"LANG": "de_DE.UTF-8", "TEAM": "vision"}))
     config = bench.config()
     parent = bench.parent.registry.tags["1"]
     labels = config["config"].pop("Labels")
-    assert config["config"] == {"User": "1000:0", "Env": ["PATH=/usr/bin", "LANG=C.UTF-8"]}
-    assert config["rootfs"]["diff_ids"] == [layer.diff_id for layer in added.images[0].image.layers]
-    assert config["history"][-1]["created_by"].startswith("wheels format=6 python=3.11: einops-0.8-py3-none-any.whl@")
+    assert config["config"] == {"User": "1000:0", "Env": ["PATH=/usr/bin", "LANG=de_DE.UTF-8", "TEAM=vision"]}
+    assert config["rootfs"]["diff_ids"][:-1] == [layer.diff_id for _, layer in bench.parent.layers]
+    [line] = bench.history()
+    assert line.startswith("wheels format=6 python=3.11: einops-0.8-py3-none-any.whl@")
     assert labels["io.github.gpu-images.parent"] == labels["org.opencontainers.image.base.digest"] == parent
     assert labels["org.opencontainers.image.base.name"] == str(PARENT)
     assert labels["io.github.gpu-images.parent.cell"] == "em-1-cpu-py311"
@@ -255,15 +259,17 @@ def test_the_configuration_says_what_the_image_is(bench: Bench) -> None:
         not {"io.github.gpu-images.cell", "io.github.gpu-images.plan", "org.opencontainers.image.title"} & labels.keys()
     )
     record = json.loads(labels["io.github.gpu-images.added"])
-    assert record["request"]["requirements"] == ["einops"]
+    assert record["request"] == {"requirements": ["einops"], "env": {"LANG": "de_DE.UTF-8", "TEAM": "vision"}}
     assert record["lock"]["wheels"][0][0] == "einops-0.8-py3-none-any.whl"
 
 
-def test_the_same_request_gives_the_same_bytes(bench: Bench, tmp_path: Path) -> None:
-    [first] = bench.add()
+def test_the_same_request_gives_the_same_bytes(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, used = bench.add(), bench.store
     bench.store = Store(tmp_path / "other")
-    [second] = bench.add()
-    assert first.digest == second.digest
+    assert bench.add() == first
+    bench.store = used
+    monkeypatch.setattr(Fetcher, "fetch", lambda *_: pytest.fail("downloaded, though the store has the layer"))
+    assert bench.add() == first
 
 
 def test_the_image_is_a_parent_itself(bench: Bench, tmp_path: Path) -> None:
@@ -275,8 +281,8 @@ def test_the_image_is_a_parent_itself(bench: Bench, tmp_path: Path) -> None:
 
     bench.offer(project("tqdm", version="4"))
     other = replace(TARGET, tag="2")
-    [added] = bench.add(addition("tqdm", parent=TARGET, target=other))
-    assert len(added.images[0].image.layers) == 5
+    bench.add(addition("tqdm", parent=TARGET, target=other))
+    assert len(bench.history("2")) == 2
     assert bench.config("2")["config"]["Labels"]["io.github.gpu-images.parent.cell"] == "em-1-cpu-py311"
 
 
@@ -287,6 +293,7 @@ def added_image(bench: Bench) -> Parent:
     return read_parent(source)
 
 
+NOBODY = Trust(signers=(), root=Path())
 TINY = "opt/venv/lib/python/site-packages/tinylib"
 
 
@@ -421,8 +428,8 @@ REBUILT = project("tinylib", {"tinylib/new.py": b""})
 def test_another_file_of_a_version_of_the_parent_is_taken(bench: Bench) -> None:
     bench.uv.pages = {"tinylib": {"1.9": ""}}
     bench.offer(REBUILT)
-    [added] = bench.add(addition(request=request("tinylib", index=".")))
-    assert [wheel.sha256 for wheel in added.images[0].wheels] == [hashlib.sha256(REBUILT.content).hexdigest()]
+    bench.add(addition(request=request("tinylib", index=".")))
+    assert locked(REBUILT).sha256 in bench.history()[-1]
     assert "resolve: tinylib 1.9 (another file)" in bench.shown
     (first, *_), (second, packages, *_) = bench.uv.calls
     assert ("tinylib" in first.kept, second.held, packages) == (False, {"ember"}, ["tinylib==1.9", "ember"])
@@ -496,8 +503,10 @@ def test_libraries_of_the_same_cuda_are_a_layer_for_every_python(bench: Bench) -
     bench.share()
     bench.offer(cuda_wheel("nvidia-nvshmem-cu12"), project("einops", version="0.8"))
     bench.add()
-    lines = [line["created_by"] for line in bench.config()["history"][-2:]]
-    assert [line.partition(":")[0] for line in lines] == ["wheels format=6 python=none", "wheels format=6 python=3.11"]
+    assert [line.partition(":")[0] for line in bench.history()] == [
+        "wheels format=6 python=none",
+        "wheels format=6 python=3.11",
+    ]
 
 
 def test_a_known_conflict(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -517,32 +526,21 @@ def test_a_parent_of_the_store(bench: Bench) -> None:
     bench.add(addition("einops", target=local), engine=engine)
     bench.offer(project("tqdm", version="4"))
     bench.target.others = {}
-    [added] = bench.add(addition("tqdm", parent=local))
-    assert added.sent
-    assert (added.sent.mounted, added.sent.present) == (0, 0)
+    bench.add(addition("tqdm", parent=local))
+    assert bench.shown[-1].endswith("sent"), "nothing is mounted"
     assert bench.config()["config"]["Labels"]["org.opencontainers.image.base.name"] == "vision:1"
 
 
 def test_a_dry_run_changes_nothing(bench: Bench) -> None:
-    [added] = bench.add(dry_run=True)
-    assert [wheel.name for wheel in added.images[0].wheels] == ["einops"]
-    assert (added.digest, bench.target.calls, bench.shown[-1][:8]) == ("", [], "resolve:")
-
-
-@pytest.mark.parametrize(
-    ("packages", "target", "message"), [((), TARGET, "nothing to add"), (("einops",), PARENT, "is the parent itself")]
-)
-def test_an_addition_that_is_none(packages: tuple[str, ...], target: ImageRef, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        addition(*packages, target=target)
+    assert bench.add(dry_run=True) == {}
+    assert (bench.target.calls, bench.shown[-1][:8]) == ([], "resolve:")
 
 
 def test_layers_that_cannot_be_mounted_pass_this_machine(bench: Bench) -> None:
     bench.target.others = {}
-    [added] = bench.add()
-    assert added.sent
-    assert added.sent.mounted == 0
-    assert all(layer.digest in bench.target.contents for layer in added.images[0].image.layers)
+    bench.add()
+    assert "mounted" not in bench.shown[-1]
+    assert all(layer.digest in bench.target.contents for _, layer in bench.parent.layers)
 
 
 def test_a_parent_for_several_architectures(bench: Bench) -> None:
@@ -552,42 +550,22 @@ def test_a_parent_for_several_architectures(bench: Bench) -> None:
     index = bench.parent.registry.add_index(amd64=first, arm64=second)
     bench.parent.registry.tags["1"] = index
     bench.share()
-    [added] = bench.add()
-    assert {each.parent.arch for each in added.images} == {"amd64", "arm64"}
+    bench.add()
     manifest = bench.target.manifest("1")
     assert manifest
-    platforms = {each["platform"]["architecture"]: each["digest"] for each in json.loads(manifest.content)["manifests"]}
-    assert platforms == {each.parent.arch: each.image.manifest.digest for each in added.images}
+    entries = json.loads(manifest.content)["manifests"]
+    assert [entry["platform"]["architecture"] for entry in entries] == ["amd64", "arm64"]
+    assert all(entry["digest"] in bench.target.contents for entry in entries)
     assert {call[0].arch for call in bench.uv.calls} == {"amd64", "arm64"}
 
     bench.uv.calls.clear()
-    [added] = bench.add(arch="arm64")
+    bench.add(arch="arm64")
     assert {call[0].arch for call in bench.uv.calls} == {"arm64"}
 
 
 def test_a_parent_for_another_architecture_is_refused(bench: Bench) -> None:
     with pytest.raises(UsageError, match=f"^{PARENT} is for amd64, not arm64$"):
         bench.add(arch="arm64")
-
-
-def test_a_layer_of_the_store_is_not_made_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.add()
-    monkeypatch.setattr(Fetcher, "fetch", lambda *_: pytest.fail("downloaded"))
-    [added] = bench.add(addition("einops", target=replace(TARGET, tag="2")))
-    assert added.digest == bench.target.tags["1"]
-
-
-# ---- variables
-
-
-def test_variables(bench: Bench) -> None:
-    bench.add(addition("einops", env={"LANG": "de_DE.UTF-8", "TEAM": "vision"}))
-    assert bench.config()["config"]["Env"] == ["PATH=/usr/bin", "LANG=de_DE.UTF-8", "TEAM=vision"]
-    labels = bench.config()["config"]["Labels"]
-    assert json.loads(labels["io.github.gpu-images.added"])["request"]["env"] == {
-        "LANG": "de_DE.UTF-8",
-        "TEAM": "vision",
-    }
 
 
 def test_a_tag_with_a_date_never_moves(bench: Bench) -> None:
@@ -601,11 +579,10 @@ def test_a_tag_with_a_date_never_moves(bench: Bench) -> None:
 # ---- again
 
 
-def repeat(bench: Bench) -> Addition:
+def repeat(bench: Bench, trust: Trust = NOBODY) -> Addition:
     bench.target.contents |= bench.parent.registry.contents  # which were mounted
     with bench.store.used():
-        earlier = find_parents(bench.run(), TARGET, "all")
-    return Addition.of_image(TARGET, earlier)
+        return repeated_addition(bench.run(), TARGET, AddOptions(trust=trust))
 
 
 def test_the_same_additions_on_the_next_release(bench: Bench) -> None:
@@ -642,15 +619,15 @@ def test_the_earlier_image_must_be_signed_too(bench: Bench, monkeypatch: pytest.
     monkeypatch.setattr(signing, "signer_of_manifest", nobody)
     trust = Trust(signers=[Trusted.model_construct(key="k.pub")], root=Path.cwd())
     with pytest.raises(VerifyError):
-        bench.add(repeat(bench), trust=trust)
-    assert asked == ["vision"], "before the parent"
+        repeat(bench, trust)
+    assert asked == ["vision"]
 
 
 def test_an_image_whose_parent_is_the_same_stays(bench: Bench) -> None:
     bench.add()
     again = repeat(bench)
     before = list(bench.target.calls)
-    assert bench.add(again) == []
+    assert bench.add(again) == {}
     assert [call for call in bench.target.calls if call.startswith(("put", "upload"))] == [
         call for call in before if call.startswith(("put", "upload"))
     ]
@@ -718,13 +695,12 @@ def test_nothing_is_pushed_or_kept_if_pip_check_fails(bench: Bench) -> None:
 
 
 def test_results_are_attached_before_the_tag_is_set(bench: Bench) -> None:
-    [added] = bench.add(engine=ImportingEngine())
-    [artifact] = artifacts.attached(bench.target, added.digest, reports.TYPE)
-    documents = artifacts.read_artifact(bench.target, artifact, reports.TYPE, added.digest)
+    digest = bench.add(engine=ImportingEngine())[TARGET]
+    [artifact] = artifacts.attached(bench.target, digest, reports.TYPE)
+    documents = artifacts.read_artifact(bench.target, artifact, reports.TYPE, digest)
     assert documents
     evidence = Evidence.model_validate_json(documents[reports.TYPE])
-    assert evidence == added.images[0].results[0]
-    assert (evidence.kind, evidence.image) == ("image", added.digest)
+    assert (evidence.kind, evidence.image) == ("image", digest)
     assert evidence.passed == ("import einops", "pip check")
     assert evidence.gpu_state == "not run (the image is for the CPU)"
     assert bench.target.calls[-1] == "put 1"
@@ -732,9 +708,9 @@ def test_results_are_attached_before_the_tag_is_set(bench: Bench) -> None:
 
 def test_an_image_without_a_registry_stays_in_the_engine(bench: Bench) -> None:
     engine, local = ImportingEngine(), ImageRef.parse("vision:1")
-    [added] = bench.add(addition("einops", target=local), engine=engine)
+    digests = bench.add(addition("einops", target=local), engine=engine)
     assert engine.calls[-1] == "tag vision:1"
-    assert bench.store.images()["vision:1"].digest == added.images[0].image.manifest.digest
+    assert digests == {local: bench.store.images()["vision:1"].digest}
     assert bench.registries.keys() == {PARENT.name, TARGET.name}, "nothing is pushed"
 
 
@@ -783,11 +759,11 @@ def test_statements_name_packages_and_parent(bench: Bench) -> None:
 
     bench.uv.pages = {"einops": {"0.8": ""}}
     asked = request("einops", env={"TEAM": "secret", "A": "b"}, index="https://git.test/TOKEN")
-    [added] = bench.add(addition(request=asked), signer=FakeSigner(key="k"))
+    bench.add(addition(request=asked), signer=FakeSigner(key="k"))
     [(digest, annotations, statements)] = signed
     statement, sbom = statements["slsaprovenance1"], statements["cyclonedx"]
     assert annotations == {"cell": "", "image": "vision", "tag": "1"}, "nobody can offer it under another name"
-    assert digest == added.digest
+    assert digest == bench.target.tags["1"]
     stated = statement["buildDefinition"]["externalParameters"]["request"]
     assert stated == {"requirements": ["einops"], "env": ["A", "TEAM"]}, "a public log may show it"
     assert "TEAM=secret" in bench.config()["config"]["Env"]
@@ -803,7 +779,7 @@ def test_statements_name_packages_and_parent(bench: Bench) -> None:
         "pkg:pypi/tinylib@1.9",
     ]
     assert "properties" not in components["pkg:pypi/ember@1.9"], "its index is not known"
-    assert sbom["metadata"]["component"]["version"] == added.digest
+    assert sbom["metadata"]["component"]["version"] == digest
 
 
 @pytest.mark.parametrize(
