@@ -16,7 +16,7 @@ import re
 import struct
 import tarfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from typing import Annotated, Any, BinaryIO, Literal, cast
 
@@ -118,28 +118,6 @@ def describe_file(info: tarfile.TarInfo) -> dict[str, Any]:
 @cache
 def _rfc3339(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-
-
-def describe_content(
-    entry: dict[str, Any], sha256: str, chunks: Sequence[tuple[int, int, str]]
-) -> Iterator[dict[str, Any]]:
-    """The TOC entries of a file: `entry`, with the first chunk if the file has content, and one entry per other chunk.
-
-    `sha256` is the SHA-256 of the content. `chunks` are the position in the blob, the size and the SHA-256 of every
-    chunk; an empty SHA-256 means `sha256`.
-    """
-    if not chunks:
-        yield entry
-        return
-    content = {"size": sum(size for _, size, _ in chunks), "digest": f"sha256:{sha256}"}
-    at = 0
-    for offset, size, chunk_sha256 in chunks:
-        line = {**entry, **content} if not at else {"name": entry["name"], "type": "chunk", "chunkOffset": at}
-        line |= {"offset": offset, "chunkDigest": f"sha256:{chunk_sha256 or sha256}"}
-        if len(chunks) > 1 and offset != chunks[-1][0]:  # the size of the last chunk is left out
-            line["chunkSize"] = size
-        yield line
-        at += size
 
 
 def dump_toc(entries: Sequence[dict[str, Any]]) -> bytes:

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import queue
 import struct
 import tarfile
-import threading
 import zlib
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -103,120 +102,145 @@ def write_layer(entries: Iterable[Entry], out: BinaryIO, *, diff_id: str = "") -
     raises. With a `diff_id`, deflated content of a known SHA-256 is not inflated, and so not checked: the layer's
     digest must be compared.
     """
-    tar_hash, blob_hash = hashlib.sha256(), hashlib.sha256()
-    position = unpacked = 0  # in the blob and in the tar
+    writer = _LayerWriter(out, diff_id)
+    with writer.pool, writer.tar, writer.blob:
+        for entry in _with_landmark(entries):
+            writer.add(entry)
+        writer.put_headers()  # only the padding of the last file
+    return writer.end()
 
-    def hash_tar(batch: list[tuple[_Inflater | None, bytes]]) -> None:
+
+class _LayerWriter:
+    """Writes one layer. Its threads: those of `pool` compress, `tar` inflates and hashes, `blob` writes."""
+
+    def __init__(self, out: BinaryIO, diff_id: str) -> None:
+        threads = min(os.cpu_count() or 1, _THREADS)
+        self.pool = ThreadPoolExecutor(threads, "deflate")
+        self.tar = _Worker(self._hash_tar)
+        self.blob = _Worker(self._write_blob, waiting=2 * threads)
+        self._out = out
+        self._diff_id = diff_id
+        self._tar_hash, self._blob_hash = hashlib.sha256(), hashlib.sha256()
+        self._position = self._unpacked = 0  # in the blob and in the tar
+        self._headers = bytearray()  # and padding, for the next member
+        self._toc: list[dict[str, Any]] = []  # `blob` sets the offsets
+        self._inflated: list[tuple[dict[str, Any], _Inflater]] = []  # entries of the TOC whose digest `tar` computes
+
+    def add(self, entry: Entry) -> None:
+        info = entry.header or _header(entry)
+        header = info.tobuf(format=tarfile.PAX_FORMAT)
+        padding = bytes(-entry.size % tarfile.BLOCKSIZE)
+        self._headers += header
+        self._unpacked += len(header) + entry.size + len(padding)
+        described = estargz.describe_file(info)
+        self._toc.append(described)
+        if isinstance(entry.content, Zipped) and entry.content.is_deflated:
+            self._copy(entry.content, entry.sha256, described)
+        elif entry.content is not None:
+            self._compress(entry, entry.content, described)
+        self._headers += padding
+        if len(self._headers) >= MEMBER:
+            self.put_headers()
+
+    def put_headers(self) -> None:
+        """Writes the headers and the padding since the last content as one member."""
+        self._put(bytes(self._headers))
+        self._headers.clear()
+
+    def _put(self, plain: bytes, described: dict[str, Any] | None = None) -> None:
+        """Compresses plain bytes of the tar as one member; `described` is the TOC's entry if they are content."""
+        self.tar.put((None, plain), len(plain))
+        member = self.pool.submit(_member, plain) if len(plain) >= _IN_BACKGROUND else _member(plain)
+        self.blob.put((member, described), len(plain))
+
+    def _copy(self, content: Zipped, sha256: str, described: dict[str, Any]) -> None:
+        """Copies a deflate stream, as one member. An empty file has no member, but its stream is checked, too."""
+        size = content.size
+        if size:
+            self.put_headers()
+            digest = f"sha256:{sha256}"
+            described |= {"size": size, "digest": digest, "offset": 0, "chunkDigest": digest}
+            self.blob.put((GZIP_HEADER, described), len(GZIP_HEADER))
+        inflater = None if self._diff_id and (sha256 or not size) else _Inflater(content, sha256)
+        for data in _raw_pieces(content):
+            if size:
+                self.blob.put((data, None), len(data))
+            if inflater:
+                self.tar.put((inflater, data), len(data))
+        if inflater:
+            self.tar.put((inflater, b""), 0)  # the end, where the content is checked
+        if size:
+            trailer = struct.pack("<II", content.crc, size & 0xFFFFFFFF)
+            self.blob.put((trailer, None), len(trailer))
+            if inflater:
+                self._inflated.append((described, inflater))
+
+    def _compress(self, entry: Entry, content: Zipped | bytes, described: dict[str, Any]) -> None:
+        """Compresses a content in chunks of MEMBER bytes; each one is a member and an entry of the TOC."""
+        content_hash, done = hashlib.sha256(), 0
+        chunk = described
+        for plain in _split(content):
+            if done:
+                chunk = {"name": described["name"], "type": "chunk", "chunkOffset": done}
+                self._toc.append(chunk)
+            else:
+                self.put_headers()
+                chunk |= {"size": entry.size, "digest": ""}
+            done += len(plain)
+            content_hash.update(plain)
+            chunk |= {"offset": 0, "chunkDigest": f"sha256:{hashlib.sha256(plain).hexdigest()}"}
+            if done < entry.size:  # the size of the last chunk is left out
+                chunk["chunkSize"] = len(plain)
+            self._put(plain, chunk)
+        sha256 = content_hash.hexdigest()
+        if entry.sha256 not in ("", sha256):
+            name = content.name if isinstance(content, Zipped) else f"/{entry.path}"
+            raise SpliceError(f"{name}: content does not match the SHA-256 in RECORD")
+        if done:
+            described["digest"] = f"sha256:{sha256}"
+
+    def _hash_tar(self, batch: list[tuple[_Inflater | None, bytes]]) -> None:
         for inflater, data in batch:
             if inflater and not data:
                 inflater.end()
             for plain in inflater.feed(data) if inflater and data else [data]:
-                if not diff_id:
-                    tar_hash.update(plain)
+                if not self._diff_id:
+                    self._tar_hash.update(plain)
 
-    def write_blob(batch: list[tuple[bytes | Future[bytes], _Chunk | None]]) -> None:
-        nonlocal position
+    def _write_blob(self, batch: list[tuple[bytes | Future[bytes], dict[str, Any] | None]]) -> None:
         parts = []
-        for data, chunk in batch:
+        for data, described in batch:
             part = data.result() if isinstance(data, Future) else data
-            if chunk:
-                chunk.offset = position
+            if described:
+                described["offset"] = self._position
             parts.append(part)
-            position += len(part)
+            self._position += len(part)
         joined = b"".join(parts)
-        blob_hash.update(joined)
-        out.write(joined)
+        self._blob_hash.update(joined)
+        self._out.write(joined)
 
-    threads = min(os.cpu_count() or 1, _THREADS)
-    # For the TOC: each file, its digest once it is known, and its chunks.
-    files: list[tuple[dict[str, Any], str | _Inflater, list[_Chunk]]] = []
-    with (
-        ThreadPoolExecutor(threads, "deflate") as pool,
-        _Worker(hash_tar) as tar,
-        _Worker(write_blob, waiting=2 * threads) as blob,
-    ):
-
-        def put(plain: bytes, chunk: _Chunk | None = None) -> None:
-            """Compresses plain bytes of the tar as one member."""
-            tar.put((None, plain), len(plain))
-            member = pool.submit(_member, plain) if len(plain) >= _IN_BACKGROUND else _member(plain)
-            blob.put((member, chunk), len(plain))
-
-        headers = bytearray()  # and padding, for the next member
-        for entry in _with_landmark(entries):
-            info = entry.header or _header(entry)
-            content, size = entry.content, entry.size
-            header = info.tobuf(format=tarfile.PAX_FORMAT)
-            headers += header
-            unpacked += len(header) + size + -size % tarfile.BLOCKSIZE
-            described, chunks = estargz.describe_file(info), list[_Chunk]()
-            digest: str | _Inflater = entry.sha256
-            if isinstance(content, Zipped) and content.is_deflated:
-                if size:
-                    put(bytes(headers))
-                    headers.clear()
-                    chunks = [_Chunk(size=size)]
-                    blob.put((GZIP_HEADER, chunks[0]), len(GZIP_HEADER))
-                # An empty file has no member, but its stream is checked, too.
-                inflater = None if diff_id and (entry.sha256 or not size) else _Inflater(content, entry.sha256)
-                for data in _raw_pieces(content):
-                    if size:
-                        blob.put((data, None), len(data))
-                    if inflater:
-                        tar.put((inflater, data), len(data))
-                if inflater:
-                    tar.put((inflater, b""), 0)  # the end, where the content is checked
-                    digest = inflater
-                if size:
-                    trailer = struct.pack("<II", content.crc, size & 0xFFFFFFFF)
-                    blob.put((trailer, None), len(trailer))
-            elif content is not None:
-                content_hash = hashlib.sha256()
-                for plain in _split(content):
-                    if not chunks:
-                        put(bytes(headers))
-                        headers.clear()
-                    content_hash.update(plain)
-                    chunks.append(_Chunk(size=len(plain), digest=hashlib.sha256(plain).hexdigest()))
-                    put(plain, chunks[-1])
-                digest = content_hash.hexdigest()
-                if entry.sha256 not in ("", digest):
-                    name = content.name if isinstance(content, Zipped) else f"/{entry.path}"
-                    raise SpliceError(f"{name}: content does not match the SHA-256 in RECORD")
-            files.append((described, digest, chunks))
-            headers += bytes(-size % tarfile.BLOCKSIZE)
-            if len(headers) >= MEMBER:
-                put(bytes(headers))
-                headers.clear()
-        put(bytes(headers))  # the padding of the last file
-
-    # All positions are known now. The TOC, the end of the tar, and the footer.
-    toc = estargz.dump_toc(
-        [
-            line
-            for described, digest, chunks in files
-            for line in estargz.describe_content(
-                described,
-                digest if isinstance(digest, str) else digest.sha256,
-                [(chunk.offset, chunk.size, chunk.digest) for chunk in chunks],
+    def end(self) -> Layer:
+        """Writes the TOC, the end of the tar, and the footer: all positions and digests are known now."""
+        for described, inflater in self._inflated:
+            described["digest"] = described["chunkDigest"] = f"sha256:{inflater.sha256}"
+        toc = estargz.dump_toc(self._toc)
+        if len(toc) > estargz.LARGEST:
+            raise SpliceError(
+                f"{len(self._toc)} files in one layer are too many: their table of contents has {len(toc)} bytes"
             )
-        ]
-    )
-    if len(toc) > estargz.LARGEST:
-        raise SpliceError(f"{len(files)} files in one layer are too many: their table of contents has {len(toc)} bytes")
-    header = _header(Entry(path=estargz.TOC, mode=0o444, content=toc)).tobuf(format=tarfile.PAX_FORMAT)
-    tail = header + toc + bytes(-len(toc) % tarfile.BLOCKSIZE + 2 * tarfile.BLOCKSIZE)
-    tar_hash.update(tail)
-    end = _member(tail) + estargz.footer(position)
-    blob_hash.update(end)
-    out.write(end)
-    return Layer(
-        digest=f"sha256:{blob_hash.hexdigest()}",
-        diff_id=diff_id or f"sha256:{tar_hash.hexdigest()}",
-        size=position + len(end),
-        unpacked=unpacked + len(tail),
-        toc=f"sha256:{hashlib.sha256(toc).hexdigest()}",
-    )
+        header = _header(Entry(path=estargz.TOC, mode=0o444, content=toc)).tobuf(format=tarfile.PAX_FORMAT)
+        tail = header + toc + bytes(-len(toc) % tarfile.BLOCKSIZE + 2 * tarfile.BLOCKSIZE)
+        self._tar_hash.update(tail)
+        blob_end = _member(tail) + estargz.footer(self._position)
+        self._blob_hash.update(blob_end)
+        self._out.write(blob_end)
+        return Layer(
+            digest=f"sha256:{self._blob_hash.hexdigest()}",
+            diff_id=self._diff_id or f"sha256:{self._tar_hash.hexdigest()}",
+            size=self._position + len(blob_end),
+            unpacked=self._unpacked + len(tail),
+            toc=f"sha256:{hashlib.sha256(toc).hexdigest()}",
+        )
 
 
 def _with_landmark(entries: Iterable[Entry]) -> Iterator[Entry]:
@@ -252,23 +276,10 @@ def _member(plain: bytes) -> bytes:
     return b"".join([GZIP_HEADER, deflate.deflate_compress(plain, LEVEL), trailer])
 
 
-@dataclass(kw_only=True)
-class _Chunk:
-    """A part of a file's content, which is one member. `digest` is empty if it is the digest of the whole content."""
-
-    size: int
-    digest: str = ""
-    offset: int = 0  # in the blob, once it is written
-
-
 def _split(content: Zipped | bytes) -> Iterator[bytes]:
-    """The content in parts of MEMBER bytes, one for each chunk; raises SpliceError as `_checked_pieces`."""
-    if isinstance(content, bytes):
-        for at in range(0, len(content), MEMBER):
-            yield content[at : at + MEMBER]
-        return
+    """The content in parts of MEMBER bytes; raises SpliceError as `_plain`."""
     part = bytearray()
-    for data in _checked_pieces(content):
+    for data in _plain(content):
         part += data
         while len(part) >= MEMBER:
             yield bytes(part[:MEMBER])
@@ -349,12 +360,11 @@ class _Worker:
 
     def __init__(self, work: Callable[[list[Any]], None], *, waiting: int = 4) -> None:
         self._work = work
-        self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._room = threading.Semaphore(waiting)  # batches that may wait: reading must not fill the memory
+        self._waiting = waiting
+        self._thread = ThreadPoolExecutor(1)
+        self._batches: deque[Future[None]] = deque()
         self._batch: list[Any] = []
         self._held = 0
-        self._failure: Exception | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
     def put(self, job: Any, size: int) -> None:
         """Adds a job. Batches have a megabyte: switching threads costs more than a small file."""
@@ -364,34 +374,22 @@ class _Worker:
             self._dispatch()
 
     def _dispatch(self) -> None:
-        if self._failure:
-            raise self._failure
-        self._room.acquire()
-        self._jobs.put(self._batch)
+        if len(self._batches) == self._waiting:  # reading must not fill the memory
+            self._batches.popleft().result()
+        self._batches.append(self._thread.submit(self._work, self._batch))
         self._batch, self._held = [], 0
 
     def __enter__(self) -> Self:
-        self._thread.start()
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
             if kind is None:
                 self._dispatch()
-        finally:  # leaves no thread behind, even if the wait for room is interrupted
-            self._jobs.put(None)
-            self._thread.join()
-        if self._failure and kind is None:
-            raise self._failure
-
-    def _run(self) -> None:
-        while (batch := self._jobs.get()) is not None:
-            if self._failure is None:
-                try:
-                    self._work(batch)
-                except Exception as error:  # noqa: BLE001  raised again by the writer
-                    self._failure = error
-            self._room.release()
+                for batch in self._batches:
+                    batch.result()
+        finally:  # leaves no thread behind, even if the wait is interrupted
+            self._thread.shutdown(cancel_futures=True)
 
 
 def read_zipped(content: Zipped) -> bytes:
