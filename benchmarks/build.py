@@ -33,7 +33,8 @@ from builder.engine.client import Engine
 from builder.engine.load import Loader, docker_archive
 from builder.engine.run import Run
 from builder.index import host
-from builder.index.download import Fetcher
+from builder.index.download import Fetcher, wheels_of_index
+from builder.index.releases import Index
 from builder.layers import splice, stored_images, wheel
 from builder.layers.estargz import CHUNK
 from builder.layers.oci import MANIFEST_TYPE, Layer, Manifest
@@ -135,7 +136,7 @@ class Bench:
         store = Store(self.store)
         store.prepare()
         image = planned(self._checkout, PLAIN)
-        fetcher = Fetcher(host.read_host().index, self.store / "downloads")
+        fetcher = Fetcher(wheels_of_index(Index(host.read_host().index)), self.store / "downloads")
         for locked in (each for each in image.wheels if each.name in ("torch", "nvidia-cudnn-cu12")):
             path = fetcher.fetch(locked)
             alone, layer, known = (

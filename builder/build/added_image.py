@@ -229,7 +229,7 @@ def check_cuda(addition: Addition, parent: Parent, wheels: Mapping[str, LockedWh
 
 
 def make_image(
-    run: Run, fetcher: Fetcher, addition: Addition, parent: Parent, wheels: Sequence[LockedWheel]
+    run: Run, fetcher: Fetcher[LockedWheel], addition: Addition, parent: Parent, wheels: Sequence[LockedWheel]
 ) -> AddedImage:
     """Makes the image in the store: the same request, lock and parent give the same bytes.
 
@@ -264,7 +264,7 @@ def make_image(
 
 
 def make_layers(
-    run: Run, fetcher: Fetcher, parent: Parent, wheels: Sequence[LockedWheel]
+    run: Run, fetcher: Fetcher[LockedWheel], parent: Parent, wheels: Sequence[LockedWheel]
 ) -> list[tuple[PlannedLayer, Layer]]:
     """The layers of wheels, from the store or made now, above a layer that hides the packages that they replace.
 

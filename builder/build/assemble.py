@@ -30,7 +30,9 @@ from builder.common.errors import BuilderError, BuildError, DamagedError, Verify
 from builder.debian.archives import Archives
 from builder.engine.load import Loader
 from builder.engine.run import Run
-from builder.index.download import CONNECTIONS, Fetcher
+from builder.index.download import CONNECTIONS, Fetcher, wheels_of_index
+from builder.index.releases import Index
+from builder.index.wheels import LockedWheel
 from builder.layers import estargz, splice, stored_images, stored_layers
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Image, Layer
@@ -68,7 +70,7 @@ class Assembler:
         self._mmdebstrap = Mmdebstrap(run)
         archives = archives or Archives(run.project.matrix, run.host, ContainerApt(run))
         self._systems = SystemLayers(run, self._lookup, self._mmdebstrap, archives)
-        self._fetcher: Fetcher | None = None
+        self._fetcher: Fetcher[LockedWheel] | None = None
 
         # Files that `start` reads from the checkout.
         self._program = b""  # compiles bytecode
@@ -142,7 +144,8 @@ class Assembler:
             wheels = {wheel.sha256: wheel for layer in missing for wheel in layer.wheels}.values()
             total = sum(wheel.size for wheel in wheels)
             meter = Meter(run.view, "wheels", "downloaded", total, ends_row=True)
-            fetcher = self._fetcher = Fetcher(run.host.index, self._store.downloads, progress=meter.add)
+            source = wheels_of_index(Index(run.host.index))
+            fetcher = self._fetcher = Fetcher(source, self._store.downloads, progress=meter.add)
             for wheel in sorted(wheels, key=lambda wheel: -wheel.size):
                 self._wheels[wheel.sha256] = self._fetching.submit(fetcher.fetch, wheel)
             for layer in sorted(missing, key=lambda layer: -min(wheel.size for wheel in layer.wheels)):
@@ -247,7 +250,7 @@ class Assembler:
 
     # ---- layers
 
-    def _splice(self, layer: PlannedLayer, fetcher: Fetcher) -> Layer:
+    def _splice(self, layer: PlannedLayer, fetcher: Fetcher[LockedWheel]) -> Layer:
         """Makes a layer of wheels when all are downloaded, then removes the wheels that no other layer needs."""
         for wheel in layer.wheels:
             self._wheels[wheel.sha256].result()

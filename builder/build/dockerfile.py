@@ -76,8 +76,8 @@ class DockerfileBuilder:
             for name, content in host.files(image.debian).items():
                 (context / name).write_bytes(content)
             # Where the assembler looks for locked Debian packages.
-            pools = [pool for place in self._archives.places(image.os_lock) for pool in place.pools]
-            (context / FOLDER / "pools").write_text("".join(f"{pool}\n" for pool in pools), encoding="ascii")
+            pools = "".join(f"{pool}\n" for _, pool in self._archives.pools(image.os_lock))
+            (context / FOLDER / "pools").write_text(pools, encoding="ascii")
 
             command = ["docker", "buildx", "build", "--builder=default", "--progress=plain", "--load"]
             command += ["--provenance=false", f"--iidfile={id_file}", f"--file={context / image.dockerfile}"]

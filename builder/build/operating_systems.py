@@ -35,16 +35,17 @@ from builder.common.files import digest_of_data, digests_of_tree, short_digest
 from builder.common.reference import ImageRef
 from builder.debian import local_repository
 from builder.debian import mmdebstrap as installation
-from builder.debian.archives import Archives, DebianFetcher
+from builder.debian.archives import CONNECTIONS, Archives
 from builder.debian.os_lock import OsLock
 from builder.engine.model import is_disk_full
 from builder.engine.run import Run
+from builder.index.download import Fetcher
 from builder.index.host import FOLDER as HOST_FOLDER
 from builder.index.wheels import arch_of
 from builder.layers import known_layers, os_layer
 from builder.layers.oci import Layer
 from builder.layers.store import BLOBS, PACKAGES
-from builder.lock.python_builds import PythonBuilds, PythonFetcher, uv_program
+from builder.lock.python_builds import PythonBuilds, uv_program
 from builder.matrix.project import Project
 from builder.matrix.schema import AMD64
 from builder.plan import layer_order
@@ -149,20 +150,18 @@ class SystemLayers:
         blobs = [f"sha256:{package.sha256}" for package in packages]
         arguments = [image.debian, str(layer_order.MTIME), image.interpreter, *([image.uv] if image.uv else [])]
 
-        fetcher = DebianFetcher(
-            self.archives,
-            image.os_lock,
-            image.id,
+        fetcher = Fetcher(
+            self.archives.packages(image.os_lock, image.id),
             self.run.store.root / BLOBS,
             self.run.store.downloads,
             progress=Meter(run.view, name, "downloaded", sum(package.size for package in packages)).add,
             stopped=self.mmdebstrap.stopped,
         )
-        debs = fetcher.fetch_all()
+        debs = fetcher.fetch_all(packages, CONNECTIONS)
         if python := image.locked_python:
             run.view.begin(name, f"downloading Python {python.release}")
-            python_fetcher = PythonFetcher(
-                PythonBuilds(run.host),
+            python_fetcher = Fetcher(
+                PythonBuilds(run.host).archives(),
                 self.run.store.root / BLOBS,
                 self.run.store.downloads,
                 progress=Meter(run.view, name, "downloaded", 0).add,

@@ -85,7 +85,7 @@ class LocalIndex:
                 if wheel := by_name.get(unquote(file).removesuffix(".metadata")):
                     if not file.endswith(".metadata"):  # uv downloads a wheel only to compute its hash
                         raise FetchError(
-                            f"{wheel.filename}: {self._catalogue.session(index).settings.label} has no SHA-256 for it",
+                            f"{wheel.filename}: {self._catalogue.session(index).server} has no SHA-256 for it",
                             hint="Use an index that has hashes.",
                         )
                     return METADATA, self._catalogue.metadata_text(wheel, index)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
 
 LARGEST = 4 << 20  # bytes of a METADATA file; real files have less than 0.1 MB
+RETRIES = 4  # of a request for a page or for metadata: for 7 s
 LONGEST_LINE = 100  # characters of a licence or supplier
 UNKNOWN = "UNKNOWN"  # what older tools write for an empty field
 LONGEST_REQUIREMENT = 2000  # characters of a Requires-Dist; real requirements have less than 300
@@ -103,7 +104,8 @@ class Index:
     def __init__(self, settings: IndexSettings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        self._sessions: dict[str, IndexSession] = {}
+        self._sessions: dict[tuple[str, int], IndexSession] = {}
+        self._page_locks: dict[tuple[str, str], threading.Lock] = {}
         self._files: dict[tuple[str, str], list[DistributionPackage]] = {}
         self._packages: dict[tuple[str, str], ListedPackage] = {}
         self._texts: dict[str, bytes] = {}
@@ -156,7 +158,7 @@ class Index:
                     text += _metadata_in_wheel(session, file.url, whole=whole)
                 except (BadZipFile, zlib.error, EOFError, OutOfBound) as error:  # though all responses were complete
                     raise FetchError(
-                        f"{file.filename}: the file on {session.settings.label} is damaged or incomplete",
+                        f"{file.filename}: the file on {session.server} is damaged or incomplete",
                         hint=UPLOAD_AGAIN,
                     ) from error
         self._texts[file.url] = bytes(text)
@@ -165,18 +167,21 @@ class Index:
     def files(self, name: str, index: str = "") -> list[DistributionPackage]:
         """All files of a package, by its canonical name. Raises FetchError."""
         key = index, name
-        if key not in self._files:
-            session = self.session(index)
-            with fetch_errors(name, session):
-                self._files[key] = session.files(name)
-        return self._files[key]
-
-    def session(self, index: str) -> IndexSession:
-        """Requests to an index."""
         with self._lock:
-            if index not in self._sessions:
-                self._sessions[index] = IndexSession(self._settings.of(index), retries=3)
-            return self._sessions[index]
+            page_lock = self._page_locks.setdefault(key, threading.Lock())
+        with page_lock:
+            if key not in self._files:
+                session = self.session(index)
+                with fetch_errors(name, session):
+                    self._files[key] = session.files(name)
+            return self._files[key]
+
+    def session(self, index: str, *, retries: int = RETRIES) -> IndexSession:
+        """Requests to an index. Raises LookupError if there is none of this name, UsageError."""
+        with self._lock:
+            if (index, retries) not in self._sessions:
+                self._sessions[index, retries] = IndexSession(self._settings.of(index), retries=retries)
+            return self._sessions[index, retries]
 
 
 def parse_metadata(file: str, text: bytes) -> Metadata:

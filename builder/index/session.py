@@ -41,10 +41,18 @@ class IndexSession(requests.Session):
 
     The login in the index's address is sent to that origin only, even for links without it. `timeout` applies to every
     request: seconds to connect and between two bytes. `retries` repeats requests that may succeed later. The login of a
-    named index is that of `builder.index.logins`, and no request to another origin has one.
+    named index is that of `builder.index.logins`, and no request to another origin has one. `server` is its name in
+    messages; without it, that of the index.
     """
 
-    def __init__(self, settings: IndexSettings, *, timeout: tuple[float, float] = TIMEOUT_S, retries: int = 0) -> None:
+    def __init__(
+        self,
+        settings: IndexSettings,
+        *,
+        timeout: tuple[float, float] = TIMEOUT_S,
+        retries: int = 0,
+        server: str = "",
+    ) -> None:
         """Raises UsageError for a login that would be sent without encryption."""
         from pypi_simple import PYPI_SIMPLE_ENDPOINT, PyPISimple  # noqa: PLC0415  slow to import: 0.1 s
 
@@ -62,6 +70,7 @@ class IndexSession(requests.Session):
             self.proxies = {"http": settings.proxy, "https": settings.proxy}
         url = settings.url or PYPI_SIMPLE_ENDPOINT
         self.settings = settings
+        self.server = server or settings.label  # in messages
         self._login: tuple[str | bytes, str | bytes] | None
         if settings.name:
             login = logins.find_login(settings)
@@ -189,7 +198,7 @@ def fetch_errors(what: str, session: IndexSession) -> Iterator[None]:
     """Turns errors of requests to an index, and of reading its responses, into a FetchError about `what`."""
     from remotezip import RemoteZipError  # noqa: PLC0415
 
-    server, again = session.settings.label, f"Run again. {DOCTOR}"
+    server, again = session.server, f"Run again. {DOCTOR}"
     try:
         yield
     except RemoteZipError as error:  # the reason is its context

@@ -13,14 +13,13 @@ import subprocess
 import sys
 import tarfile
 import threading
-from collections.abc import Callable, Mapping
-from io import BufferedRandom
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import quote, unquote
 
 from builder.common.errors import FetchError, LockError
-from builder.index.download import FileFetcher
+from builder.index.download import Address, FileSource
 from builder.index.host import Host, RunProgram
 from builder.index.session import IndexSession
 from builder.lock.python_lock import ARCHIVE, LockedPython, python_key
@@ -102,6 +101,25 @@ class PythonBuilds:
                 self._read = addresses
             return self._read
 
+    def archives(self) -> FileSource[LockedPython]:
+        """The archives of locked builds on the mirror."""
+        session = IndexSession(self.host.index, server="uv's mirror of Python builds")
+        return FileSource(
+            addresses=lambda locked: [Address(url=self._address(locked), session=session)],
+            if_absent="The mirror may lack this build: set UV_PYTHON_INSTALL_MIRROR to one that has it. If it was "
+            "withdrawn, change `uv` of this Python in matrix.yaml.",
+            if_different="A build never changes without a new date in its name: do not use this mirror "
+            "(UV_PYTHON_INSTALL_MIRROR), or this lock, until the difference is explained.",
+        )
+
+    def _address(self, locked: LockedPython) -> str:
+        addresses = self.addresses()
+        # A newer uv may have another build of the release, or no build of it, but all are below the same address.
+        address = addresses.get(locked.release) or next(iter(addresses.values()))
+        date = re.fullmatch(ARCHIVE, locked.file)
+        assert date
+        return f"{address.rsplit('/', 2)[0]}/{date[1]}/{quote(locked.file)}"
+
     def _uv(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         try:
             return self.run(
@@ -110,38 +128,3 @@ class PythonBuilds:
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise FetchError(f"uv python {arguments[0]} took more than {TIMEOUT_S} s", hint="Run again.") from None
-
-
-class PythonFetcher(FileFetcher[LockedPython]):
-    """Downloads archives of Python to `blobs`, the folder of the store's blobs, by their SHA-256."""
-
-    hint_if_absent = (
-        "The mirror may lack this build: set UV_PYTHON_INSTALL_MIRROR to one that has it. If it was withdrawn, change "
-        "`uv` of this Python in matrix.yaml."
-    )
-    hint_if_different = (
-        "A build never changes without a new date in its name: do not use this mirror (UV_PYTHON_INSTALL_MIRROR), or "
-        "this lock, until the difference is explained."
-    )
-    server = "uv's mirror of Python builds"
-
-    def __init__(
-        self,
-        builds: PythonBuilds,
-        blobs: Path,
-        parts: Path,
-        *,
-        progress: Callable[[int], None] = lambda _: None,
-        stopped: threading.Event | None = None,
-    ) -> None:
-        mirror = IndexSession(builds.host.index, timeout=self.policy.timeouts)
-        super().__init__(blobs, parts, mirror, progress=progress, stopped=stopped)
-        self._builds = builds
-
-    def _get(self, locked: LockedPython, file: BufferedRandom) -> None:
-        addresses = self._builds.addresses()
-        # A newer uv may have another build of the release, or no build of it, but all are below the same address.
-        address = addresses.get(locked.release) or next(iter(addresses.values()))
-        date = re.fullmatch(ARCHIVE, locked.file)
-        assert date
-        self._download(locked, file, f"{address.rsplit('/', 2)[0]}/{date[1]}/{quote(locked.file)}")

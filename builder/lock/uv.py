@@ -200,12 +200,10 @@ class Uv:
 
     def sizes(self, target: Target, wheels: Mapping[str, tuple[LockedWheel, str]]) -> dict[str, int]:
         """The sizes of wheels, by SHA-256, as the indexes answer. Raises FetchError."""
-        with ExitStack() as stack:
-            names = sorted({wheel.index for wheel, _ in wheels.values()})
-            opened = {name: IndexSession(self._index.of(name), retries=4) for name in names}
-            sessions = {name: stack.enter_context(session) for name, session in opened.items()}
-            pool = stack.enter_context(thread_pool(POOL, "sizes"))
-            sizes = pool.map(lambda item: _size(target, sessions[item[0].index], item[1]), wheels.values())
+        with thread_pool(POOL, "sizes") as pool:
+            sizes = pool.map(
+                lambda item: _size(target, self.catalogue.session(item[0].index), item[1]), wheels.values()
+            )
             return dict(zip(wheels, sizes, strict=True))
 
 
@@ -270,7 +268,7 @@ def _size(target: Target, session: IndexSession, url: str) -> int:
         return session.file_size(url)
     except (OSError, ValueError) as error:
         is_request = isinstance(error, requests.RequestException)
-        server = session.settings.label
+        server = session.server
         invalid = Fault.INVALID.sentence.format(server)
         reason = failure_sentence(error, server) if is_request else getattr(error, "strerror", None) or invalid
         raise FetchError(

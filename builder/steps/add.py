@@ -32,7 +32,7 @@ from builder.engine.run import Run
 from builder.evidence import reports, sbom_and_provenance
 from builder.evidence.results import OWN, Evidence, Proof, coverage_of
 from builder.evidence.signing import Signer, Trust
-from builder.index.download import Fetcher
+from builder.index.download import Fetcher, wheels_of_index
 from builder.index.host import Apt
 from builder.index.wheels import LockedWheel
 from builder.layers import oci, wheel
@@ -94,7 +94,7 @@ def add(run: Run, additions: Sequence[Addition], options: AddOptions) -> dict[Im
     host = replace(run.host, archives=Apt(), index=added_image.with_indexes(run.host.index, additions))
     run = replace(run, host=host)
     program, progress = Uv(host), Meter(run.view, "wheels", "downloaded", 0).add
-    fetcher = Fetcher(host.index, run.store.downloads, progress=progress, catalogue=program.catalogue)
+    fetcher = Fetcher(wheels_of_index(program.catalogue), run.store.downloads, progress=progress)
     images = defaultdict[ImageRef, list[AddedImage]](list)  # by target, one for each architecture
     for addition in additions:
         for parent in read_parents(run, addition, options.arch):

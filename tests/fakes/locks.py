@@ -14,7 +14,7 @@ from pathlib import Path
 
 from builder.common.errors import FetchError, LockError
 from builder.debian import os_lock
-from builder.debian.archives import HERE, STORE, Archives, PackageLocations
+from builder.debian.archives import HERE, Archives, PackageLocations
 from builder.debian.os_lock import OS_LOCKS, DebianPackage, OsLock, OsRequest
 from builder.index.host import Host
 from builder.index.wheels import PLATFORMS, LockedWheel, Wheel
@@ -158,16 +158,11 @@ class FakeArchives(Archives):
         self.versions, self.broken, self.others = versions, broken, others
 
     def locate(self, lock: OsLock, blobs: Path | None) -> PackageLocations:
+        request = OsRequest(debian=lock.debian, packages=lock.requested, arch=lock.arch)
+        current = {package.sha256 for package in os_lock_of(request, self.versions[lock.debian]).packages}
         stored = {path.name for path in blobs.iterdir()} if blobs and blobs.exists() else set()
-        current = os_lock_of(
-            OsRequest(debian=lock.debian, packages=lock.requested, arch=lock.arch), self.versions[lock.debian]
+        return PackageLocations(
+            missing=[package for package in lock.packages if package.sha256 not in current | stored],
+            others=[package for package in lock.packages if package.name in self.others],
+            uncertain=f"{HERE}: the archive timed out" if lock.debian == self.broken else "",
         )
-        files = {package.sha256 for package in current.packages}
-        at = {
-            package.sha256: STORE if package.sha256 in stored else HERE
-            for package in lock.packages
-            if package.sha256 in files | stored
-        }
-        others = tuple(package for package in lock.packages if package.name in self.others)
-        faults = {HERE: "the archive timed out"} if lock.debian == self.broken else {}
-        return PackageLocations(packages=lock.packages, at=at, others=others, faults=faults)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from builder.build.operating_systems import Mmdebstrap
 from builder.common.files import write_atomically
-from builder.debian.archives import DebianFetcher
 from builder.debian.os_lock import DebianPackage, OsLock
 from builder.engine.run import Run
+from builder.index.download import Fetcher
+from builder.lock.python_lock import LockedPython
 from builder.matrix.schema import AMD64
 
 DAY = 1_767_225_600  # 2026-01-01T00:00:00Z
@@ -46,11 +47,11 @@ class FakeMmdebstrap(Mmdebstrap):
         return f"local/{release}{f'-{arch}' if arch not in ('', self._run.engine.info().arch) else ''}"
 
 
-class FakeDebianFetcher(DebianFetcher):
-    """Has every package without a download; its content is its name and version."""
+class FakeFetcher(Fetcher[DebianPackage | LockedPython]):
+    """Has every Debian package and every Python without a download; its content is its file name."""
 
-    def fetch(self, locked: DebianPackage) -> Path:
-        write_atomically(self.path(locked), f"{locked.name} {locked.version}")
+    def fetch(self, locked: DebianPackage | LockedPython) -> Path:
+        write_atomically(self.path(locked), locked.file)
         self._progress(locked.size)
         return self.path(locked)
 

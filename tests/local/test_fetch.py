@@ -13,9 +13,10 @@ import pytest
 
 from builder.common.http import PIECE
 from builder.common.tasks import RetryPolicy
-from builder.index.download import Fetcher
+from builder.index import releases
+from builder.index.download import Fetcher, wheels_of_index
 from builder.index.settings import IndexSettings
-from builder.index.wheels import Wheel
+from builder.index.wheels import LockedWheel, Wheel
 from tests.integration.index import Fault, Index
 from tests.integration.wheels import Distribution
 
@@ -60,9 +61,9 @@ class Folder:
         self.progress: list[int] = []
         self._index = index
 
-    def fetcher(self, policy: RetryPolicy = QUICK) -> Fetcher:
-        settings = IndexSettings(url=self._index.url)
-        fetcher = Fetcher(settings, self.path, progress=self.progress.append)
+    def fetcher(self, policy: RetryPolicy = QUICK) -> Fetcher[LockedWheel]:
+        source = wheels_of_index(releases.Index(IndexSettings(url=self._index.url)))
+        fetcher = Fetcher(source, self.path, progress=self.progress.append)
         fetcher.policy = policy
         return fetcher
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from builder.common.errors import FetchError, LockError
-from builder.index.download import Fetcher
+from builder.index.download import Fetcher, wheels_of_index
 from builder.index.host import Host
+from builder.index.releases import Index
 from builder.index.settings import IndexSettings
 from builder.lock.uv import Target, Uv
 from tests.integration import wheels
@@ -54,13 +55,15 @@ def test_wheels_of_a_folder_are_locked_and_fetched_by_their_hash(folder: Path, t
     assert (locked["acme-core"].sha256, locked["acme-core"].size) == (core.sha256, len(core.content))
 
     (tmp_path / "store").mkdir()
-    fetched = Fetcher(settings_of(folder), tmp_path / "store").fetch(locked["acme-core"])
+    source = wheels_of_index(Index(settings_of(folder)))
+    fetched = Fetcher(source, tmp_path / "store").fetch(locked["acme-core"])
     assert fetched.read_bytes() == core.content
 
     put(folder, wheels.wheel("acme-core", "1.5", {"acme_core.py": b"VERSION = 2\n"}))
     fetched.unlink()
+    source = wheels_of_index(Index(settings_of(folder)))
     with pytest.raises(FetchError, match=r"acme_core-1\.5-py3-none-any\.whl: SHA-256 mismatch"):
-        Fetcher(settings_of(folder), tmp_path / "store").fetch(locked["acme-core"])
+        Fetcher(source, tmp_path / "store").fetch(locked["acme-core"])
 
 
 def test_a_package_without_a_wheel_for_the_image(folder: Path) -> None:

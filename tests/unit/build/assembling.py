@@ -18,9 +18,8 @@ from builder.common.files import digest_of_bytes, digest_of_data, replacing, sho
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
 from builder.engine.run import Run
-from builder.index.download import Fetcher
+from builder.index.download import Fetcher, FileSource
 from builder.index.host import Host
-from builder.index.settings import IndexSettings
 from builder.index.wheels import LockedWheel, Wheel
 from builder.layers import oci, stored_images, stored_layers
 from builder.layers.oci import Image
@@ -171,13 +170,13 @@ class FakeRepository(Repository):
         read(size)
 
 
-class WorldFetcher(Fetcher):
+class WorldFetcher(Fetcher[LockedWheel]):
     """Makes the wheels that it fetches."""
 
     def __init__(
-        self, world: World, settings: IndexSettings, folder: Path, *, progress: Callable[[int], None], **_: object
+        self, world: World, source: FileSource[LockedWheel], folder: Path, *, progress: Callable[[int], None]
     ) -> None:
-        super().__init__(settings, folder, progress=progress)
+        super().__init__(source, folder, progress=progress)
         self.world = world
 
     def fetch(self, wheel: LockedWheel) -> Path:

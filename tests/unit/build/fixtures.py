@@ -14,7 +14,7 @@ from builder.layers import oci, stored_layers
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan.layer_order import PlannedLayer
-from tests.fakes.mmdebstrap import FakeDebianFetcher, FakeMmdebstrap
+from tests.fakes.mmdebstrap import FakeFetcher, FakeMmdebstrap
 from tests.unit.build.assembling import AssemblyBench, FakeRepository, WorldFetcher
 
 
@@ -47,7 +47,7 @@ def benches(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setattr(layer_lookup, "Repository", new_repository)
     monkeypatch.setattr(assemble, "Fetcher", new_fetcher)
     monkeypatch.setattr(assemble, "Mmdebstrap", new_mmdebstrap)
-    monkeypatch.setattr(operating_systems, "DebianFetcher", FakeDebianFetcher)
+    monkeypatch.setattr(operating_systems, "Fetcher", FakeFetcher)
     yield bench
     for machine in machines:
         for assembler in machine.assemblers:

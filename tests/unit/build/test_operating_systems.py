@@ -19,19 +19,18 @@ from builder.build.layer_lookup import LayerLookup
 from builder.build.operating_systems import SystemLayers
 from builder.common.errors import BuildError, FetchError
 from builder.common.files import digest_of_bytes
-from builder.debian.archives import Archives, DebianFetcher
+from builder.debian.archives import Archives
+from builder.index.download import Fetcher
 from builder.index.host import Apt, AptSource, Host
 from builder.layers import stored_layers
 from builder.layers.known_layers import KnownLayers
 from builder.layers.oci import Layer
 from builder.layers.store import PACKAGES, Store
-from builder.lock.python_builds import PythonFetcher
-from builder.lock.python_lock import LockedPython
 from builder.matrix.project import Project
 from builder.plan import plan
 from tests.fakes import locks
 from tests.fakes.engine import FakeEngine, MemoryConsole
-from tests.fakes.mmdebstrap import FakeDebianFetcher, FakeMmdebstrap, file_system
+from tests.fakes.mmdebstrap import FakeFetcher, FakeMmdebstrap, file_system
 from tests.fakes.run import FakeApt, new_run
 from tests.fakes.wire import Reply, Wire
 from tests.unit.layers.toc import check_by_specification
@@ -79,8 +78,7 @@ class OneSystem:
 
 @pytest.fixture
 def system(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OneSystem:
-    monkeypatch.setattr(operating_systems, "DebianFetcher", FakeDebianFetcher)
-    monkeypatch.setattr(operating_systems, "PythonFetcher", FakePythonFetcher)
+    monkeypatch.setattr(operating_systems, "Fetcher", FakeFetcher)
     return OneSystem(tiny, tmp_path / "store")
 
 
@@ -114,14 +112,6 @@ def test_mmdebstrap_gets_the_lock_and_the_steps(system: OneSystem) -> None:
     assert files["packages.json"] == (root / system.image.os_request.path).read_bytes()
     assert files["steps/os.sh"] == (root / "templates/steps/os.sh").read_bytes()
     assert "uv" not in files
-
-
-class FakePythonFetcher(PythonFetcher):
-    """Has every archive without a download; its content is its file name."""
-
-    def fetch(self, locked: LockedPython) -> Path:
-        self.path(locked).write_text(locked.file, encoding="utf-8")
-        return self.path(locked)
 
 
 def test_an_image_with_uvs_python_gets_uv_and_the_locked_archive(
@@ -168,7 +158,7 @@ def test_without_a_package_that_no_archive_has_nothing_is_made(
         AptSource(kind="security", uri="http://s.example.test"),
     )
     system.run = replace(system.run, host=Host(archives=Apt(sources=sources)))
-    monkeypatch.setattr(operating_systems, "DebianFetcher", DebianFetcher)
+    monkeypatch.setattr(operating_systems, "Fetcher", Fetcher)
     with pytest.raises(FetchError):
         system.make()
     assert system.runs == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +14,19 @@ import requests
 
 from builder.common.errors import EngineError, FetchError
 from builder.common.tasks import RetryPolicy
-from builder.debian import archives
 from builder.debian.archives import (
+    CONNECTIONS,
     DEFAULT_SNAPSHOT,
     HERE,
     MOVED,
     SNAPSHOT,
     SNAPSHOT_CONNECTIONS,
-    STORE,
     Archives,
-    DebianFetcher,
-    Place,
-)  # fmt: skip
+    PackageLocations,
+)
 from builder.debian.os_lock import DebianPackage, OsLock
 from builder.index import host as host_settings
-from builder.index.download import AbsentError
+from builder.index.download import Fetcher
 from builder.index.host import Apt, AptSource, Host, RunProgram
 from builder.matrix.project import Project
 from tests.fakes.locks import TIME
@@ -142,30 +140,38 @@ def everywhere(edit: Edit) -> Project:
     return edit(GLIBC, f"{GLIBC}    archive: {MOVED_TO}\n    snapshot: {SNAPSHOTS}\n")
 
 
-def pools(project: Project, host: Host) -> dict[str, tuple[str, ...]]:
-    return {place.name: place.pools for place in Archives(project.matrix, host, FakeApt()).places(LOCK)}
+def pools(known_archives: Archives) -> dict[str, list[str]]:
+    """The addresses of each place, in their order."""
+    result: dict[str, list[str]] = {}
+    for place, pool in known_archives.pools(LOCK):
+        result.setdefault(place.name, []).append(pool)
+    return result
+
+
+def pools_of(project: Project, host: Host) -> dict[str, list[str]]:
+    return pools(Archives(project.matrix, host, FakeApt()))
 
 
 def test_the_places_in_their_order(everywhere: Project) -> None:
-    assert pools(everywhere, host(snapshots=BY_APT)) == {
-        HERE: (f"{MAIN}/pool/main", f"{SECURITY}/pool/updates/main"),
-        MOVED: (f"{MOVED_TO}/debian/pool/main", f"{MOVED_TO}/debian-security/pool/updates/main"),
-        SNAPSHOT: (
+    assert pools_of(everywhere, host(snapshots=BY_APT)) == {
+        HERE: [f"{MAIN}/pool/main", f"{SECURITY}/pool/updates/main"],
+        MOVED: [f"{MOVED_TO}/debian/pool/main", f"{MOVED_TO}/debian-security/pool/updates/main"],
+        SNAPSHOT: [
             f"{SNAPSHOTS}/debian/{TIME}/pool/main",
             f"{SNAPSHOTS}/debian-security/{TIME}/pool/updates/main",
-        ),
+        ],
     }
-    assert list(pools(everywhere, host())) == [HERE, MOVED, SNAPSHOT]
+    assert list(pools_of(everywhere, host())) == [HERE, MOVED, SNAPSHOT]
 
 
 def test_without_a_snapshot_archive_that_of_apt_is_used(tiny: Project, edit: Edit) -> None:
-    assert list(pools(tiny, host())) == [HERE], "an apt without one"
-    assert pools(tiny, host(snapshots=BY_APT))[DEFAULT_SNAPSHOT] == (
+    assert list(pools_of(tiny, host())) == [HERE], "an apt without one"
+    assert pools_of(tiny, host(snapshots=BY_APT))[DEFAULT_SNAPSHOT] == [
         f"{DEFAULT}/debian/{TIME}/pool/main",
         f"{DEFAULT}/debian-security/{TIME}/pool/updates/main",
-    )
+    ]
     none = edit(GLIBC, f"{GLIBC}    snapshot: none\n")
-    assert list(pools(none, host(snapshots=BY_APT))) == [HERE]
+    assert list(pools_of(none, host(snapshots=BY_APT))) == [HERE]
 
 
 DUMP = """\
@@ -219,38 +225,32 @@ def test_without_apt_the_addresses_are_those_of_apt_in_a_container(tiny: Project
     container = Container()
     known_archives = Archives(tiny.matrix, host(sources=()), FakeApt(container.open))
     for _ in range(2):
-        places = list(known_archives.places(LOCK))
-        assert [place.name for place in places] == [HERE, DEFAULT_SNAPSHOT]
-        assert places[0].pools == (f"{MAIN}/pool/main", f"{SECURITY}/pool/updates/main")
+        places = pools(known_archives)
+        assert list(places) == [HERE, DEFAULT_SNAPSHOT]
+        assert places[HERE] == [f"{MAIN}/pool/main", f"{SECURITY}/pool/updates/main"]
     assert container.started == 1
 
 
 def test_an_archive_that_this_machine_lacks_is_debians_own(tiny: Project, world: World) -> None:
     known_archives = Archives(tiny.matrix, host(sources=SOURCES[:1]), FakeApt(Container().open))
-    assert next(known_archives.places(LOCK)).pools == (f"{MAIN}/pool/main", f"{SECURITY}/pool/updates/main")
+    assert pools(known_archives)[HERE] == [f"{MAIN}/pool/main", f"{SECURITY}/pool/updates/main"]
 
 
 def test_no_archive_is_known(tiny: Project, world: World, tmp_path: Path) -> None:
     runner = FakeApt(Container(image=False).open)
     known_archives = Archives(tiny.matrix, host(sources=()), runner)
-    assert list(known_archives.places(LOCK)) == []
+    assert pools(known_archives) == {}
     assert runner.said == ["Debian's own addresses are unknown: base image: cannot be pulled"]
-    assert not known_archives.locate(LOCK, None).at
-    with pytest.raises(FetchError):
+    assert known_archives.locate(LOCK, None).missing == list(PACKAGES)
+    with pytest.raises(FetchError, match="no place that may have it is known"):
         fetcher(known_archives, tmp_path).fetch(PACKAGES[0])
 
 
 # ---- looking packages up
 
 
-def located(project: Project, settings: Host, blobs: Path | None = None) -> archives.PackageLocations:
-    known_archives = Archives(project.matrix, settings, FakeApt())
-    known_archives.look_up_policy = POLICY
-    return known_archives.locate(LOCK, blobs)
-
-
-def names(result: archives.PackageLocations) -> dict[str, str]:
-    return {each.name: result.at[each.sha256] for each in result.packages if each.sha256 in result.at}
+def located(project: Project, settings: Host, blobs: Path | None = None) -> PackageLocations:
+    return Archives(project.matrix, settings, FakeApt()).locate(LOCK, blobs)
 
 
 def test_each_package_is_looked_up_where_it_may_be(everywhere: Project, world: World, tmp_path: Path) -> None:
@@ -264,15 +264,14 @@ def test_each_package_is_looked_up_where_it_may_be(everywhere: Project, world: W
         "moved.example.test/debian/pool/main/z",
     }
     result = located(everywhere, host(), tmp_path)
-    assert names(result) == {"libc6": STORE, "tini": HERE, "zlib1g": HERE} | {"tini": MOVED, "zlib1g": SNAPSHOT}
-    assert (result.missing, result.uncertain, result.others) == ([], "", ())
+    assert result == PackageLocations(missing=[], others=[])
     assert {sent.method for sent in world.wire.seen} == {"HEAD"}
     assert not any("libc6" in sent.url for sent in world.wire.seen)
     assert world.hosts == ["here", "moved", "snapshot"]
 
 
 def test_what_the_first_archive_has_is_looked_up_nowhere_else(everywhere: Project, world: World) -> None:
-    assert set(names(located(everywhere, host())).values()) == {HERE}
+    assert located(everywhere, host()).missing == []
     assert world.hosts == ["here"]
 
 
@@ -332,7 +331,6 @@ def test_the_default_snapshot_archive_need_not_answer(tiny: Project, world: Worl
     world.missing, world.broken = {"tini"}, {"default": requests.ConnectionError()}
     result = located(tiny, host(snapshots=BY_APT))
     assert (result.missing, result.uncertain) == ([PACKAGES[1]], "")
-    assert DEFAULT_SNAPSHOT in result.faults
 
 
 @pytest.mark.parametrize("status", [500, 503, 429, 401, 407])
@@ -345,23 +343,23 @@ def test_an_error_of_the_server_is_no_missing_package(tiny: Project, world: Worl
 # ---- downloads
 
 
-def fetcher(known_archives: Archives, folder: Path) -> DebianFetcher:
+def fetcher(known_archives: Archives, folder: Path) -> Fetcher[DebianPackage]:
     for name in ("blobs", "parts"):
         (folder / name).mkdir(exist_ok=True)
-    downloads = DebianFetcher(known_archives, LOCK, "a-cell", folder / "blobs", folder / "parts")
+    downloads = Fetcher(known_archives.packages(LOCK, "a-cell"), folder / "blobs", folder / "parts")
     downloads.policy = POLICY
     return downloads
 
 
 def test_the_packages_are_named_by_their_hash(tiny: Project, world: World, tmp_path: Path) -> None:
-    paths = fetcher(Archives(tiny.matrix, host(), FakeApt()), tmp_path).fetch_all()
+    paths = fetcher(Archives(tiny.matrix, host(), FakeApt()), tmp_path).fetch_all(PACKAGES, CONNECTIONS)
     assert paths == {each.sha256: tmp_path / "blobs" / each.sha256 for each in PACKAGES}
     assert {each.name: paths[each.sha256].read_bytes() for each in PACKAGES} == {
         each.name: content_of(each.name) for each in PACKAGES
     }
     assert list((tmp_path / "parts").iterdir()) == []
     world.wire.seen.clear()
-    assert fetcher(Archives(tiny.matrix, host(), FakeApt()), tmp_path).fetch_all() == paths
+    assert fetcher(Archives(tiny.matrix, host(), FakeApt()), tmp_path).fetch_all(PACKAGES, CONNECTIONS) == paths
     assert world.wire.seen == [], "the store has them"
 
 
@@ -406,7 +404,7 @@ def test_a_place_that_stalls_is_given_up_for_all_packages(everywhere: Project, w
     for each in PACKAGES:
         fetcher(known_archives, tmp_path).fetch(each)
     assert sum("here" in sent.url for sent in world.wire.seen) == 1 + POLICY.retries
-    assert known_archives.faults == {HERE: "the archive timed out"}
+    assert {place.fault for place, _ in known_archives.pools(LOCK) if place.name == HERE} == {"the archive timed out"}
 
 
 def test_the_message_names_every_place_and_what_to_do(everywhere: Project, world: World, tmp_path: Path) -> None:
@@ -414,7 +412,7 @@ def test_the_message_names_every_place_and_what_to_do(everywhere: Project, world
     with pytest.raises(FetchError) as caught:
         fetcher(Archives(everywhere.matrix, host(), FakeApt()), tmp_path).fetch(PACKAGES[1])
     assert str(caught.value).splitlines() == [
-        "tini_0.19.0-1_amd64.deb of Debian newbird was not found",
+        "tini_0.19.0-1_amd64.deb was not found",
         f"  {HERE}: the archive returned 404 Not Found",
         f"  {MOVED}: cannot connect to the archive, or the connection was lost",
         f"  {SNAPSHOT}: the archive returned 404 Not Found",
@@ -425,16 +423,11 @@ def test_the_message_names_every_place_and_what_to_do(everywhere: Project, world
 
 def test_few_connections_to_a_snapshot_archive(everywhere: Project) -> None:
     known_archives = Archives(everywhere.matrix, host(), FakeApt())
-    *_, snapshot = known_archives.places(LOCK)
-    slot = known_archives.slot(snapshot)  # of all operating systems together
-
-    def attempt(place: Place, address: str) -> None:
-        if place != snapshot:
-            raise AbsentError("no such file")
-        others = [slot.acquire(blocking=False) for _ in range(SNAPSHOT_CONNECTIONS)]
-        assert others == [True] * (SNAPSHOT_CONNECTIONS - 1) + [False]
-
-    assert known_archives.try_places(LOCK, PACKAGES[0], attempt)[0] == SNAPSHOT
+    [snapshot] = {place for place, _ in known_archives.pools(LOCK) if place.name == SNAPSHOT}
+    with ExitStack() as requests_of_all_systems:
+        for _ in range(SNAPSHOT_CONNECTIONS):
+            requests_of_all_systems.enter_context(snapshot.request())
+        assert not snapshot._slots.acquire(blocking=False)
 
 
 def test_apts_proxy_comes_before_that_of_the_environment(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import re
 import ssl
 import threading
@@ -21,9 +20,10 @@ import requests
 from builder.common.errors import DiskError, FetchError
 from builder.common.http import PIECE
 from builder.common.tasks import RetryPolicy
-from builder.index.download import Fetcher
+from builder.index.download import Fetcher, wheels_of_index
+from builder.index.releases import Index
 from builder.index.settings import IndexSettings
-from builder.index.wheels import Wheel
+from builder.index.wheels import LockedWheel, Wheel
 from tests.fakes.wire import Reply, Sent, Wire, broken, untrusted
 
 CONTENT = bytes(range(256)) * 4000
@@ -31,6 +31,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 FILE = "tiny_wheel-1.0-py3-none-any.whl"
 HOST = "index.example.test"
 INDEX = f"https://{HOST}/simple/"
+SETTINGS = IndexSettings(url=INDEX)
 WHEEL = Wheel(component="tiny", name="Tiny_Wheel", version="1.0", file=FILE, size=len(CONTENT), sha256=SHA256)
 UNKNOWN = Wheel(component="tiny", name="Tiny_Wheel", version="1.0", file=FILE, size=0, sha256=SHA256)
 
@@ -40,10 +41,6 @@ def html(url: str = f"../../files/{FILE}", sha256: str = SHA256, attributes: str
     return Reply(
         body=f"<!DOCTYPE html><html><body>{link}</body></html>".encode(), headers={"Content-Type": "text/html"}
     )
-
-
-def as_json(data: object) -> Reply:
-    return Reply(body=json.dumps(data).encode(), headers={"Content-Type": "application/vnd.pypi.simple.v1+json"})
 
 
 def file(sent: Sent) -> Reply:
@@ -81,25 +78,23 @@ class Setting:
         self.wire = Wire.install(monkeypatch, lambda sent: (self.page if "/simple/" in sent.url else self.file)(sent))
         self.whl, self.part = folder / f"{SHA256}.whl", folder / f"{SHA256}.part"
 
-    def fetcher(self, policy: RetryPolicy = Fetcher.policy, **settings: str) -> Fetcher:
-        options: dict[str, Any] = {"url": INDEX} | settings
-        index = IndexSettings(**options)
-        fetcher = Fetcher(index, self.folder, progress=self.progress.append)
+    def fetcher(self, policy: RetryPolicy = Fetcher.policy, settings: IndexSettings = SETTINGS) -> Fetcher[LockedWheel]:
+        fetcher = Fetcher(wheels_of_index(Index(settings)), self.folder, progress=self.progress.append)
         fetcher.policy = policy
         fetcher._stopped = Stop(self.waited)
         return fetcher
 
-    def fetches(self, wheel: Wheel = WHEEL, **settings: str) -> None:
-        assert self.fetcher(Fetcher.policy, **settings).fetch(wheel) == self.whl
+    def fetches(self, wheel: Wheel = WHEEL) -> None:
+        assert self.fetcher().fetch(wheel) == self.whl
         assert self.whl.read_bytes() == CONTENT
         assert list(self.folder.iterdir()) == [self.whl]
         assert sum(self.progress) == len(CONTENT)
 
-    def fails(self, policy: RetryPolicy = Fetcher.policy, **settings: str) -> FetchError:
+    def fails(self, policy: RetryPolicy = Fetcher.policy, settings: IndexSettings = SETTINGS) -> FetchError:
         with pytest.raises(FetchError) as caught:
-            self.fetcher(policy, **settings).fetch(WHEEL)
+            self.fetcher(policy, settings).fetch(WHEEL)
         message = str(caught.value)
-        assert message.startswith(f"{FILE}: ")
+        assert message.startswith((f"{FILE}: ", "tiny-wheel: "))
         assert HOST not in f"{message} {caught.value.hint}"
         assert caught.value.hint
         assert not self.whl.exists()
@@ -133,8 +128,7 @@ def test_a_wheel_of_a_named_index_is_requested_from_that_index_alone(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UV_INDEX_COMPANY_PASSWORD", "cret")
-    settings = IndexSettings(url=INDEX).with_index("company", "https://private.example.test/simple")
-    fetcher = Fetcher(settings, setting.folder)
+    fetcher = setting.fetcher(settings=SETTINGS.with_index("company", "https://private.example.test/simple"))
     fetcher.fetch(replace(WHEEL, index="company"))
     assert {sent.url.split("/")[2] for sent in setting.wire.seen} == {"private.example.test"}
     assert all(sent.headers["Authorization"].startswith("Basic ") for sent in setting.wire.seen)
@@ -145,14 +139,15 @@ def test_a_wheel_of_a_named_index_is_requested_from_that_index_alone(
     assert not any("Authorization" in sent.headers for sent in setting.wire.seen)
 
 
+@pytest.mark.parametrize("what", ["page", "file"])
 def test_an_index_that_demands_a_login_is_named(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
 ) -> None:
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    setting.page = lambda _: Reply(status=401)
-    settings = IndexSettings(url=INDEX).with_index("my-team", "https://private.example.test/simple")
-    with pytest.raises(FetchError, match=rf"^{re.escape(FILE)}: the index my-team returned 401") as caught:
-        Fetcher(settings, setting.folder).fetch(replace(WHEEL, index="my-team"))
+    setattr(setting, what, lambda _: Reply(status=401))
+    settings = SETTINGS.with_index("my-team", "https://private.example.test/simple")
+    with pytest.raises(FetchError, match=": the index my-team returned 401") as caught:
+        setting.fetcher(settings=settings).fetch(replace(WHEEL, index="my-team"))
     assert "set UV_INDEX_MY_TEAM_USERNAME and UV_INDEX_MY_TEAM_PASSWORD" in caught.value.hint
     assert "machine private.example.test" in caught.value.hint
     assert "upgrade-package" not in caught.value.hint, "another version would not help"
@@ -171,22 +166,13 @@ def test_the_requests_of_a_download(setting: Setting) -> None:
     assert "json" in page.headers["Accept"]
     assert whole.headers["Accept-Encoding"] == "identity", "its length would be another"
     assert "Range" not in whole.headers
-    for sent in setting.wire.seen:
-        assert sent.options["timeout"] == (3, 4)
-        assert sent.options["verify"] is True
+    assert whole.options["timeout"] == (3, 4)
 
 
 def test_nothing_is_decompressed(setting: Setting) -> None:
     """Some servers take the format of an sdist for the encoding of the response."""
     setting.file = lambda _: Reply(body=CONTENT, headers={"Content-Encoding": "gzip"})
     setting.fetches()
-
-
-def test_a_page_in_json(setting: Setting) -> None:
-    listed = {"filename": FILE, "url": f"https://elsewhere.test/{FILE}", "hashes": {"sha256": SHA256}}
-    setting.page = lambda _: as_json({"meta": {"api-version": "1.0"}, "name": "tiny-wheel", "files": [listed]})
-    setting.fetches()
-    assert setting.wire.seen[1].url == f"https://elsewhere.test/{FILE}"
 
 
 def test_a_page_without_hashes(setting: Setting) -> None:
@@ -241,13 +227,12 @@ def test_a_damaged_wheel_is_downloaded_again(setting: Setting, damaged: bytes) -
     setting.fetches()
 
 
-def folder_fetcher(setting: Setting, content: bytes) -> Fetcher:
+def folder_fetcher(setting: Setting, content: bytes) -> Fetcher[LockedWheel]:
     """Gets the wheel from an index that is a folder."""
     folder = setting.folder.parent / f"{setting.folder.name}-wheels"
     folder.mkdir()
     (folder / FILE).write_bytes(content)
-    settings = IndexSettings(url=INDEX).with_index("own", "", folder=folder)
-    return Fetcher(settings, setting.folder, progress=setting.progress.append)
+    return setting.fetcher(settings=SETTINGS.with_index("own", "", folder=folder))
 
 
 @pytest.mark.parametrize(
@@ -316,24 +301,21 @@ FINAL = [*(Reply(status=status) for status in (400, 401, 403, 410, 418, 451, 501
 
 
 @pytest.mark.parametrize("fault", PASSING, ids=str)
-@pytest.mark.parametrize("what", ["page", "file"])
-def test_a_fault_that_may_pass_is_retried(setting: Setting, what: str, fault: Reply | Exception) -> None:
-    good = getattr(setting, what)
-    setattr(setting, what, once(fault, good))
+def test_a_fault_that_may_pass_is_retried(setting: Setting, fault: Reply | Exception) -> None:
+    setting.file = once(fault, setting.file)
     setting.fetches()
     assert len(setting.wire.seen) == 3
     setting.forget()
-    setattr(setting, what, lambda _: fault)
+    setting.file = lambda _: fault
     setting.fails()
     assert len(setting.waited) == 1 + Fetcher.policy.retries
 
 
 @pytest.mark.parametrize("fault", FINAL, ids=str)
-@pytest.mark.parametrize("what", ["page", "file"])
-def test_any_other_fault_is_final(setting: Setting, what: str, fault: Reply | Exception) -> None:
-    setattr(setting, what, lambda _: fault)
+def test_any_other_fault_is_final(setting: Setting, fault: Reply | Exception) -> None:
+    setting.file = lambda _: fault
     setting.fails()
-    assert len(setting.wire.seen) == (1 if what == "page" else 2)
+    assert len(setting.wire.seen) == 2
     assert setting.waited == []
 
 
@@ -393,23 +375,6 @@ def test_a_response_with_another_part_than_requested(setting: Setting, wrong: Re
     setting.part.write_bytes(CONTENT[:1000])
     setting.file = once(wrong, file)
     setting.fetches()
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        as_json({"meta": {"api-version": "1.0"}, "files": 5}),
-        as_json({"meta": {"api-version": "99.0"}, "name": "x", "files": []}),
-        as_json("not a page"),
-        Reply(body=b"{", headers={"Content-Type": "application/vnd.pypi.simple.v1+json"}),
-        Reply(body=b"%PDF", headers={"Content-Type": "application/pdf"}),
-    ],
-    ids=["wrong type", "unknown version", "no object", "not JSON", "PDF"],
-)
-def test_an_invalid_page_is_retried(setting: Setting, page: Reply) -> None:
-    setting.page = lambda _: page
-    setting.fails()
-    assert len(setting.wire.seen) == 5
 
 
 # ---- errors
@@ -476,7 +441,10 @@ KINDS = (
 @pytest.mark.parametrize("what", ["page", "file"])
 def test_messages_have_neither_hosts_nor_passwords(setting: Setting, what: str, kind: type[Exception]) -> None:
     setattr(setting, what, lambda _: kind(TEXT))
-    error = setting.fails(url=f"https://someone:secret@{HOST}/simple/", proxy="http://user:word@proxy.example.test:1")
+    settings = IndexSettings(
+        url=f"https://someone:secret@{HOST}/simple/", proxy="http://user:word@proxy.example.test:1"
+    )
+    error = setting.fails(settings=settings)
     for word in ("example.test", "someone", "secret", "user", "word", "://", "HTTPSConnectionPool"):
         assert word not in str(error)
 
@@ -512,8 +480,7 @@ FAULTS: dict[str, tuple[str, Reply | Exception, str, str]] = {
     "another wheel": ("page", html(url="../other-1.0.whl", file="other.whl"), "not listed by the index", UNLISTED),
     "deleted": ("file", Reply(status=404), "the index returned 404 Not Found", f"{DOCTOR} {UPGRADE}"),
     "refused": ("file", Reply(status=403), "the index returned 403 Forbidden", f"{DOCTOR} {UPGRADE}"),
-    "broken server": ("page", Reply(status=500), "the index returned 500 Internal Server Error", KEPT),
-    "invalid page": ("page", Reply(headers={"Content-Type": "a/b"}), "the index sent an invalid response", KEPT),
+    "broken server": ("file", Reply(status=500), "the index returned 500 Internal Server Error", KEPT),
     # The hint was to upgrade the locks, which would have locked the replaced file.
     "another hash is listed": (
         "page",

@@ -15,8 +15,9 @@ import pytest
 
 from builder.common.errors import FetchError, LockError
 from builder.common.tasks import RetryPolicy
+from builder.index.download import Fetcher
 from builder.index.host import Host
-from builder.lock.python_builds import PythonBuilds, PythonFetcher
+from builder.lock.python_builds import PythonBuilds
 from builder.lock.python_lock import PYTHON_LOCKS, LockedPython
 from tests.fakes.wire import Reply, Wire
 
@@ -151,9 +152,8 @@ def test_an_edited_lock_is_refused(tmp_path: Path, old: str, new: str) -> None:
 
 
 def fetch(run: Callable[..., Any], folder: Path) -> Path:
-    for name in ("blobs", "parts"):
-        (folder / name).mkdir()
-    fetcher = PythonFetcher(builds(run), folder / "blobs", folder / "parts")
+    (folder / "blobs").mkdir()
+    fetcher = Fetcher(builds(run).archives(), folder / "blobs")
     fetcher.policy = POLICY
     return fetcher.fetch(LOCKED)
 
@@ -190,4 +190,4 @@ def test_what_is_not_the_locked_archive_is_an_error(
     assert str(caught.value).startswith(f"{LOCKED.file}: {message}")
     assert hint in caught.value.hint
     assert "example.test" not in f"{caught.value} {caught.value.hint}"
-    assert list((tmp_path / "blobs").iterdir()) == []
+    assert not (tmp_path / "blobs" / SHA256).exists()

@@ -246,8 +246,8 @@ NEEDS = {
 class Listing(Index):
     """All indexes list the wheels of `uv`, without requests."""
 
-    def __init__(self, uv: Uv) -> None:
-        super().__init__(IndexSettings())
+    def __init__(self, uv: Uv, settings: IndexSettings) -> None:
+        super().__init__(settings)
         self._uv = uv
 
     def files(self, name: str, index: str = "") -> list[Any]:
@@ -322,7 +322,7 @@ class Uv:
     ) -> Resolver:
         host = Host(index=index or IndexSettings())
         resolver = Resolver(project, host, View(self.console))
-        resolver.uv.run, resolver.uv.catalogue = self, Listing(self)
+        resolver.uv.run, resolver.uv.catalogue = self, Listing(self, host.index)
         resolver.known.update({wheel.sha256: wheel for wheel in known})
         return resolver
 
