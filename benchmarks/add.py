@@ -54,7 +54,7 @@ def push_parent(store: Store, name: str) -> None:
     image = stored_images.read_stored_image(store, store.images()[name].digest)
     files = {blob: store.path(blob.digest) for blob in (image.config, *(layer.descriptor for layer in image.layers))}
     repository = Repository(ImageRef.parse(PARENT), host=Host(), write=True)
-    transfer.send_image(repository, image.manifest, files)
+    transfer.send_blobs(repository, files)
     repository.put_manifest("1", image.manifest.content, image.manifest.media_type)
 
 

@@ -278,7 +278,7 @@ def publish(checkout: Path, store: Store, cell: str) -> dict[str, int]:
         target = Repository(reference(cell), host=settings, write=True)
         manifest = Manifest.of(store.read(assembled.manifest.digest), MANIFEST_TYPE)
         blobs = [assembled.config, *(layer.descriptor for layer in assembled.layers)]
-        pushed = transfer.send_image(target, manifest, {blob: store.path(blob.digest) for blob in blobs})
+        pushed = transfer.send_blobs(target, {blob: store.path(blob.digest) for blob in blobs})
         target.put_manifest(cell, manifest.content, manifest.media_type)
     return {
         "fetched": sum(layer.bytes for layer in missing),

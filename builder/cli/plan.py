@@ -69,9 +69,9 @@ def plan_command(
     if revision:
         images = ci.changed_images(ci.plan_digests(project, revision, View(context.err)), images)
     if unreleased:
-        from builder.release import publish, staging, status  # noqa: PLC0415  0.2 s, which other plans would pay
+        from builder.release import staging, status  # noqa: PLC0415  0.2 s, which other plans would pay
 
-        publish.require_registry(project)
+        staging.require_registry(project)
         images = status.unreleased(images, staging.StagingArea.of(project, context.host), context.host)
 
     unlocked, lock = ", ".join(planned.unlocked), for_cells("builder lock", planned.unlocked)

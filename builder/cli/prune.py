@@ -12,7 +12,7 @@ from builder.common.reference import ImageRef
 from builder.common.text import counted
 from builder.plan import plan
 from builder.registry.client import Repository
-from builder.release import prune, publish
+from builder.release import prune, staging
 from builder.release.staging import StagingArea, plan_tag
 
 
@@ -41,7 +41,7 @@ def prune_command(context: Context, keep: int, delete: bool, form: str) -> None:
     and how to delete what is listed on ghcr.io, which allows no deletion.
     """
     project, view = context.project, View(context.err)
-    publish.require_registry(project)
+    staging.require_registry(project)
     area = StagingArea.of(project, context.host)
     public = [
         Repository(

@@ -14,7 +14,6 @@ from builder.build.outcomes import Report
 from builder.cli import options
 from builder.cli.context import Context
 from builder.cli.images import gpu_option, show_outcomes
-from builder.common import git
 from builder.common.errors import UsageError
 from builder.common.files import short_digest
 from builder.common.text import counted, duration, size
@@ -22,7 +21,7 @@ from builder.evidence.signing import Signer
 from builder.matrix.project import Project
 from builder.plan import plan, render
 from builder.plan.plan import Plan
-from builder.release import publish, status
+from builder.release import staging, status
 from builder.release.release_checks import EXEMPTIONS, ReleaseOptions
 from builder.release.staging import StagingArea
 from builder.release.status import StatusReader
@@ -69,10 +68,8 @@ def stage_command(
     run = context.run(project)
     with run.store.used():
         report = stage(
-            run, area, planned,
-            revision=git.state(project.root), signer=signer,
-            lookup=LayerLookup.of(run) if untested else None, images_only=images_only,
-        )  # fmt: skip
+            run, area, planned, signer=signer, lookup=LayerLookup.of(run) if untested else None, images_only=images_only
+        )
     if form == "github":
         click.echo(f"stamp={report.stamp}")
     _say_staged(context, report, signer, began)
@@ -195,7 +192,7 @@ def release_command(context: Context, /, stamp: str, check: bool, form: str, **v
     """
     began = time.monotonic()
     project = context.project
-    publish.require_registry(project)
+    staging.require_registry(project)
     area = StagingArea.of(project, context.host)
     if values["roll_back"] and check:
         raise UsageError("--check does not check a roll-back", hint="Leave out --check or --roll-back.")
@@ -223,7 +220,7 @@ def release_command(context: Context, /, stamp: str, check: bool, form: str, **v
     images, changed = counted(len(report.outcomes), "image"), counted(len(report.changed), "tag")
     context.say(f"release {report.stamp}: {images}, {changed} changed ({duration(time.monotonic() - began)})")
     if form == "github":
-        subjects = [(outcome.digest, publish.references(outcome.image)[0].name) for outcome in report.sent]
+        subjects = [(outcome.digest, staging.references(outcome.image)[0].name) for outcome in report.sent]
         subjects += [(change.digest, change.name) for change in report.tags]  # indexes too
         lines = dict.fromkeys(f"{digest.removeprefix('sha256:')} {name}" for digest, name in subjects)
         click.echo("\n".join(["subjects<<END", *lines, "END"]))

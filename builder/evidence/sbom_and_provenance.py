@@ -155,24 +155,6 @@ def _component(purl: PackageURL, sha256: str, properties: Iterable[Property] = (
     )
 
 
-def agree(statement: Any, other: Any) -> bool:
-    """True if two predicates of a kind are equal except for their commits.
-
-    Most commits do not change an image, so it needs no new statement for each of them.
-    """
-    return bool(_without_commit(statement) == _without_commit(other))
-
-
-def _without_commit(predicate: Any) -> Any:
-    try:
-        definition = predicate["buildDefinition"]
-        dependencies = definition["resolvedDependencies"]
-        rest = [dependency for dependency in dependencies if "gitCommit" not in dependency.get("digest", {})]
-        return definition["internalParameters"], rest, len(rest) == len(dependencies)
-    except (KeyError, TypeError, AttributeError):
-        return predicate
-
-
 def provenance(planned: PlannedImage, *, source: str, revision: str) -> bytes:
     """A predicate that names the commit, the plan and the packages that an image was made from.
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -84,7 +83,6 @@ class Signer:
         digest: str,
         annotations: Mapping[str, str] = {},
         statements: Mapping[str, bytes] = {},
-        is_same: Callable[[Any, Any], bool] = operator.eq,
     ) -> None:
         """Attaches statements, by kind, to a manifest, then signs it: only what is missing.
 
@@ -97,7 +95,7 @@ class Signer:
             listed, is_complete = self._listed_kinds(repository, digest), True
             for kind, predicate in statements.items():
                 uri = PREDICATE_TYPES.get(kind, kind)
-                if uri in listed and self._has_statement(repository, digest, kind, json.loads(predicate), is_same):
+                if uri in listed and self._has_statement(repository, digest, kind, json.loads(predicate)):
                     continue
                 with TemporaryDirectory() as folder:
                     path = Path(folder) / "predicate.json"
@@ -131,12 +129,11 @@ class Signer:
             kinds.update(notes.get(_BUNDLE_KIND, "") for notes in bundles)
         return kinds
 
-    def _has_statement(
-        self, repository: Repository, digest: str, kind: str, predicate: Any, is_same: Callable[[Any, Any], bool]
-    ) -> bool:
-        """True if this signer made such a statement."""
+    def _has_statement(self, repository: Repository, digest: str, kind: str, predicate: Any) -> bool:
+        """True if this signer made such a statement, for any commit."""
         outputs = self._made_before(repository, digest, "verify-attestation", f"--type={kind}")
-        return any(is_same(predicate, other) for printed in outputs for other in _predicates(printed))
+        own = _without_commit(predicate)
+        return any(_without_commit(other) == own for printed in outputs for other in _predicates(printed))
 
     def _made_before(self, repository: Repository, digest: str, command: str, *options: str) -> list[str]:
         """The outputs of cosign for signatures or statements of this key or, for KEYLESS, of trusted identities."""
@@ -222,6 +219,17 @@ def statements_of_image(repository: Repository, digest: str, kind: str, trust: T
 def _predicates(output: str) -> list[Any]:
     """The predicates of the statements that cosign prints."""
     return [json.loads(base64.b64decode(json.loads(line)["payload"]))["predicate"] for line in output.splitlines()]
+
+
+def _without_commit(predicate: Any) -> Any:
+    """A predicate to compare: most commits do not change an image, so it needs no new statement for each of them."""
+    try:
+        definition = predicate["buildDefinition"]
+        dependencies = definition["resolvedDependencies"]
+        rest = [dependency for dependency in dependencies if "gitCommit" not in dependency.get("digest", {})]
+        return definition["internalParameters"], rest, len(rest) == len(dependencies)
+    except (KeyError, TypeError, AttributeError):
+        return predicate
 
 
 def _cosign_manifest(repository: Repository, digest: str, command: str, *options: str) -> str:

@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from builder.common.errors import RegistryError, VerifyError
+from builder.common.files import digest_of_bytes
 from builder.layers import oci
 from builder.layers.oci import (
     EMPTY,
@@ -30,7 +31,6 @@ from builder.layers.oci import (
     Manifest,
     ManifestDocument,
 )
-from builder.registry import transfer
 from builder.registry.client import REFUSALS, Repository, fallback_tag
 from builder.registry.failures import BLOB_UNKNOWN, RejectedError, TransientError
 
@@ -51,14 +51,19 @@ def artifact_manifest(
 
 
 def put_artifact(repository: Repository, artifact: Manifest, contents: Iterable[bytes], source: str = "") -> None:
-    """Stores an artifact, whose documents are `contents`, under its digest; `source` is as in `send_image`."""
+    """Stores an artifact, whose documents are `contents`, under its digest.
+
+    `source` is a repository of the same registry that may have the documents.
+    """
     with TemporaryDirectory() as folder:
-        files: dict[Descriptor, Path | None] = {}
+        path = Path(folder) / "document"
         for content in dict.fromkeys([EMPTY, *contents]):
-            path = Path(folder) / str(len(files))
-            path.write_bytes(content)
-            files[Descriptor.of(content, "application/octet-stream")] = path  # the manifest has their real types
-        transfer.send_image(repository, artifact, files, source=source, is_new=True)
+            digest = digest_of_bytes(content)
+            if not (digest in repository.known or (source and repository.mount(digest, source))):
+                path.write_bytes(content)
+                repository.upload(digest, path, len(content), lambda _: None)
+            repository.known.add(digest)
+    repository.put_manifest(artifact.digest, artifact.content, artifact.media_type)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ def look_up(
         return list(zip(listed, pool.map(function, listed), strict=True))
 
 
-def transfer(
+def transfer_each(
     repository: Repository, function: Callable[[Repository, _Input], _Output], inputs: Iterable[_Input]
 ) -> list[_Output]:
     """Calls the function for `transfers` inputs at once; returns the results, in order.

@@ -12,11 +12,11 @@ from typing import Literal
 
 from builder.common.errors import DamagedError, RegistryError, of_file
 from builder.common.text import size
-from builder.layers.oci import Descriptor, Manifest
+from builder.layers.oci import Descriptor
 from builder.layers.store import REPAIR, Store
 from builder.registry.client import Repository
 from builder.registry.failures import RejectedError
-from builder.registry.parallel import transfer
+from builder.registry.parallel import transfer_each
 
 DAMAGED = ("DIGEST_INVALID", "SIZE_INVALID")
 State = Literal["sent", "mounted", "present"]
@@ -35,24 +35,21 @@ class Sent:
         return ", ".join(f"{size(count)} {state}" for count, state in parts if count)
 
 
-def send_image(
+def send_blobs(
     repository: Repository,
-    manifest: Manifest,
     files: Mapping[Descriptor, Path | None],
     *,
     fetch: Callable[[Descriptor], Path] | None = None,
     source: str = "",
     mount_from: Sequence[str] = (),
-    is_new: bool = False,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Sent:
-    """Pushes an image by digest; sets no tag. The first failure ends the push.
+    """Sends the blobs of an image, in parallel, the largest first. The first failure ends the push.
 
     `files` has the path of every layer and of the configuration, or None for a blob that the store lacks: the registry
     must have the blob, or `fetch` downloads it and returns its path. `source` is a repository of the same registry with
-    all blobs; the repositories in `mount_from` may have some blobs. With `is_new`, blobs are sent without asking first
-    whether the registry has them. `progress` is called with numbers of bytes, negative if bytes must be sent again; the
-    numbers add up to the size of all blobs.
+    all blobs; the repositories in `mount_from` may have some blobs. `progress` is called with numbers of bytes,
+    negative if bytes must be sent again; the numbers add up to the size of all blobs.
     """
     lock = threading.Lock()
 
@@ -64,7 +61,7 @@ def send_image(
         """Pushes one blob in the cheapest way: a mount needs no question before it, and succeeds for a present blob."""
         is_present = blob.digest in repository.known
         is_mounted = not is_present and bool(source) and stoppable.mount(blob.digest, source)
-        if not (is_present or is_mounted or is_new):
+        if not (is_present or is_mounted):
             is_present = stoppable.has_blob(blob.digest)
         if is_present or is_mounted or any(stoppable.mount(blob.digest, other) for other in mount_from):
             report(blob.size)
@@ -99,11 +96,9 @@ def send_image(
     unique = {blob.digest: blob for blob in files}.values()
     largest_first = sorted(unique, key=lambda blob: blob.size, reverse=True)
     sizes: Counter[State] = Counter()
-    for blob, state in zip(largest_first, transfer(repository, push_blob, largest_first), strict=True):
+    for blob, state in zip(largest_first, transfer_each(repository, push_blob, largest_first), strict=True):
         sizes[state] += blob.size
         repository.known.add(blob.digest)
-    # The manifest last: a registry rejects a manifest whose blobs it lacks.
-    repository.put_manifest(manifest.digest, manifest.content, manifest.media_type)
     return Sent(sent=sizes["sent"], mounted=sizes["mounted"], present=sizes["present"])
 
 
@@ -122,7 +117,7 @@ def fetch_blobs(
             written.digest = blob.digest
         return blob.size
 
-    return sum(transfer(repository, fetch_blob, sorted(missing, key=lambda blob: -blob.size)))
+    return sum(transfer_each(repository, fetch_blob, sorted(missing, key=lambda blob: -blob.size)))
 
 
 def fetch_blob(repository: Repository, store: Store, blob: Descriptor) -> Path:

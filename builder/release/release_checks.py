@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal, get_args
 
 from builder.common import errors
-from builder.common.errors import BuilderError, ImageTestError, NoRegistryError, VerifyError
-from builder.common.text import listed
+from builder.common.errors import BuilderError, ImageTestError, NoRegistryError, RefusedError, VerifyError
+from builder.common.text import Redactor, duration, listed, one_line, printable
 from builder.engine.run import Run
 from builder.evidence import reports, sbom_and_provenance
 from builder.evidence.results import Requirement
@@ -16,21 +20,25 @@ from builder.evidence.signing import Signer, Trust
 from builder.evidence.suite import Suite, gpu_test
 from builder.layers.known_layers import KnownLayers
 from builder.matrix import support
-from builder.matrix.schema import ARM64
+from builder.matrix.project import Project
+from builder.matrix.schema import ARM64, SBOM, Scan
 from builder.plan.plan import PlannedImage
 from builder.registry.parallel import CHECKS, look_up
-from builder.release import expected, publish, scan, staging
-from builder.release.publish import Candidate
-from builder.release.scan import Scanner
-from builder.release.staging import StagedImage, StagedRelease, StagingArea
+from builder.release import expected, staging
+from builder.release.staging import Candidate, StagedImage, StagedRelease, StagingArea, cells_by_arch
+from builder.release.tagging import WITHOUT_ARCH
 
 Exemption = Literal["unsigned", "untested-gpu", "missing-arch"]  # from a check; releases record them
 EXEMPTIONS: tuple[Exemption, ...] = get_args(Exemption)
 _STAGE_TOGETHER = (
     "Build it on a machine of that architecture, and stage it with --images-only. Then stage the images of all "
-    f"architectures together. To release it alone, add --allow-missing-arch: {publish.WITHOUT_ARCH}."
+    f"architectures together. To release it alone, add --allow-missing-arch: {WITHOUT_ARCH}."
 )
 Checked = Candidate | BuilderError  # the error of an image that may not be released
+
+
+SCANNED = "passed"
+SHOWN_LINES = 15  # of a scanner's output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +110,7 @@ class ReleaseChecks:
             if self._scanner:
                 view.begin(entry.cell, "scanning")
                 self._scanner.scan_sbom(entry.cell, image.sbom)
-                image = replace(image, scan=scan.PASSED)
+                image = replace(image, scan=SCANNED)
         except NoRegistryError:
             raise
         except BuilderError as error:
@@ -130,7 +138,7 @@ class ReleaseChecks:
             repository, Requirement.of(planned, stored.manifest.digest, self._suite), Trust.of(project),
             state=project.state, allow_unsigned="unsigned" in options.allowed,
         )  # fmt: skip
-        return Candidate.of(project, planned, stored, coverage)
+        return Candidate(planned=planned, stored=stored, coverage=coverage)
 
     def _require_tests(self, image: Candidate) -> None:
         """Raises ImageTestError unless the image has passed the tests that a release needs."""
@@ -157,7 +165,57 @@ class ReleaseChecks:
         present = {image.cell for image in images}
         refused = []
         for image in images:
-            if missing := [cell for cell in image.cells.values() if cell not in present]:
+            cells = cells_by_arch(self._run.project, image.planned).values()
+            if missing := [cell for cell in cells if cell not in present]:
                 text = f"{image.cell}: {listed(missing, 1)} would not be released with it, and has the same tags"
                 refused.append(ImageTestError(text, hint=_STAGE_TOGETHER))
         return refused
+
+
+class Scanner:
+    """Runs the scanner of matrix.yaml on SBOMs, in the checkout, where it finds its own settings. Thread-safe.
+
+    The scanner alone decides, by its exit status: 0 accepts the image. It is killed after `timeout_s` seconds.
+    """
+
+    timeout_s: float = 600
+
+    def __init__(self, project: Project, settings: Scan) -> None:
+        self._project, self._settings = project, settings
+        self._slots = threading.BoundedSemaphore(settings.parallel)
+
+    def scan_sbom(self, cell: str, sbom: bytes) -> None:
+        """Raises RefusedError if the scanner refuses the SBOM of an image, VerifyError if it gives no result."""
+        program, log = self._settings.command[0], self._project.logs / f"{cell}.scan.log"
+        status: int | None = None
+        with self._slots, TemporaryDirectory() as folder:
+            path, output, messages = (Path(folder) / name for name in ("sbom.json", "output", "messages"))
+            path.write_bytes(sbom)
+            # Files, as a child of the scanner could keep pipes open after a timeout.
+            with output.open("wb") as out, messages.open("wb") as err:
+                try:
+                    status = subprocess.run(
+                        [word.replace(SBOM, str(path)) for word in self._settings.command],
+                        cwd=self._project.root, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                        timeout=self.timeout_s, check=False,
+                    ).returncode  # fmt: skip
+                except subprocess.TimeoutExpired:
+                    pass  # what it printed until then is shown below
+                except OSError as error:
+                    raise VerifyError(
+                        f"{cell}: {program}: {(error.strerror or str(error)).lower()}",
+                        hint="Install the scanner, or correct `scan.command` in matrix.yaml.",
+                    ) from error
+            printed = b"\n".join([output.read_bytes(), messages.read_bytes()])
+        text = Redactor()(printable(printed.decode(errors="replace")))
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(text, encoding="utf-8")
+        last = [f"  | {one_line(line)}" for line in text.splitlines() if line.strip()][-SHOWN_LINES:]
+        if status is None or status < 0:
+            reason = f"no result within {duration(self.timeout_s)}" if status is None else f"ended by signal {-status}"
+            raise VerifyError("\n".join([f"{cell}: {program}: {reason}", *last]), hint=f"Full output: {log}")
+        if status:
+            raise RefusedError(
+                "\n".join([f"{cell}: refused by {program} (exit status {status})", *last]),
+                hint=f"Update the packages, or edit the scanner's own list of exceptions. Full output: {log}",
+            )

@@ -10,26 +10,32 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, StringConstraints
 
+from builder.common.console import Meter
 from builder.common.errors import RegistryError, StaleError, UsageError, VerifyError
 from builder.common.files import digest_of_bytes, short_digest, write_atomically
 from builder.common.reference import ImageRef, staged_repository
+from builder.engine.run import Run
 from builder.evidence import signing
+from builder.evidence.results import Coverage
 from builder.evidence.signing import Signer, Trust
 from builder.index.host import Host
 from builder.layers import oci
-from builder.layers.oci import Digest, Image
+from builder.layers.oci import Descriptor, Digest, Image
 from builder.matrix import tags
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.plan.plan import PlannedImage
-from builder.registry import artifacts
+from builder.registry import artifacts, transfer
 from builder.registry.client import Repository
+from builder.registry.transfer import Sent
 
 TYPE = "application/vnd.gpu-images.release.v1+json"
 RELEASED_TYPE = "application/vnd.gpu-images.released.v1+json"
@@ -37,6 +43,7 @@ ROLLED_BACK_TYPE = "application/vnd.gpu-images.rolled-back.v1+json"
 INDEX, PREFIX, RELEASED, ROLLED_BACK, LIST = "releases", "release-", "released-", "rolled-back-", "images-"
 _LIST_TAG = re.compile(rf"{LIST}([0-9]{{8}})-[0-9a-f]{{12}}", re.ASCII)
 _HINT = "Stage the images again."
+UNSCANNED = "unscanned"
 _Line = Annotated[oci.Printable, StringConstraints(max_length=600)]
 _Text = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+-]{0,100}$")]
 
@@ -91,6 +98,38 @@ class StagedRelease(BaseModel, extra="forbid", frozen=True):
             f"{cell}: staged from a different plan than this checkout's",
             hint=f"Check out revision {commit}." if commit else "Check out the revision that it was staged from.",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """An image to stage or to publish, and its coverage by tests.
+
+    `is_staged` is True if another machine staged the image. For a release, `sbom` is the image's SBOM, and `scan` the
+    result of the scanner in matrix.yaml.
+    """
+
+    planned: PlannedImage
+    stored: Image
+    coverage: Coverage
+    is_staged: bool = False
+    sbom: bytes = b""
+    scan: str = UNSCANNED
+
+    @property
+    def cell(self) -> str:
+        return self.planned.id
+
+    @property
+    def arch(self) -> str:
+        return self.planned.cell.arch
+
+    @property
+    def digest(self) -> str:
+        return self.stored.manifest.digest
+
+    @cached_property
+    def references(self) -> tuple[ImageRef, ...]:
+        return references(self.planned)
 
 
 class StagingArea:
@@ -283,6 +322,22 @@ def _own(project: Project, content: bytes) -> Path:
     return project.state / "staged" / short_digest(digest_of_bytes(content))
 
 
+def require_registry(project: Project) -> None:
+    """Raises UsageError without a registry to publish to."""
+    if not project.matrix.registry:
+        raise UsageError("no registry in matrix.yaml", hint='Set `registry: "registry.example.com"` there.')
+
+
+def references(image: PlannedImage) -> tuple[ImageRef, ...]:
+    """The references to publish an image under, the full tag first."""
+    return tuple(ImageRef.parse(text) for text in image.references)
+
+
+def cells_by_arch(project: Project, image: PlannedImage) -> dict[str, str]:
+    """The ids of all cells of the matrix with the references of an image, by architecture."""
+    return {cell.arch: cell.id for cell in project.cells if replace(cell, arch=image.cell.arch) == image.cell}
+
+
 def name_of(reference: ImageRef) -> str:
     """The name of a public repository in staging: its last part."""
     return reference.repository.rpartition("/")[2]
@@ -290,7 +345,7 @@ def name_of(reference: ImageRef) -> str:
 
 def repository_name(planned: PlannedImage) -> str:
     """The name of an image's repository in staging."""
-    return name_of(ImageRef.parse(planned.references[0]))
+    return name_of(references(planned)[0])
 
 
 def plan_tag(plan: str) -> str:
@@ -305,3 +360,26 @@ def image_of(area: StagingArea, staged: StagedImage) -> Image:
     if manifest is None:
         raise RegistryError(f"{staged.cell}: {repository.name} has no {staged.digest}", hint=_HINT)
     return oci.read_image(manifest.content, repository.read_blob)
+
+
+def push_image(
+    run: Run,
+    repository: Repository,
+    image: Candidate,
+    mount_from: Sequence[str],
+    fetch: Callable[[Descriptor], Path] | None = None,
+    source: str = "",
+) -> Sent:
+    """Pushes an image by digest, with its progress in the view; sets no tag.
+
+    `mount_from`, `fetch` and `source` are as in `transfer.send_blobs`.
+    """
+    manifest = image.stored.manifest
+    blobs = (image.stored.config, *(layer.descriptor for layer in image.stored.layers))
+    paths = {blob: run.store.path(blob.digest) for blob in blobs}
+    files = {blob: path if path.exists() else None for blob, path in paths.items()}
+    progress = Meter(run.view, image.cell, "checked or sent", sum(blob.size for blob in files)).add
+    sent = transfer.send_blobs(repository, files, fetch=fetch, source=source, mount_from=mount_from, progress=progress)
+    # The manifest last: a registry rejects a manifest whose blobs it lacks.
+    repository.put_manifest(manifest.digest, manifest.content, manifest.media_type)
+    return sent

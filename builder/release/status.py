@@ -28,7 +28,7 @@ from builder.plan.plan import Plan, PlannedImage
 from builder.registry.client import Repository
 from builder.registry.failures import RejectedError
 from builder.registry.parallel import CHECKS, look_up
-from builder.release import publish, staging, tagging
+from builder.release import staging, tagging
 from builder.release.staging import StagedImage, StagedRelease, StagingArea, name_of
 
 NO, YES, NONE = "no", "yes", "-"
@@ -225,7 +225,7 @@ class StatusReader:
 
         If `expected` is empty, because neither staging nor the store has the image, compares the plan in its labels.
         """
-        full, *others = publish.references(planned)
+        full, *others = staging.references(planned)
         if self.area is None or not full.registry:
             return TaggedImage()
         repository = Repository(full, host=self.host, write=False)
@@ -289,11 +289,11 @@ def unreleased(images: Sequence[PlannedImage], area: StagingArea, host: Host) ->
     back. If the release is not marked as rolled back, it was interrupted after setting its stamped tags. Raises
     RegistryError, VerifyError.
     """
-    names = {publish.references(image)[0].name for image in images}
+    names = {staging.references(image)[0].name for image in images}
     listed = {name: Repository(ImageRef.parse(name), host=host, write=False).list_tags() for name in names}
 
     def is_released(planned: PlannedImage) -> bool:
-        full = publish.references(planned)[0]
+        full = staging.references(planned)[0]
         repository = Repository(full, host=host, write=False)
         newest = tags.stamps_of(full.tag, listed[full.name])[:1]
         return _is_of_plan(repository, full.tag, planned) or any(

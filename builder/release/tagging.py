@@ -1,4 +1,7 @@
-"""Sets tags of a pushed image, moves none back, and detects other pushes of the same tags.
+"""Public tags: which images share them, which may move, and setting them.
+
+First, every image gets the stamped tag of the release, which never moves; then the other tags move. So no tag names an
+image of half a release. Images that differ only in architecture share their tags, which name an index of the images.
 
 Registries have no compare-and-swap for tags. So each tag is compared with its digest when the push began, and read
 again at the end.
@@ -6,21 +9,28 @@ again at the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from packaging.version import InvalidVersion, Version
 
+from builder.common.console import View
 from builder.common.errors import RegistryError, VerifyError
 from builder.common.files import digest_of_bytes
+from builder.common.reference import ImageRef
+from builder.engine.run import Run
 from builder.layers import oci
 from builder.layers.oci import Manifest
+from builder.matrix import tags
 from builder.matrix.tags import OCI
 from builder.registry.client import INDEXES, Repository
-from builder.registry.parallel import look_up
+from builder.registry.failures import RejectedError
+from builder.registry.parallel import look_up, transfer_each
+from builder.release.staging import Candidate, cells_by_arch
 
 State = Literal["set", "moved", "unchanged"]
+WITHOUT_ARCH = "on machines of that architecture, `docker pull` then fails, or pulls an image that does not run"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +49,37 @@ class TagChange:
 
     def __str__(self) -> str:
         return f"{self.name}:{self.tag} is {self.digest}" + (f", was {self.before}" if self.state == "moved" else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagGroup:
+    """Images with the same tags: they differ only in their architecture.
+
+    `cells` are the ids of all cells of the matrix with these tags, by architecture. `manifest` is the one that the tags
+    will name; `before` has the digest of each moving tag when the push began, and `listed` are all tags of the
+    repository then.
+    """
+
+    images: Sequence[Candidate]
+    cells: Mapping[str, str]
+    repository: Repository
+    manifest: Manifest
+    before: Mapping[str, str | None]
+    listed: Collection[str]
+
+    @property
+    def is_index(self) -> bool:
+        """True if the matrix has these images for several architectures."""
+        return self.manifest.media_type == oci.INDEX_TYPE
+
+    @property
+    def is_released(self) -> bool:
+        """True if the full tag names the manifest already."""
+        return self.before[self.images[0].references[0].tag] == self.manifest.digest
+
+    def stamped(self, stamp: str) -> str:
+        """The full tag with a stamp; empty if the images are released already."""
+        return "" if self.is_released else tags.stamped(self.images[0].references[0], stamp).tag
 
 
 def read_tags(repository: Repository, names: Iterable[str]) -> dict[str, str | None]:
@@ -86,7 +127,9 @@ def named_images(repository: Repository, reference: str) -> dict[str, dict[str, 
     return images
 
 
-def tag(repository: Repository, manifest: Manifest, changes: list[TagChange], before: Mapping[str, str | None]) -> None:
+def tag_manifest(
+    repository: Repository, manifest: Manifest, changes: list[TagChange], before: Mapping[str, str | None]
+) -> None:
     """Sets tags to a pushed manifest; appends to `changes` after each tag.
 
     `before` has the digest of each tag when the push began. Raises RegistryError for a tag that changed since. Call
@@ -124,3 +167,125 @@ def _conflict(repository: Repository, changed: Iterable[tuple[str, str | None, s
         f"{repository.name}: another push changed tags at the same time: {'; '.join(lines)}",
         hint="Find out who pushes the same tags, then run this again.",
     )
+
+
+# ---- the tags of a release
+
+
+def group_by_tags(run: Run, images: Iterable[Candidate]) -> list[TagGroup]:
+    """The images that share their tags, together, and the digests that these tags name now. Raises RegistryError."""
+    by_references: dict[tuple[ImageRef, ...], list[Candidate]] = {}
+    for image in images:
+        by_references.setdefault(image.references, []).append(image)
+    references = {names[0].name: names[0] for names in by_references}
+    repositories = {name: Repository(reference, host=run.host, write=True) for name, reference in references.items()}
+    # One list for each repository: the stamped tags of a release are new, and need no request of their own.
+    listed = {name: set(repository.list_tags()) for name, repository in repositories.items()}
+
+    def read_group(sharing: Sequence[Candidate]) -> TagGroup:
+        names = sharing[0].references
+        repository = repositories[names[0].name]
+        cells = cells_by_arch(run.project, sharing[0].planned)
+        manifest = sharing[0].stored.manifest
+        # An engine that needs an architecture reports a clear error for an index that lacks it. With a manifest, it
+        # would pull an image that does not run there.
+        if len(cells) > 1:
+            manifests = {image.arch: image.stored.manifest.descriptor for image in sharing}
+            manifest = Manifest.of(oci.platform_index(manifests), oci.INDEX_TYPE)
+        return TagGroup(
+            images=sharing,
+            cells=cells,
+            repository=repository,
+            manifest=manifest,
+            before=read_tags(repository, [name.tag for name in names]),
+            listed=listed[names[0].name],
+        )
+
+    return [group for _, group in look_up(read_group, by_references.values())]
+
+
+def check_tags(groups: Sequence[TagGroup], view: View, *, roll_back: bool, allow_missing_arch: bool) -> None:
+    """Raises RegistryError if a tag would move back, or would have no image for an architecture.
+
+    A tag moves back to an older release or to older Debian packages, or from an image that cannot be read, so that its
+    age is unknown: `roll_back` allows it. `allow_missing_arch` allows a tag without an image for an architecture of the
+    matrix, or for one that it has now.
+    """
+    moving_back: list[str] = []
+    missing: list[str] = []
+    for group in groups:
+        labels = {image.arch: image.stored.labels for image in group.images}
+        named: dict[str, dict[str, dict[str, str]]] = {}
+        for tag, before in group.before.items():
+            if not before or before == group.manifest.digest:
+                continue
+            name = f"{group.repository.name}:{tag}"
+            try:
+                named[before] = named.get(before) or named_images(group.repository, before)
+            except (VerifyError, RejectedError) as error:
+                moving_back.append(f"{name} names an image that cannot be read: {error}")
+                continue
+            if reason := backward(named[before], labels):
+                moving_back.append(f"{name} would move back {reason}")
+        needed = {arch for by_arch in (group.cells, *named.values()) for arch in by_arch}
+        for arch in sorted(needed - labels.keys()):
+            missing.append(f"{group.images[0].references[0]} would have no image for {arch}")
+    if moving_back and not roll_back:
+        raise RegistryError(
+            "nothing was pushed: these tags would move back, or the images that they name now cannot be read\n"
+            + "\n".join(f"  {line}" for line in moving_back),
+            hint="Run `make refresh` to build on current packages, or use --roll-back to move the tags anyway.",
+        )
+    if missing and allow_missing_arch:
+        for line in missing:
+            view.say(line.replace("would have", "has"))
+    elif missing:
+        raise RegistryError(
+            "nothing was pushed: these tags would have no image for an architecture that matrix.yaml has, or that "
+            "they have now\n" + "\n".join(f"  {line}" for line in missing),
+            hint="Publish the images for all architectures together: `builder stage` on machines of all of them, then "
+            f"`builder release`. Or use --allow-missing-arch: {WITHOUT_ARCH}",
+        )
+
+
+def free_stamp(groups: Sequence[TagGroup], stamps: Iterable[str]) -> str:
+    """The first stamp whose tags no other image has; empty if all images are released. Raises RegistryError."""
+    new = [group for group in groups if not group.is_released]
+    if not new:
+        return ""
+    for stamp in stamps:
+        if all(
+            group.stamped(stamp) not in group.listed
+            or group.repository.digest_of(group.stamped(stamp)) == group.manifest.digest
+            for group in new
+        ):
+            return stamp
+    raise RegistryError(
+        "nothing was pushed: other images have the tags of this release", hint="Stage the images again."
+    )
+
+
+def set_tags(groups: Sequence[TagGroup], stamp: str, changes: list[TagChange]) -> None:
+    """Sets the stamped tags, then moves the other ones; appends to `changes` after each tag.
+
+    Call it when all images are complete in the registry: so no tag names an image of half a release. Raises
+    RegistryError if another push changes the same tags.
+    """
+    by_repository: dict[Repository, list[TagGroup]] = {}
+    for group in groups:
+        by_repository.setdefault(group.repository, []).append(group)
+
+    # With the group's own repository, which does not stop between a tag that was set and its entry in `changes`.
+    def set_stamped(_: Repository, group: TagGroup) -> None:
+        # It was free when the stamp was chosen: if it is taken now, another push has set it.
+        tag_manifest(group.repository, group.manifest, changes, {group.stamped(stamp): None})
+
+    def set_moving(_: Repository, group: TagGroup) -> None:
+        tag_manifest(group.repository, group.manifest, changes, group.before)
+
+    for repository, sharing in by_repository.items():
+        transfer_each(repository, set_stamped, [group for group in sharing if not group.is_released])
+    for repository, sharing in by_repository.items():
+        transfer_each(repository, set_moving, sharing)
+    for repository in by_repository:
+        confirm(repository, changes)

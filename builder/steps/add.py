@@ -312,7 +312,9 @@ def push_layers(run: Run, repository: Repository, added: AddedImage) -> Sent:
     parent, target = added.addition.parent, added.addition.target
     mounts = [parent.repository] if parent.registry == target.registry else []
     progress = Meter(run.view, "push", "sent", 0).add
-    return transfer.send_image(repository, image.manifest, files, fetch=fetch, mount_from=mounts, progress=progress)
+    sent = transfer.send_blobs(repository, files, fetch=fetch, mount_from=mounts, progress=progress)
+    repository.put_manifest(image.manifest.digest, image.manifest.content, image.manifest.media_type)
+    return sent
 
 
 def statements_of(repository: Repository, added: AddedImage) -> dict[str, bytes]:

@@ -20,7 +20,7 @@ from builder.matrix.schema import required_name
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from builder.registry.parallel import look_up
-from builder.release import publish, status
+from builder.release import staging, status
 from builder.release.staging import StagingArea
 from builder.release.status import ImageState, Status, StatusReader
 
@@ -65,7 +65,7 @@ def make_catalog(
 
     Raises UsageError, RegistryError, SigningError, LockError.
     """
-    publish.require_registry(project)
+    staging.require_registry(project)
     # All cells: images may have been tested together with their smaller siblings.
     ids = {cell.id for cell in chosen}
     planned = [image for image in plan.make_plan(project, project.cells).images if image.id in ids]
@@ -83,7 +83,7 @@ def _catalog_image(project: Project, listed: Mapping[str, Sequence[str]], state:
     image = CatalogImage(
         planned=planned,
         status=state.status,
-        name=publish.references(planned)[0].name,
+        name=staging.references(planned)[0].name,
         driver="" if cell.is_cpu else facts.load_facts().driver(cell.cuda),
     )
     if not tagged.is_expected or tagged.repository is None:
@@ -92,7 +92,7 @@ def _catalog_image(project: Project, listed: Mapping[str, Sequence[str]], state:
         return replace(image, reason="its tag names another image" if tagged.digest else reason)
     if project.matrix.evidence and tagged.signature != status.YES:
         return replace(image, reason="no signer that matrix.yaml names has signed it")
-    repository, full = tagged.repository, publish.references(planned)[0].tag
+    repository, full = tagged.repository, staging.references(planned)[0].tag
     named, stamps = repository.digest_of(full), tags.stamps_of(full, listed[repository.name])
     release = next((tag for tag in (f"{full}-{stamp}" for stamp in stamps) if repository.digest_of(tag) == named), "")
     image = replace(image, release=release)

@@ -69,10 +69,7 @@ def refresh(
     if area and passed:
         try:
             with run.store.used():
-                staged = stage(
-                    run, area, render.load_checked_plan(project, passed),
-                    revision=git.state(project.root), signer=signer,
-                )  # fmt: skip
+                staged = stage(run, area, render.load_checked_plan(project, passed), signer=signer)
             report.stamp = staged.stamp
             sent = {outcome.image.id: outcome for outcome in staged.outcomes}
             report.outcomes = [

@@ -26,10 +26,10 @@ from builder.registry import artifacts, transfer
 from builder.registry.client import Repository
 from builder.registry.parallel import pipeline
 from builder.registry.transfer import Sent
-from builder.release import publish, staging, tagging
-from builder.release.publish import Candidate, TagGroup
+from builder.release import staging, tagging
 from builder.release.release_checks import EXEMPTIONS, Exemption, ReleaseChecks, ReleaseOptions
-from builder.release.staging import StagedImage, StagedRelease, StagingArea
+from builder.release.staging import Candidate, StagedImage, StagedRelease, StagingArea
+from builder.release.tagging import TagGroup
 
 NOBODY = "nobody who is trusted"  # in place of a signer, beside others
 SHOWN = 10  # cells in a message
@@ -95,7 +95,7 @@ def roll_back(run: Run, area: StagingArea, stamp: str) -> Report | None:
     with _changes_reported(run, report):
         area.mark_rolled_back(public, stamp)
         for repository, manifest, before in targets:
-            tagging.tag(repository, manifest, report.tags, before)
+            tagging.tag_manifest(repository, manifest, report.tags, before)
         for repository in {repository.name: repository for repository, _, _ in targets}.values():
             tagging.confirm(repository, report.tags)
     return report
@@ -131,14 +131,14 @@ def publish_images(
     signer = options.signer and options.signer.with_trust(project)
 
     # Read all tags first. So if the registry does not respond, or a tag would move back, nothing is changed.
-    groups = publish.group_by_tags(images, run.host)
-    publish.check_tags(groups, view, roll_back=options.roll_back, allow_missing_arch="missing-arch" in allowed)
-    stamp = publish.free_stamp(groups, tags.stamps(staged.stamp))  # a later one if another release has its tags
+    groups = tagging.group_by_tags(run, images)
+    tagging.check_tags(groups, view, roll_back=options.roll_back, allow_missing_arch="missing-arch" in allowed)
+    stamp = tagging.free_stamp(groups, tags.stamps(staged.stamp))  # a later one if another release has its tags
     group_of = {image.cell: group for group in groups for image in group.images}
 
     # Record what will be published before the first tag is set. If this run is interrupted, the record still names
     # the release that set the tags, and no older release moves them back.
-    area.record(_new_record(area.released(staged.stamp), staged, images, group_of, allowed))
+    area.record(_new_record(area.released(staged.stamp), staged, groups, allowed))
 
     # Tags may also move back to a staged release. CI must not publish the newer release again.
     area.mark_rolled_back(area.released_stamps() if options.roll_back else (), stamp or staged.stamp)
@@ -152,22 +152,22 @@ def publish_images(
         mounts = sorted(names - {image.references[0].repository})
         fetch = partial(transfer.fetch_blob, _staged_in(area, image), store)
         repository = group_of[image.cell].repository
-        return publish.push_image(run, repository, image, mounts, fetch, _mountable(area, image))
+        return staging.push_image(run, repository, image, mounts, fetch, _mountable(area, image))
 
-    def finish_image(image: Candidate, sent: Sent, stop: threading.Event) -> None:
+    def finish_image(image: Candidate, sent: Sent, stop: threading.Event) -> Outcome:
         group = group_of[image.cell]
         repository = group.repository.stoppable(stop)
         view.begin(image.cell, "attaching test results and statements")
         _attach_documents(repository, area, image)
         if signer:
             notes, statements = _annotations(image.cell, group, stamp), _statements(project, image)
-            signer.sign_manifest(repository, image.digest, notes, statements, sbom_and_provenance.agree)
+            signer.sign_manifest(repository, image.digest, notes, statements)
         view.end(image.cell, "complete", str(sent))
-        report.outcomes.append(Outcome(image=image.planned, digest=image.digest, sent=sent, coverage=image.coverage))
+        return Outcome(image=image.planned, digest=image.digest, sent=sent, coverage=image.coverage)
 
     view.add_images(image.cell for image in images)
     with view.live():
-        pipeline(push_image, finish_image, images, lambda image: view.end(image.cell, "failed"))
+        report.outcomes = pipeline(push_image, finish_image, images, lambda image: view.end(image.cell, "failed"))
 
     # Images for several architectures get one tag, which names an index of them. It is signed as the cell without
     # an architecture: `cosign verify` of a tag does not depend on whether it names an index.
@@ -180,7 +180,7 @@ def publish_images(
                 signer.sign_manifest(group.repository, manifest.digest, annotations)
 
     # No tag before all images are complete in the registry: none names an image of half a release.
-    publish.set_tags(groups, stamp, report.tags)
+    tagging.set_tags(groups, stamp, report.tags)
 
 
 def _require_newest(area: StagingArea, staged: StagedRelease, images: Sequence[Candidate]) -> None:
@@ -201,29 +201,30 @@ def _require_newest(area: StagingArea, staged: StagedRelease, images: Sequence[C
 def _new_record(
     before: StagedRelease | None,
     staged: StagedRelease,
-    images: Sequence[Candidate],
-    group_of: Mapping[str, TagGroup],
+    groups: Sequence[TagGroup],
     allowed: Collection[Exemption],
 ) -> StagedRelease:
     """The record of the release, which continues the record of its earlier runs, `before`."""
     released = []
-    for image in images:
-        signers = image.coverage.signers
-        update = {
-            "tagged": group_of[image.cell].manifest.digest,
-            "references": tuple(map(str, image.references)),
-            "gpu": image.coverage.gpu_status,
-            "signer": ", ".join(name or NOBODY for name in signers) if any(signers) else "",
-            "scan": image.scan,
-        }
-        released.append(StagedImage.of(image.planned, image.digest).model_copy(update=update))
-    is_complete = {cell for image in images for cell in image.cells.values()} <= group_of.keys()
+    for group in groups:
+        for image in group.images:
+            signers = image.coverage.signers
+            update = {
+                "tagged": group.manifest.digest,
+                "references": tuple(map(str, image.references)),
+                "gpu": image.coverage.gpu_status,
+                "signer": ", ".join(name or NOBODY for name in signers) if any(signers) else "",
+                "scan": image.scan,
+            }
+            released.append(StagedImage.of(image.planned, image.digest).model_copy(update=update))
+    is_complete = all(len(group.images) == len(group.cells) for group in groups)
     used = [name for name in EXEMPTIONS if name in allowed and not (name == "missing-arch" and is_complete)]
+    own = {image.cell for image in released}
     return StagedRelease(
         stamp=staged.stamp,
         revision=staged.revision,
         # Images that an earlier run published and this one leaves out: their tags are set.
-        images=(*released, *(image for image in (before.images if before else ()) if image.cell not in group_of)),
+        images=(*released, *(image for image in (before.images if before else ()) if image.cell not in own)),
         allowed=tuple(dict.fromkeys((*(before.allowed if before else ()), *used))),
     )
 

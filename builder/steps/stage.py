@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 
 from builder.build.layer_lookup import LayerLookup
 from builder.build.outcomes import Outcome, Report
-from builder.common import errors
+from builder.common import errors, git
+from builder.common.errors import DamagedError, ImageTestError
 from builder.common.text import size
 from builder.engine.run import Run
 from builder.evidence import reports, results
 from builder.evidence.results import Coverage, Requirement
 from builder.evidence.signing import Signer
 from builder.evidence.suite import Suite
+from builder.layers import stored_images
+from builder.matrix.schema import ARM64
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry.parallel import pipeline
 from builder.registry.transfer import Sent
-from builder.release import publish, staging
-from builder.release.publish import Candidate, NotBuiltError
-from builder.release.staging import StagedImage, StagingArea, plan_tag, repository_name
+from builder.release import staging
+from builder.release.staging import Candidate, StagedImage, StagingArea, plan_tag, repository_name
 
 
 def stage(
@@ -27,16 +28,15 @@ def stage(
     area: StagingArea,
     plan: Plan,
     *,
-    revision: str,
     signer: Signer | None = None,
     lookup: LayerLookup | None = None,
     images_only: bool = False,
 ) -> Report:
     """Pushes the images of a plan that passed their tests by digest, and attaches their reports, signed by `signer`.
 
-    Then lists them as a release of today and of this `revision`. With `images_only`, lists them for the day
-    alone. Also attaches this machine's results to images that another machine staged. With a `lookup`, images that are
-    neither in the store nor staged are staged too, without test results. The caller holds the store.
+    Then lists them as a release of today and of this commit. With `images_only`, lists them for the day alone. Also
+    attaches this machine's results to images that another machine staged. With a `lookup`, images that are neither in
+    the store nor staged are staged too, without test results. The caller holds the store.
 
     Raises one error for all images that are neither in the store nor in staging, before anything is sent, and one for
     all failures.
@@ -67,7 +67,7 @@ def stage(
         names = dict.fromkeys(other.repository for other in others if other.registry == own.registry)
         mounts = [name for name in names if name != own.repository]
         repository = area.open(repository_name(image.planned), write=True)
-        return publish.push_image(run, repository, image, mounts, lookup.fetch if lookup else None)
+        return staging.push_image(run, repository, image, mounts, lookup.fetch if lookup else None)
 
     def finish_image(image: Candidate, sent: Sent | None, stop: threading.Event) -> Outcome:
         repository = area.open(repository_name(image.planned), write=True).stoppable(stop)
@@ -91,7 +91,7 @@ def stage(
     report = Report(outcomes=outcomes)
     if not images_only:
         in_order = sorted(listed, key=lambda image: image.cell)
-        report.stamp = area.write(run.project, day, revision, in_order, signer).stamp
+        report.stamp = area.write(run.project, day, git.state(run.project.root), in_order, signer).stamp
     return report
 
 
@@ -103,15 +103,22 @@ def find_candidate(
     An image from the store must have passed its tests on this machine. Raises ImageTestError, DamagedError, BuildError,
     RegistryError.
     """
-    project = run.project
+    state, where = run.project.state, f"On an {ARM64} machine: " if planned.cell.arch == ARM64 else ""
+    hint = f"{where}builder images {planned.id}"
     try:
-        return publish.passed_image(run, suite, planned)
-    except NotBuiltError:
-        if digest := area.open(repository_name(planned)).digest_of(plan_tag(planned.plan)):
-            # A job without rights may have tested it: its results, also of failures, are attached.
-            stored = staging.image_of(area, StagedImage.of(planned, digest))
-            coverage = results.local_coverage(project.state, Requirement.of(planned, digest, suite))
-            return replace(Candidate.of(project, planned, stored, coverage), is_staged=True)
-        if lookup:
-            return Candidate.of(project, planned, lookup.assemble_known(planned), Coverage())
-        raise
+        stored = stored_images.find_stored_image(run.store, planned)
+    except DamagedError as error:
+        raise DamagedError(f"{planned.id}: {error}", hint=hint) from error
+    if stored:
+        coverage = results.local_coverage(state, Requirement.of(planned, stored.manifest.digest, suite))
+        if coverage.failure:
+            raise ImageTestError(f"{planned.id}: {coverage.failure}", hint=hint)
+        return Candidate(planned=planned, stored=stored, coverage=coverage)
+    if digest := area.open(repository_name(planned)).digest_of(plan_tag(planned.plan)):
+        # A job without rights may have tested it: its results, also of failures, are attached.
+        stored = staging.image_of(area, StagedImage.of(planned, digest))
+        coverage = results.local_coverage(state, Requirement.of(planned, digest, suite))
+        return Candidate(planned=planned, stored=stored, coverage=coverage, is_staged=True)
+    if lookup:
+        return Candidate(planned=planned, stored=lookup.assemble_known(planned), coverage=Coverage())
+    raise ImageTestError(f"{planned.id}: not built", hint=hint)

@@ -59,7 +59,7 @@ class Team:
             path.write_bytes(memory.contents[blob])
             files[Descriptor(media_type=LAYER_TYPE, digest=blob, size=path.stat().st_size)] = path
         repository = self.repository("org/em")
-        transfer.send_image(repository, oci.Manifest.of(content), files)
+        transfer.send_blobs(repository, files)
         return repository.put_manifest("1", content, MANIFEST_TYPE)
 
     def repository(self, name: str) -> Repository:

@@ -12,7 +12,6 @@ from builder.common.tasks import RetryPolicy
 from builder.evidence import signing
 from builder.evidence.signing import Signer
 from builder.index.host import Host
-from builder.layers.oci import Manifest
 from builder.registry import transfer, transport
 from builder.registry.client import Repository
 from tests.integration import registry as registries
@@ -50,7 +49,8 @@ def test_certificates(bridge: str, keys: Path, tmp_path: Path, monkeypatch: pyte
         folder.mkdir(parents=True)
         (folder / "ca.crt").symlink_to(tmp_path / "server/cert.pem")
         registry = connect(server.address)
-        transfer.send_image(registry, Manifest.of(sample.manifest, IMAGE), sample.files)
+        transfer.send_blobs(registry, sample.files)
+        registry.put_manifest(sample.digest, sample.manifest, IMAGE)
         assert registry.manifest(sample.digest)
         Signer(key=str(keys / "ours.key")).sign_manifest(registry, sample.digest, {"cell": "c"})
         assert signing.has_signature(registry, sample.digest)

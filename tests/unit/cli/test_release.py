@@ -14,9 +14,9 @@ from builder.common import git
 from builder.evidence.signing import Signer
 from builder.layers.store import Store
 from builder.matrix.project import Project
-from builder.release import publish, staging
+from builder.release import staging, tagging
 from tests.unit.cli.conftest import CELL, Result, Run
-from tests.unit.release.test_publish import EMBER, PublishBench
+from tests.unit.release.test_tag_groups import EMBER, PublishBench
 from tests.unit.steps import test_release, test_stage
 from tests.unit.steps.test_release import STAMP, ReleaseDesk
 
@@ -38,7 +38,7 @@ def desk(rendered: Project, store: Store, monkeypatch: pytest.MonkeyPatch) -> Re
     desk = ReleaseDesk(rendered, store)
     desk.public.others["team/staging-quartz-cuda"] = desk.public.others["staging/quartz-cuda"]
     monkeypatch.setattr(staging, "Repository", lambda *_, **__: desk.registry)
-    monkeypatch.setattr(publish, "Repository", lambda *_, **__: desk.public)
+    monkeypatch.setattr(tagging, "Repository", lambda *_, **__: desk.public)
     [image] = desk.staged().images
     desk.area.write(desk.project, STAMP, "abc", [image])
     return desk

@@ -139,21 +139,3 @@ def test_the_provenance(planned: PlannedImage, revision: str, commit: str) -> No
     assert len(uris) == len(planned.wheels) + len(planned.os_lock.packages) + bool(commit)
     unnamed = json.loads(sbom_and_provenance.provenance(planned, source="", revision="f" * 40))
     assert unnamed["buildDefinition"]["resolvedDependencies"][0] == {"digest": {"gitCommit": "f" * 40}}
-
-
-def test_statements_agree_if_only_the_commit_differs(planned: PlannedImage) -> None:
-    def provenance(revision: str, planned: PlannedImage = planned) -> Any:
-        source = "https://example.test/org/images"
-        return json.loads(sbom_and_provenance.provenance(planned, source=source, revision=revision))
-
-    assert sbom_and_provenance.agree(provenance("a" * 40), provenance("b" * 40))
-    assert not sbom_and_provenance.agree(provenance("a" * 40), provenance(""))
-    assert not sbom_and_provenance.agree(
-        provenance("a" * 40), provenance("a" * 40, replace(planned, plan="sha256:other"))
-    )
-    fewer = replace(planned, wheels=planned.wheels[1:])
-    assert not sbom_and_provenance.agree(provenance("a" * 40), provenance("a" * 40, fewer))
-    sbom = json.loads(sbom_and_provenance.sbom(planned, NAME, IMAGE))
-    assert sbom_and_provenance.agree(sbom, sbom)
-    assert not sbom_and_provenance.agree(sbom, json.loads(sbom_and_provenance.sbom(fewer, NAME, IMAGE)))
-    assert not sbom_and_provenance.agree(sbom, provenance(""))

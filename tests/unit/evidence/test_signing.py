@@ -306,6 +306,28 @@ def test_statements_that_are_missing_are_attached(cosign: Cosign, attached: list
     assert statements.signed == 1
 
 
+def provenance(plan: str, wheel: str, *commits: str) -> tuple[str, str]:
+    dependencies = [*({"digest": {"gitCommit": commit}} for commit in commits), {"uri": wheel}]
+    definition = {"internalParameters": plan, "resolvedDependencies": dependencies}
+    return "slsaprovenance1", json.dumps({"buildDefinition": definition})
+
+
+@pytest.mark.parametrize(
+    ("other", "is_enough"),
+    [
+        (provenance("plan", "wheel", "commit"), True),
+        (provenance("plan", "wheel"), False),
+        (provenance("plan", "another wheel", "commit"), False),
+        (provenance("another plan", "wheel", "commit"), False),
+    ],
+)
+def test_a_provenance_of_another_commit_is_enough(cosign: Cosign, other: tuple[str, str], is_enough: bool) -> None:
+    statements = Statements(cosign, [other])
+    kind, predicate = provenance("plan", "wheel", "own commit")
+    Signer(key="key").sign_manifest(repository(), DIGEST, {}, {kind: predicate.encode()})
+    assert len(statements.attached) == (1 if is_enough else 2)
+
+
 def test_only_what_is_listed_is_verified(cosign: Cosign) -> None:
     """cosign sent 40 requests for an image to verify what could not be there."""
     Statements(cosign)

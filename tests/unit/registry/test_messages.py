@@ -20,7 +20,7 @@ from urllib3.exceptions import ConnectTimeoutError, MaxRetryError, NewConnection
 
 from builder.common.errors import BuilderError, BuilderWarning, NoRegistryError, RegistryError
 from builder.common.files import digest_of_bytes
-from builder.layers.oci import LAYER_TYPE, Descriptor, Manifest
+from builder.layers.oci import LAYER_TYPE, Descriptor
 from builder.registry import transfer
 from builder.registry.auth import credentials
 from builder.registry.client import Repository
@@ -263,7 +263,7 @@ def test_a_blob_that_cannot_be_sent(lay: Lay, tmp_path: Path, content: bytes | N
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(BuilderError) as caught:
-        transfer.send_image(connect(), Manifest.of(b"{}", IMAGE), {blob: path if content is not None else None})
+        transfer.send_blobs(connect(), {blob: path if content is not None else None})
     assert str(caught.value).endswith(message.format(path))
     assert caught.value.hint.startswith(hint)
 

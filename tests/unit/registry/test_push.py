@@ -51,7 +51,7 @@ def push(
     progress: list[int] = []
     registry.transfers = transfers
     try:
-        pushed = transfer.send_image(registry, CONTENT, files, progress=progress.append, **options)
+        pushed = transfer.send_blobs(registry, files, progress=progress.append, **options)
     finally:
         assert workers() == []
     return pushed, progress
@@ -61,10 +61,10 @@ def workers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("transfer")]
 
 
-def test_largest_first_and_the_manifest_last(files: Files) -> None:
+def test_the_largest_is_first(files: Files) -> None:
     registry = MemoryRegistry()
     pushed, progress = push(registry, files)
-    assert registry.calls == ["upload 30", "upload 20", "upload 10", f"put {DIGEST}"]
+    assert registry.calls == ["upload 30", "upload 20", "upload 10"]
     assert pushed == Sent(sent=60, present=0, mounted=0)
     assert progress == [30, 20, 10]
 
@@ -74,7 +74,7 @@ def test_the_cheapest_way_for_each(files: Files, blobs: list[Descriptor]) -> Non
     pushed, progress = push(registry, files, mount_from=["none", "c"])
     assert pushed == Sent(sent=20, present=10, mounted=30)
     assert registry.calls == [
-        "mount from none", "mount from c", "mount from none", "mount from c", "upload 20", f"put {DIGEST}",
+        "mount from none", "mount from c", "mount from none", "mount from c", "upload 20",
     ]  # fmt: skip
     assert sum(progress) == 60
 
@@ -84,7 +84,7 @@ def test_a_repository_that_has_all_blobs_is_asked_first_and_once(files: Files, b
     registry = MemoryRegistry(others={"staging": blobs})
     for _ in range(2):
         push(registry, files, source="staging")
-    assert registry.calls == [*["mount from staging"] * 3, *[f"put {DIGEST}"] * 2]
+    assert registry.calls == ["mount from staging"] * 3
 
 
 def test_the_same_blob_twice_is_sent_once(files: Files, blobs: list[Descriptor]) -> None:
@@ -92,7 +92,7 @@ def test_the_same_blob_twice_is_sent_once(files: Files, blobs: list[Descriptor])
     registry = MemoryRegistry()
     path = files[blobs[0]]
     pushed, progress = push(registry, {blobs[0]: path, replace(blobs[0], media_type=CONFIG_TYPE): path})
-    assert registry.calls == ["upload 10", f"put {DIGEST}"]
+    assert registry.calls == ["upload 10"]
     assert pushed.sent == sum(progress) == 10
 
 
@@ -132,7 +132,6 @@ def test_a_damaged_file_is_not_sent(
     registry = MemoryRegistry()
     with pytest.raises(kind):
         push(registry, files)
-    assert f"put {DIGEST}" not in registry.calls
     assert ("upload 30" in registry.calls) == (content == b"x" * 30), "only the registry detects it"
 
 
@@ -190,7 +189,7 @@ def test_an_interrupt_ends_the_push(files: Files) -> None:
     registry.transfers = 1
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        transfer.send_image(registry, CONTENT, files)
+        transfer.send_blobs(registry, files)
     assert time.monotonic() - start < 10
     assert registry.stop.is_set()
     [left] = workers()

@@ -10,7 +10,7 @@ import pytest
 from builder.common.errors import RefusedError, VerifyError
 from builder.matrix.project import Project
 from builder.matrix.schema import Scan
-from builder.release.scan import Scanner
+from builder.release.release_checks import Scanner
 from tests.fakes.scanners import with_scanner
 
 CELL = "qz-0.5-cu129-py311"

@@ -20,7 +20,7 @@ from tests.unit.registry.test_push import CONTENT, DIGEST, IMAGE, MANIFEST, OTHE
 
 def tag(registry: Repository, *names: str) -> list[TagChange]:
     changes: list[TagChange] = []
-    tagging.tag(registry, CONTENT, changes, tagging.read_tags(registry, names))
+    tagging.tag_manifest(registry, CONTENT, changes, tagging.read_tags(registry, names))
     return changes
 
 
@@ -52,7 +52,7 @@ def test_a_tag_that_changed_since_the_push_began_is_left_alone(first: str | None
     registry.tags = {"x": third}
     changes: list[TagChange] = []
     with pytest.raises(RegistryError, match=f"tag x changed from {first or 'unset'} to {third}"):
-        tagging.tag(registry, CONTENT, changes, {"x": first})
+        tagging.tag_manifest(registry, CONTENT, changes, {"x": first})
     assert (registry.calls, changes) == ([], [])
 
 
@@ -60,7 +60,7 @@ def test_a_tag_that_another_push_set_to_the_same_image_is_unchanged() -> None:
     registry = MemoryRegistry()
     registry.tags = {"x": DIGEST}
     changes: list[TagChange] = []
-    tagging.tag(registry, CONTENT, changes, {"x": None})
+    tagging.tag_manifest(registry, CONTENT, changes, {"x": None})
     assert [change.state for change in changes] == ["unchanged"]
 
 
@@ -81,7 +81,7 @@ def test_a_manifest_with_another_digest_is_not_tagged() -> None:
     registry = MemoryRegistry()
     wrong = Manifest(digest=OTHERS, media_type=IMAGE, content=MANIFEST)
     with pytest.raises(VerifyError, match="to tag is not sha256:"):
-        tagging.tag(registry, wrong, [], {"1.0": None})
+        tagging.tag_manifest(registry, wrong, [], {"1.0": None})
     assert registry.calls == []
 
 

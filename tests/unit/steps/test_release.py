@@ -41,7 +41,7 @@ from builder.registry import artifacts
 from builder.registry.client import Repository
 from builder.registry.failures import StoppedError
 from builder.registry.transfer import Sent
-from builder.release import expected, publish, staging
+from builder.release import expected, staging, tagging
 from builder.release.release_checks import ReleaseOptions
 from builder.release.staging import StagedImage, StagedRelease
 from builder.steps.release import release, roll_back
@@ -164,7 +164,7 @@ class ReleaseDesk:
         public = options.pop("public", self.public)
         self.calls.clear()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(publish, "Repository", lambda *_, **__: public)
+            patch.setattr(tagging, "Repository", lambda *_, **__: public)
             self.result = release(
                 new_run(self.project, store=self.store, console=self.console),
                 self.area,

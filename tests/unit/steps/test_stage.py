@@ -12,6 +12,7 @@ import pytest
 
 from builder.build.layer_lookup import LayerLookup
 from builder.build.outcomes import Report
+from builder.common import git
 from builder.common.errors import ImageTestError
 from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
@@ -27,7 +28,7 @@ from builder.release.staging import INDEX, StagedImage, plan_tag
 from builder.steps.stage import stage
 from tests.fakes.registry import MemoryArea, MemoryRegistry
 from tests.fakes.suites import passing_evidence
-from tests.unit.release.test_publish import BOARD, DAY, EMBER, REGISTRY, PublishBench
+from tests.unit.release.test_tag_groups import BOARD, DAY, EMBER, REGISTRY, PublishBench
 
 
 class Known(LayerLookup):
@@ -65,7 +66,7 @@ class Yard:
         return self.open(ImageRef.parse(self.bench.image(cell).references[0]))
 
     def stage(self, **options: Any) -> Report:
-        return stage(self.bench.context, self.area, self.bench.plan, revision="abc", **options)
+        return stage(self.bench.context, self.area, self.bench.plan, **options)
 
     def reports(self, cell: str, digest: str) -> int:
         return len(artifacts.attached(self.repository(cell), digest, reports.TYPE))
@@ -77,6 +78,7 @@ def images_of(report: Report) -> list[StagedImage]:
 
 @pytest.fixture
 def yard(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
+    monkeypatch.setattr(git, "state", lambda _: "abc")
     return Yard(PublishBench(tiny, tmp_path / "store", monkeypatch))
 
 
