@@ -147,8 +147,7 @@ def _target(program: Uv, index: str, parent: Parent, addition: Addition, request
                 f"{addition.target}: another {wheel.file} is requested than the parent has", hint=CONFLICT
             )
     # Of a package that is requested from an index, the wheel of the parent is no candidate, unless it is held.
-    others = {name: wheel for name, wheel in parent.packages.items() if name in held or name not in indexes}
-    kept = parent.kept if len(others) == len(parent.packages) else replace(parent, packages=others).kept
+    kept = {name: wheel for name, wheel in parent.kept.items() if name in held or name not in indexes}
     return Target(
         name=str(addition.target),
         python=parent.python,
@@ -163,11 +162,10 @@ def _target(program: Uv, index: str, parent: Parent, addition: Addition, request
 
 def _wheels(program: Uv, target: Target, parent: Parent, versions: Mapping[str, str]) -> ListedWheels:
     """The wheels of these versions. Raises LockError if the rest of the parent does not fit those that move."""
-    kept = set(target.kept)
     moved = {
         name
         for name, wheel in parent.packages.items()
-        if name not in kept or versions.get(name, wheel.version) != wheel.version
+        if name not in target.kept or versions.get(name, wheel.version) != wheel.version
     }
     others = [name for name in parent.packages if moved and name not in versions]
     target = replace(target, held=parent.packages.keys() - moved)

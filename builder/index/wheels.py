@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Annotated, Literal
 
 from packaging.tags import Tag, compatible_tags, cpython_tags
@@ -47,10 +48,15 @@ class LockedWheel:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptWheel:
-    """A wheel of an image that another one is made from, and its METADATA."""
+    """A wheel of an image that another one is made from. `read` reads its METADATA."""
 
     wheel: LockedWheel
-    metadata: bytes
+    read: Callable[[], bytes]
+
+    @cached_property
+    def metadata(self) -> bytes:
+        """Read when uv asks for it: most packages of an image are never asked for."""
+        return self.read()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ import csv
 import json
 import posixpath
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TypeVar, get_args
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -35,7 +35,7 @@ from builder.release.image_sources import ImageSource
 LONGEST_FILE = 16 << 20  # bytes of a file that is read whole
 WHITEOUT = ".wh."  # before a name: hides this path of lower layers. OCI image specification, "Whiteouts"
 _SITE = wheel.SITE
-_INFO = re.compile(rf"{_SITE}/([^/]+)-[^/-]+\.dist-info/METADATA")
+_INFO = re.compile(rf"({_SITE}/([^/]+)-[^/-]+\.dist-info)/METADATA")
 _BYTECODE = re.compile(r"__pycache__/([^/]+)\.cpython-[0-9]+(\.opt-[12])?\.pyc")
 _File = TypeVar("_File")
 _OTHER = "Name an image that `builder` made. Packages go on any other image by a Dockerfile."
@@ -108,7 +108,7 @@ class Parent:
 
     def _recorded(self, name: str) -> set[str]:
         """The paths in the RECORD of a package."""
-        text = self.read_file(f"{posixpath.dirname(self.kept.path(name))}/RECORD").decode("utf-8", "replace")
+        text = self._read_info(name, "RECORD").decode("utf-8", "replace")
         return {posixpath.normpath(f"{_SITE}/{row[0]}") for row in csv.reader(text.splitlines()) if row}
 
     @cached_property
@@ -142,8 +142,22 @@ class Parent:
         return lines
 
     @cached_property
-    def kept(self) -> KeptWheels:
-        return KeptWheels(self)
+    def kept(self) -> Mapping[str, KeptWheel]:
+        """The wheels by name, wherever they came from, for uv."""
+        return {
+            name: KeptWheel(wheel=wheel, read=partial(self._read_info, name, "METADATA"))
+            for name, wheel in self.packages.items()
+        }
+
+    @cached_property
+    def _infos(self) -> Mapping[str, str]:
+        """The .dist-info folder of each package."""
+        matches = (_INFO.fullmatch(path) for path in self.files)
+        return {canonicalize_name(match[2]): match[1] for match in matches if match}
+
+    def _read_info(self, name: str, file: str) -> bytes:
+        """A file about a package. Raises VerifyError."""
+        return self.read_file(f"{self._infos.get(name, name)}/{file}")
 
     def read_file(self, path: str) -> bytes:
         """A small file of the image, checked. Raises VerifyError."""
@@ -152,38 +166,6 @@ class Parent:
             raise VerifyError(f"the image has no file /{path} that can be read", hint=_OTHER)
         with self.source.open_unchecked(layer.digest, layer.size) as blob:
             return estargz.read_content(blob, entry)
-
-
-@dataclass(frozen=True)
-class KeptWheels(Mapping[str, KeptWheel]):
-    """The wheels of a parent by name, wherever they came from. Their metadata is read when uv asks for it."""
-
-    parent: Parent
-    _read: dict[str, KeptWheel] = field(default_factory=dict)
-
-    def __getitem__(self, name: str) -> KeptWheel:
-        if name not in self._read:
-            wheel = self.parent.packages[name]
-            self._read[name] = KeptWheel(wheel=wheel, metadata=self.parent.read_file(self.path(name)))
-        return self._read[name]
-
-    def path(self, name: str) -> str:
-        """The path of the METADATA of a package. Raises VerifyError."""
-        if name not in self._metadata:
-            raise VerifyError(f"the image has no METADATA of {name}", hint=_OTHER)
-        return self._metadata[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.parent.packages)
-
-    def __len__(self) -> int:
-        return len(self.parent.packages)
-
-    @cached_property
-    def _metadata(self) -> Mapping[str, str]:
-        """The path of the METADATA of each package."""
-        found = ((_INFO.fullmatch(path), path) for path in self.parent.files)
-        return {canonicalize_name(match[1]): path for match, path in found if match}
 
 
 def hidden_paths(toc: Iterable[TocEntry]) -> set[str]:
