@@ -251,7 +251,7 @@ def make_image(
         raise RefusedError(str(error), hint=CONFLICT) from error
 
     added, history = [layer for _, layer in layers], [oci.history_line(planned) for planned, _ in layers]
-    labels = addition.labels(parent, wheels)
+    labels = addition.labels(parent)
     config = oci.derived_config(parent.config, added, history, env=addition.request.env, labels=labels)
     image = stored_images.put_image(
         run.store, config, [*parent.image.layers, *added], history=[*parent.image.history, *history], labels=labels

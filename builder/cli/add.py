@@ -104,7 +104,7 @@ def add_command(
     From registry to registry, only the new layers are sent. Needs Docker only for --test, and no checkout: without
     one, name an image of the store by its full tag, which `builder gc --dry-run` shows.
 
-    The request and the chosen wheels are in a label of the image, so --refresh needs no file. An image without a
+    The request is in a label of the image, so --refresh needs no file. An image without a
     registry (-t vision:1) is loaded into Docker instead, and tested as with --test.
     """
     began = time.monotonic()

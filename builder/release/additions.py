@@ -14,7 +14,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainSer
 from builder.common import strict_yaml, validation
 from builder.common.errors import UsageError, VerifyError
 from builder.common.reference import ImageRef
-from builder.index.wheels import LockedWheel
 from builder.layers import oci
 from builder.lock.requirements import Requested, parse_requirement, read_requirements
 from builder.matrix.schema import Arch, StrictModel
@@ -57,10 +56,6 @@ class AdditionRequest(BaseModel, frozen=True, extra="forbid"):
     keep: bool = False
 
 
-class _Label(BaseModel, frozen=True):
-    request: AdditionRequest
-
-
 @dataclass(frozen=True, kw_only=True)
 class Addition:
     """One image to make: what is put on `parent`, an image in a registry or in the store, for the tag `target`.
@@ -92,7 +87,7 @@ class Addition:
         labels, hint = earlier[0].image.labels, "Name an image that `builder add` made."
         if not (text := labels.get(ADDED_LABEL, "")):
             raise VerifyError(f"{target} was not made by `builder add`", hint=hint)
-        request = oci.parse_document(_Label, text.encode(), f"label {ADDED_LABEL}", hint).request
+        request = oci.parse_document(AdditionRequest, text.encode(), f"label {ADDED_LABEL}", hint)
         try:
             parent = ImageRef.parse(labels.get(BASE_NAME, ""))
         except ValueError as error:
@@ -103,19 +98,17 @@ class Addition:
             )
         return cls(parent=parent, target=target, request=request, earlier={image.arch: image for image in earlier})
 
-    def labels(self, parent: Parent, wheels: Iterable[LockedWheel]) -> dict[str, str]:
-        """All labels of the new image, of which one has the request and the new wheels, for `of_image`."""
+    def labels(self, parent: Parent) -> dict[str, str]:
+        """All labels of the new image, of which one has the request, for `of_image`. The wheels are in the history."""
         digest = parent.image.manifest.digest
-        lock = {"wheels": [[wheel.file, wheel.sha256, wheel.size] for wheel in wheels]}
         request = self.request.model_dump(exclude_defaults=True)
         if self.request.index.startswith("/"):  # a folder of this machine; its name alone is looked up again
             request["index"] = f"./{Path(self.request.index).name}"
-        record = {"request": request, "lock": lock}
         return {
             **{label: value for label, value in parent.image.labels.items() if label not in OF_PARENT},
             PARENT_CELL_LABEL: parent.source.lowest_cell,
             PARENT_LABEL: digest,
-            ADDED_LABEL: json.dumps(record, sort_keys=True, separators=(",", ":")),
+            ADDED_LABEL: json.dumps(request, sort_keys=True, separators=(",", ":")),
             BASE_NAME: str(self.parent),
             f"{OCI}.base.digest": digest,
         }

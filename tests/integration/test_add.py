@@ -192,7 +192,7 @@ def test_the_project_of_a_team(team: Team) -> None:
     output = team.add(team.parent, "-r", "requirements.txt", "-t", team.target("project"))
     assert "2 new, 0 moved, 2 kept, ember 1.9 unchanged" in output
     record = json.loads(team.config("project")["config"]["Labels"]["io.github.gpu-images.added"])
-    assert all("--hash=sha256:" in text for text in record["request"]["requirements"])
+    assert all("--hash=sha256:" in text for text in record["requirements"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
