@@ -23,15 +23,14 @@ from builder.index.wheels import LockedWheel, Wheel, is_cuda_wheel
 from builder.layers import oci, stored_images, stored_layers, wheel
 from builder.layers.oci import Image, Layer
 from builder.layers.splice import Entry
-from builder.lock import checks, requirements, uv
-from builder.lock.requirements import Requested
+from builder.lock import checks, uv
 from builder.lock.uv import ListedWheels, Target, Uv
 from builder.matrix import facts
 from builder.matrix.tags import CUDA_LABEL
 from builder.plan import layer_order
 from builder.plan.layer_order import LAYER_FORMAT, PlannedLayer
 from builder.registry.transfer import Sent
-from builder.release.additions import Addition
+from builder.release.additions import Addition, Requested, check_hashes
 from builder.release.parent import WHITEOUT, Parent, hidden_paths, without
 
 CONFLICT = (
@@ -126,7 +125,7 @@ def choose_wheels(
     hashed = {
         package.name: listing[package.name][0] for package in requested if package.hashes and package.name in listing
     }
-    requirements.check_hashes(requested, hashed | wheels)
+    check_hashes(requested, hashed | wheels)
     check_cuda(addition, parent, wheels)
     return list(wheels.values()), lines
 

@@ -78,7 +78,7 @@ GATES = (
     Gate("tags with a date", "steps/add.py", "if is_dated and repository.digest_of(", "if False and repository.digest_of("),
     Gate("the tests of an addition", "steps/add.py", "        if done.returncode:\n            lines", "        if False:\n            lines"),
     Gate("the signature of a parent", "steps/add.py", 'if finding.state != "signed":', "if False:"),
-    Gate("the hashes of a request", "build/added_image.py", "    requirements.check_hashes(requested, hashed | wheels)\n", ""),
+    Gate("the hashes of a request", "build/added_image.py", "    check_hashes(requested, hashed | wheels)\n", ""),
     Gate("the signature of an earlier image", "steps/add.py", "        check_signature(target, image, options.trust)\n", "        pass\n"),
     Gate("the CUDA of a parent", "build/added_image.py", "    check_cuda(addition, parent, wheels)\n", ""),
     Gate("the held packages of a parent", "build/added_image.py", "        held=held,", "        held=(),"),
@@ -93,7 +93,7 @@ GATES = (
     Gate("the parent or the plan of a provenance", "release/attestations.py", "if (self._parent == parent) if self._parent else (stated.plan == plan):", "if True:"),
     Gate("the wheels of a provenance", "release/attestations.py", "if sha256 not in locked]:", "if False]:"),
     Gate("variables of every image", "release/additions.py", "        if name in FIXED:\n", "        if False:\n"),
-    Gate("options of requirements", "lock/requirements.py", "    if option := re.search(", "    if option := re.fullmatch("),
+    Gate("options of requirements", "release/additions.py", "    if option := re.search(", "    if option := re.fullmatch("),
     Gate("the table of contents of a layer", "layers/estargz.py", "if digest and digest_of_bytes(text) != digest:", "if False:"),
     Gate("the subject of an artifact", "registry/artifacts.py", "if subject != actual:", "if False:"),
 )  # fmt: skip

@@ -27,13 +27,12 @@ from builder.engine.run import Run as StepRun
 from builder.evidence.signing import Signer, Trust
 from builder.index.host import RegistrySettings
 from builder.layers.store import Store
-from builder.lock.requirements import parse_requirement
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.matrix.schema import Trusted
 from builder.plan import plan
 from builder.plan.plan import Plan
-from builder.release.additions import Addition, AdditionRequest
+from builder.release.additions import Addition, AdditionRequest, parse_requirement
 from builder.release.staging import StagingArea
 from builder.steps import lock as locking
 from builder.steps.add import AddOptions

@@ -6,11 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from builder.common.errors import BuilderError, UsageError
+from builder.common.errors import BuilderError, LockError, UsageError
 from builder.common.reference import ImageRef
-from builder.release.additions import Addition, AdditionRequest, read_requested, read_team_file, read_variables
+from builder.index.wheels import LockedWheel
+from builder.release.additions import (
+    Addition,
+    AdditionRequest,
+    Requested,
+    check_hashes,
+    parse_requirement,
+    read_requested,
+    read_requirements,
+    read_team_file,
+    read_variables,
+)
 
 PARENT, TARGET = ImageRef.parse("registry.example.test/org/em:1"), ImageRef.parse("registry.example.test/team/vision:1")
+ONE, TWO = "1" * 64, "2" * 64
 
 
 def test_variables() -> None:
@@ -54,6 +66,83 @@ def test_an_addition_that_is_none(target: str, env: dict[str, str], message: str
         Addition(parent=PARENT, target=ImageRef.parse(target), request=AdditionRequest(env=env))
 
 
+# ---- requirements
+
+
+def read(tmp_path: Path, text: str) -> list[Requested]:
+    path = tmp_path / "requirements.txt"
+    path.write_text(text, encoding="utf-8")
+    return read_requirements(path)
+
+
+def wheel(name: str, sha256: str) -> LockedWheel:
+    return LockedWheel(name=name, version="1", file=f"{name}-1-py3-none-any.whl", size=1, sha256=sha256)
+
+
+def test_requirements_as_pip_writes_them(tmp_path: Path) -> None:
+    text = (
+        "# compiled\n\n"
+        f"Einops==0.8.2 \\\n    --hash=sha256:{ONE} \\\n    --hash=sha256:{TWO}\n    # via -r requirements.in\n"
+        'tqdm[notebook]>=4 ; python_version > "3.8"  # a comment -e\n'
+        "polars\\\n"
+    )
+    listed = read(tmp_path, text)
+    assert [str(requested) for requested in listed] == [
+        f"Einops==0.8.2 --hash=sha256:{ONE} --hash=sha256:{TWO}",
+        'tqdm[notebook]>=4 ; python_version > "3.8"',
+        "polars",
+    ]
+    assert [requested.name for requested in listed] == ["einops", "tqdm", "polars"]
+    assert [parse_requirement(str(requested), "label") for requested in listed] == listed, "as the image records them"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("-e .", "the option -e is not supported"),
+        ("-r other.txt", "the option -r is not supported"),
+        ("-c bounds.txt", "the option -c is not supported"),
+        ("--index-url https://example.test/simple", "the option --index-url is not supported"),
+        ("einops --no-binary :all:", "the option --no-binary is not supported"),
+        (f"einops --hash=sha512:{ONE}", "the option --hash is not supported"),
+        ("git+https://example.test/e.git#egg=e", "is an address or a path"),
+        (f"e @ https://example.test/e-1-py3-none-any.whl#sha256={ONE}", "is an address or a path"),
+        ("./local", "is an address or a path"),
+        ("e-1-py3-none-any.whl", "is an address or a path"),
+        ("einops == == 1", "is not a requirement"),
+        ("$(touch x)", "is not a requirement"),
+    ],
+)
+def test_what_is_not_a_package_of_the_index_is_refused(tmp_path: Path, line: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path, f"tqdm\n\n{line}\n")
+    assert str(caught.value).startswith(f"{tmp_path}/requirements.txt:3: ")
+    assert message in str(caught.value)
+    assert caught.value.hint
+
+
+def test_a_continued_requirement_has_its_first_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"requirements\.txt:1: "):
+        read(tmp_path, "einops \\\n --pre\n")
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(UsageError, match="is not a text file"):
+        read_requirements(tmp_path / "binary.txt")
+
+
+def test_with_hashes_every_wheel_must_have_one() -> None:
+    """As with pip, also the wheels that others need."""
+    check_hashes([Requested(text="a")], {"a": wheel("a", ONE)})
+    requested = [Requested(text="A", hashes=frozenset([ONE]))]
+    check_hashes(requested, {"a": wheel("a", ONE)})
+    with pytest.raises(LockError, match="does not have one of its hashes"):
+        check_hashes(requested, {"a": wheel("a", TWO)})
+    with pytest.raises(LockError, match="has no hash in the requirements"):
+        check_hashes(requested, {"a": wheel("a", ONE), "b": wheel("b", TWO)})
+
+
 # ---- a team's file
 
 TEAM = """\
@@ -78,19 +167,16 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "wheels").mkdir()
     first, second = read_team_file(tmp_path / "team.yaml")
     assert (first.parent, first.target) == (PARENT, TARGET)
-    assert [each.text for each in first.request.requirements] == ["einops", "tqdm"]
+    assert [requested.text for requested in first.request.requirements] == ["einops", "tqdm"]
     assert first.request.env == {"TEAM": "vision"}
     assert (first.request.index, first.request.keep) == (f"{tmp_path}/wheels", True)
     assert (second.request.index, second.request.keep) == ("own", False), "an index of matrix.yaml"
-    assert [each.text for each in second.request.requirements] == ["torchcodec"]
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("packages: [einops]", "apt: [tmux]", "team.yaml:4:5: images.0.apt: unknown key"),
-        ("[vision.txt]", "[pyproject.toml]", "pyproject.toml is not a file of requirements as for pip"),
-        ("packages: [einops]", "package: [einops]", "team.yaml:4:5: images.0.package: unknown key"),
         ("packages: [einops]", "packages: einops", "images.0.packages"),
         ("packages: [einops]", "packages: [-e .]", "team.yaml:2:5: the option -e is not supported"),
         ("org/em:1\n    packages", "org/em:1:2\n    packages", "team.yaml:2:5: '1:2' is not a tag"),

@@ -41,13 +41,12 @@ from builder.index.host import Host
 from builder.index.releases import Index
 from builder.index.wheels import LockedWheel
 from builder.layers.store import Store
-from builder.lock.requirements import parse_requirement
 from builder.lock.uv import ListedWheels, Target, Uv
 from builder.matrix import facts
 from builder.matrix.schema import Trusted
 from builder.registry import artifacts
 from builder.registry.client import Repository
-from builder.release.additions import Addition, AdditionRequest
+from builder.release.additions import Addition, AdditionRequest, parse_requirement
 from builder.release.image_sources import sources_in_registry
 from builder.release.parent import Parent, read_parent
 from builder.steps.add import IMPORTS, AddOptions, add, repeated_addition
