@@ -84,7 +84,6 @@ SHARED_RELEASE = "1.0.0"  # of the framework in checkouts whose wheels others ma
 MAKES_OS = re.compile(r"^os-bookworm-py3\.11\S*: building$", re.MULTILINE)
 IN_CONTAINER = "mmdebstrap cannot run here (setpriv and unshare are not installed): running it in a container"
 OS_SCRIPT = "templates/steps/os.sh"
-METHODS = ("assemble", "dockerfile")
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}  # exit codes by signal
 SOURCE = "https://example.com/"  # with the namespace: a label that no image of another checkout has
 _OS_LOCKS: dict[str, str] = {}  # those that checkouts made, by file name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 import threading
@@ -22,15 +21,10 @@ _LAYER = rb'[^}]*\}[^}]*"id":"([0-9a-f]{12})"'
 # An engine may leave out a message that another one follows at once: the last of a layer is "Pull complete".
 COMPLETE = re.compile(rb'"status":"(?:Download|Pull) complete"' + _LAYER)
 PRESENT = re.compile(rb'"status":"Already exists"' + _LAYER)
-_MESSAGE = json.dumps({"message": "dial tcp 127.0.0.1: connect: connection refused"}).encode()
-REFUSAL = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: %d\r\n\r\n%b" % (len(_MESSAGE), _MESSAGE)
 
 
 class EngineProxy:
-    """Listens on a Unix socket. `loaded` are the bytes of each archive that was loaded, in order.
-
-    With `refuses_pulls`, it answers pulls from this machine as an engine on another machine does.
-    """
+    """Listens on a Unix socket. `loaded` are the bytes of each archive that was loaded, in order."""
 
     def __init__(self, path: Path, engine: str = MACHINES_OWN) -> None:
         self._path = path
@@ -39,7 +33,6 @@ class EngineProxy:
         self._wanted: list[str] = []
         self.held, self._released = threading.Event(), threading.Event()
         self.loaded: list[int] = []
-        self.refuses_pulls = False
         self._pulls: list[bytearray] = []
 
     @property
@@ -95,9 +88,6 @@ class EngineProxy:
                         self._wait(line)
                         answers.kept = None
                         if re.match(PULL, line):
-                            if self.refuses_pulls:
-                                client.sendall(REFUSAL)
-                                continue
                             answers.kept = bytearray()
                             self._pulls.append(answers.kept)
                     if is_load:

@@ -16,7 +16,6 @@ import pytest
 from builder.index import host
 from builder.layers.estargz import RESERVED
 from builder.plan import settings
-from tests.integration import wheels
 from tests.integration.checkout import EXTRA, PLAIN, TIMEOUT_S, Checkout, docker
 from tests.integration.company import CPU_EXTRA, Company
 from tests.integration.conftest import NewCheckout
@@ -132,19 +131,6 @@ def test_one_image_that_fails_shows_what_uv_says_and_does_not_stop_the_other(fre
     index.heal()
     assert "2 images: 1 built, 1 tested, 1 tagged, 1 up to date" in fresh.builder("images", *METHOD)
     assert set(fresh.tags()) == {*fresh.references(), *fresh.references("-extra")}
-
-
-def test_two_wheels_with_different_files_for_one_path_are_refused(fresh: Checkout, index: Index) -> None:
-    """uv installs them in any order. For assembled images: test_build_failures.py."""
-    for name in ("tinyone", "tinytwo"):
-        index.publish(wheels.wheel(name, "1.0", {"shared.py": f"NAME = '{name}'\n".encode(), f"{name}.py": b""}))
-    fresh.edit("matrix.yaml", f"packages: [tinyextra=={fresh.release}]", "packages: [tinyextra, tinyone, tinytwo]")
-    fresh.builder("lock")
-    fresh.builder("render")
-    output = fresh.builder("build", *METHOD, EXTRA, code=7)
-    path = "/opt/venv/lib/python/site-packages/shared.py"
-    assert f"tinyone-1.0 and tinytwo-1.0 have different files for {path}" in output
-    assert "without `--method dockerfile`" in output
 
 
 def test_interrupted_builds(fresh: Checkout, index: Index) -> None:

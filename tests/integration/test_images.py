@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests import nvml
 from tests.integration.checkout import SHORT, Checkout
 from tests.integration.conftest import NewCheckout
-from tests.nvml import Card
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +24,6 @@ def built(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) -
 def times(checkout: Checkout, pattern: str) -> dict[str, int]:
     """The time of each log file."""
     return {path.name: path.stat().st_mtime_ns for path in (checkout.root / ".builder/logs").glob(pattern)}
-
-
-def build_logs(checkout: Checkout) -> dict[str, int]:
-    return {name: time for name, time in times(checkout, "*.log").items() if not name.endswith(".test.log")}
 
 
 def test_every_tag_of_every_cell_exists(built: Checkout) -> None:
@@ -54,29 +47,3 @@ def test_a_second_run_does_nothing(built: Checkout) -> None:
     before = built.tags(), times(built, "*.log")
     assert "2 images: 2 up to date" in built.builder("images")
     assert (built.tags(), times(built, "*.log")) == before
-
-
-@pytest.mark.parametrize(("used", "status", "output"), [(20, 0, "started\n"), (20000, 75, "")])
-def test_no_command_runs_on_a_gpu_in_use(built: Checkout, tmp_path: Path, used: int, status: int, output: str) -> None:
-    state = nvml.state("570.86.10", Card("NVIDIA H100 80GB HBM3", used=used), cuda=12080)
-    variables = {"NVIDIA_VISIBLE_DEVICES": "all", "GPU_BUSY": "refuse", nvml.VARIABLE: state}
-    options = [f"--env={name}={value}" for name, value in variables.items()]
-    options.append(f"--volume={nvml.build(tmp_path)}:{nvml.IN_CONTAINER}:ro")
-    command = ["docker", "run", "--rm", *options, built.references()[0], "echo", "started"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout) == (status, output), ended.stderr
-    assert ("GPU 0 (NVIDIA H100 80GB HBM3): 20971 MB used" in ended.stderr) == (status == 75)
-
-
-def test_an_edited_test_means_testing_again_without_a_build(built: Checkout) -> None:
-    tags, builds, tests = built.tags(), build_logs(built), times(built, "*.test.log")
-    with (built.root / "tests/images/test_extra.py").open("a", encoding="utf-8") as file:
-        file.write("\n\ndef test_version(python, subject):\n")
-        file.write("    version = python('import tinyextra, json; print(json.dumps(tinyextra.VERSION))')\n")
-        file.write("    assert version == subject.cell['release']\n")
-    output = built.builder("images")
-    assert "2 images: 2 tested" in output
-    assert build_logs(built) == builds
-    assert all(times(built, "*.test.log")[name] > time for name, time in tests.items())
-    assert built.tags() == tags
-    assert "up to date" in built.builder("images")

@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from tests.integration import stores, wheels
+from tests.integration import stores
 from tests.integration.checkout import OS_SCRIPT, PLAIN, Checkout
 from tests.integration.engine_proxy import LOAD, PULL, START, EngineProxy
 from tests.integration.index import Fault, Index
@@ -129,18 +129,3 @@ def is_stopped_in_os_script(checkout: Checkout, number: signal.Signals, path: st
 
 def _sleeps(checkout: Checkout) -> bool:
     return any(line.startswith("/bin/sh -c sleep") for line in checkout.processes().values())
-
-
-def test_during_the_writing_of_a_layer(alone: Checkout, index: Index) -> None:
-    index.publish(wheels.framework(alone.release, padding=400_000_000))
-    alone.builder("lock", "--upgrade")
-    alone.builder("render")
-    with alone.running("build", PLAIN) as run:
-        run.reaches(lambda: any(path.stat().st_size > 100_000 for path in (alone.store / "tmp").iterdir()))
-        run.stops(signal.SIGKILL)
-    is_untouched(alone)
-    assert alone.image_ids() == set()
-    index.publish(wheels.framework(alone.release))
-    alone.builder("lock", "--upgrade")
-    alone.builder("render")
-    finishes(alone)

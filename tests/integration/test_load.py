@@ -1,4 +1,4 @@
-"""Loading images into the engine: it pulls the missing layers, or gets an archive with all layers."""
+"""Loading images into the engine: it pulls the missing layers. Archives: nightly/test_rootless.py."""
 
 from __future__ import annotations
 
@@ -41,12 +41,3 @@ def test_an_engine_pulls_only_missing_layers(alone: Checkout, proxy: EngineProxy
         "the engine downloaded other layers than those above the shared ones"
     )
     assert max(proxy.loaded) < OF_A_TAR, "layers were in an archive"
-
-
-def test_an_engine_that_cannot_reach_this_machine_gets_archives(alone: Checkout, proxy: EngineProxy) -> None:
-    proxy.refuses_pulls = True
-    alone.builder("build", PLAIN)
-    is_loaded(alone, 1)
-    layers = stores.blobs_of(alone.store, alone.stored()[alone.references()[0]])
-    assert proxy.loaded[-1] > sum(layers.values())
-    assert proxy.pulled == []

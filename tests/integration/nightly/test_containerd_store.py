@@ -12,7 +12,7 @@ import pytest
 from builder.index import host
 from tests.integration import newer_docker, stores
 from tests.integration import registry as registries
-from tests.integration.checkout import EXTRA, IN_CONTAINER, MAKES_OS, PLAIN, ROOT, SHORT, Checkout, docker, without
+from tests.integration.checkout import EXTRA, PLAIN, ROOT, SHORT, Checkout, docker
 from tests.integration.conftest import NewCheckout
 from tests.integration.daemon import Daemon, free_port
 from tests.integration.engine_proxy import EngineProxy
@@ -91,15 +91,3 @@ def test_ids_are_digests_of_manifests_and_the_tests_pass(there: Checkout, tmp_pa
     registries.install()
     with Server(folder=tmp_path).serving() as server:
         assert ": 2 images, " in there.publish(server.address)
-
-
-def test_the_operating_system_made_there_has_the_same_bytes(there: Checkout, tmp_path: Path) -> None:
-    """In a container of another engine."""
-    before, store = there.stored(), there.store
-    there.take_store()
-    output = there.builder("build", PATH=without(tmp_path, "unshare"))
-    assert MAKES_OS.search(output)
-    assert IN_CONTAINER in output
-    assert there.stored() == before
-    assert stores.faults(there.store) == []
-    there.environ["GPU_IMAGES_STORE"] = str(store)

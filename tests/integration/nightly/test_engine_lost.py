@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.integration import stores, wheels
-from tests.integration.checkout import METHODS, OS_SCRIPT, PLAIN, Checkout, without
+from tests.integration.checkout import OS_SCRIPT, PLAIN, Checkout, without
 from tests.integration.conftest import NewCheckout
 from tests.integration.daemon import Daemon, free_port
 from tests.integration.engine_proxy import PULL, START, EngineProxy
@@ -111,16 +111,6 @@ def test_killed_during_the_tests(there: Checkout, daemon: Daemon, tmp_path: Path
 def _leave(daemon: Daemon, room: int) -> None:
     """Makes the engine's disk so small that `room` bytes are free."""
     daemon.resize(shutil.disk_usage(daemon.root).used + room)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_too_little_room_is_seen_before_the_build(there: Checkout, daemon: Daemon, method: str) -> None:
-    _leave(daemon, ROOM)
-    output = there.builder("images", PLAIN, "--method", method, code=10)
-    assert "takes about" in output
-    assert "docker builder prune" in output
-    assert not any(line.startswith(f"{PLAIN}: ") for line in output.splitlines()), "a build had begun"
-    assert there.image_ids() == set()
 
 
 @pytest.mark.parametrize(("method", "words"), [("assemble", "is full"), ("dockerfile", "filled up")])

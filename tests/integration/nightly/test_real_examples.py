@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.integration.test_examples import EXAMPLES, ask, compose_is_installed, composed, of_services  # noqa: F401
+from tests.integration.test_examples import EXAMPLES, compose_is_installed, composed  # noqa: F401
 
 FEATURES = 32
 REGISTRY = "registry.example.com/"
+
+
+def of_services(changes: Mapping[str, object]) -> str:
+    """Changes of services. Their ports replace those of the file, which may be in use on this machine."""
+    return json.dumps({"services": changes}).replace('"ports": ', '"ports": !override ')
+
+
+def ask(url: str, content: object) -> tuple[int, Any]:
+    """The status and the content of the answer to a POST with JSON."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(content).encode()), timeout=10) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
 
 
 def local_image(file: str) -> str:
@@ -39,6 +58,11 @@ def test_onnxruntime_answers_with_what_a_trained_model_predicts(tmp_path: Path) 
         assert first != pytest.approx(second, rel=1e-1)
         status, content = ask(url, {"instances": [one[:2]]})
         assert (status, "Got: 2 Expected: 32" in content["error"]) == (400, True)
+        assert ask(url, {"inputs": []})[0] == 400
+        assert ask(url.removesuffix(":predict"), {"instances": [one]})[0] == 404
+        request = urllib.request.Request(url, b"{}", {"Content-Length": str(2**30)})
+        with pytest.raises(urllib.error.HTTPError, match="413"):
+            urllib.request.urlopen(request, timeout=10)
 
 
 @pytest.mark.usefixtures("compose_is_installed")

@@ -1,7 +1,4 @@
-"""Same inputs, same bytes, in every folder and build order; operating systems that a container makes.
-
-For engines, see nightly/test_containerd_store.
-"""
+"""Same inputs, same bytes, in every folder and build order; operating systems that a container makes."""
 
 from __future__ import annotations
 

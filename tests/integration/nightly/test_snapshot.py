@@ -174,20 +174,6 @@ def test_every_place_gives_the_same_bytes(
     assert stores.os_records(checkout.store) == [record]
 
 
-def test_packages_that_no_place_has(checkout: Checkout, archives: Archives, apt_config: str) -> None:
-    """The error names the places; no lock is changed."""
-    checkout.lock_and_render()
-    locks = checkout.files("locks")
-    archives.has = lambda place, letter: letter < "t"
-    set_places(checkout, snapshot=f"{archives.url}/archive")
-    checkout.take_store()
-    output = checkout.builder("build", PLAIN, code=13, APT_CONFIG=apt_config)
-    assert re.search(r"\S+_(amd64|all)\.deb was not found", output)
-    assert "`snapshot` of matrix.yaml: the archive returned 404 Not Found" in output
-    assert f"builder refresh {PLAIN}" in output
-    assert checkout.files("locks") == locks
-
-
 def test_locks_are_made_in_a_container_where_apt_is_missing(checkout: Checkout, tmp_path: Path) -> None:
     """As on Ubuntu without root, or on a distribution without apt."""
     checkout.base_image("trixie")  # no registry has it

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
@@ -24,11 +24,9 @@ from builder.index import host
 from builder.index.host import Host
 from builder.layers.estargz import RESERVED
 from builder.lock.python_builds import PythonBuilds
-from tests.integration import registry as registries
 from tests.integration.checkout import PLAIN, TIMEOUT_S, USER, Checkout
 from tests.integration.conftest import NewCheckout
-from tests.integration.index import Fault, Index
-from tests.integration.registry import Server
+from tests.integration.index import Index
 from tests.integration.tree import differences, tree
 from tests.integration.wheels import Distribution
 
@@ -167,32 +165,6 @@ def test_no_layer_and_no_history_has_the_address(made: Checkout) -> None:
     made.docker("run", "--rm", "--user", "0", image, "sh", "-c", search)
 
 
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        (Fault.FILE_404, "uv's mirror of Python builds returned 404 Not Found"),
-        (Fault.FILE_TRUNCATED, "the connection was lost"),
-        (None, "SHA-256 mismatch"),
-    ],
-)
-def test_a_build_that_the_mirror_does_not_have_is_an_error(
-    checkout: Checkout, build: Build, fault: Fault | None, message: str
-) -> None:
-    with_uv(checkout, build)
-    checkout.take_store()
-    if fault:
-        checkout.index.faults[build.archive.project] = fault
-    else:
-        checkout.index.publish(replace(build.archive, content=b"another archive"))
-    try:
-        output = checkout.builder("build", PLAIN, code=13)
-    finally:
-        checkout.index.publish(build.archive)
-    assert message in output
-    assert build.archive.file.replace("%2B", "+") in output
-    assert checkout.stored() == {}
-
-
 @pytest.mark.parametrize("minor", ["3.10", "3.12", "3.14"])
 def test_the_pinned_uv_has_the_hash_of_its_builds(minor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("UV_")]:
@@ -233,16 +205,3 @@ def test_plain_docker_build_gives_the_same_files(made: Checkout, build: Build) -
         del expected[reserved]
     assert f"opt/python/{build.key}/lib/python3.11/json/__pycache__/__init__.cpython-311.pyc" in expected
     assert differences(expected, actual) == {}
-
-
-def test_the_image_is_staged_and_released(made: Checkout, build: Build, tmp_path: Path) -> None:
-    registries.install()
-    with Server(folder=tmp_path / "registry").serving() as server:
-        made.publish(server.address, PLAIN)
-        image = f"{server.address}/{made.references()[0]}"
-        try:
-            made.docker("pull", "--quiet", image)
-            output = made.docker("run", "--rm", image, "python", "-c", STANDARD_LIBRARY)
-        finally:
-            made.docker("rmi", image)
-    assert output == f"/opt/python/{build.key} 1"

@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -206,28 +205,6 @@ def test_the_status_of_a_release(ours: Checkout, proxy: Proxy, keys: Path, tmp_p
     assert (plain["released"].partition(",")[0], plain["signature"]) == ("another image", "untrusted")
 
 
-def test_tags_move_back_to_an_earlier_release_that_is_no_longer_staged(ours: Checkout, proxy: Proxy) -> None:
-    """After `prune`, there was "no staged release"; and the next run published the newer release again."""
-    stage(ours)
-    release(ours, UNTESTED_GPU)
-    first = tags(ours, proxy)
-    (ours.root / "templates/base/files/etc/notes").write_text("new\n", encoding="utf-8")
-    ours.builder("render")
-    ours.builder("images")
-    assert stage(ours) == f"{today()}.1"
-    release(ours, UNTESTED_GPU)
-    second = tags(ours, proxy)
-    assert not set(first.values()) & {second[name.rpartition(":")[2]] for name in ours.references()}
-    ours.builder("prune", "--keep", "1", "--delete")
-
-    assert f"release {today()}: 0 images, 8 tags changed" in release(ours, today(), "--roll-back")
-    assert tags(ours, proxy) == second | first
-    assert ours.builder("plan", "--unreleased", "--format", "ids") == "\n"
-    release(ours, f"{today()}.1", "--roll-back")
-    assert tags(ours, proxy) == second
-    assert "no staged release 20200101" in release(ours, "20200101", "--roll-back", code=2)
-
-
 def test_an_image_of_known_layers_is_staged_without_an_engine(
     ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Path
 ) -> None:
@@ -255,41 +232,3 @@ def test_an_image_of_known_layers_is_staged_without_an_engine(
     other.use_registry(proxy.address, "third")
     output = other.builder("stage", "--untested", code=7)
     assert "is not listed in locks/layers.json" in output
-
-
-SCANNER = """\
-import json, sys
-sbom, ignored = (json.load(open(path)) for path in sys.argv[1:])
-versions = {each["name"]: each["version"] for each in sbom["components"] if each["name"] in ("tini", "tinyextra")}
-found = [f"CVE-2026-1 in {name} {version}" for name, version in versions.items() if name not in ignored]
-print(*(found or ["no vulnerabilities"]), sep="\\n")
-sys.exit(2 if found else 0)
-"""
-
-
-def test_a_vulnerable_image_is_not_released(ours: Checkout, proxy: Proxy, keys: Path) -> None:
-    (ours.root / "scanner.py").write_text(SCANNER, encoding="utf-8")
-    ignored = ours.root / "ignored.json"
-    ignored.write_text('["tinyextra"]', encoding="utf-8")
-    command = json.dumps([sys.executable, "scanner.py", "{sbom}", "ignored.json"])
-    ours.edit("matrix.yaml", "staging:", f"scan: {{command: {command}}}\nstaging:")
-    stage(ours)
-    sign = ("--sign", str(keys / "ours.key"))
-    output = release(ours, UNTESTED_GPU, *sign, code=16)
-    for cell in (PLAIN, EXTRA):
-        assert f"{cell}: refused by {sys.executable} (exit status 2)\n  | CVE-2026-1 in tini " in output
-        assert f"Full output: {ours.root}/.builder/logs/{cell}.scan.log" in output
-    assert tags(ours, proxy) == {}
-
-    ignored.write_text('["tini", "tinyextra"]', encoding="utf-8")
-    release(ours, UNTESTED_GPU, *sign)
-    released = artifacts.read_artifact(
-        repository(ours, proxy, "staging/releases"),
-        f"released-{today()}",
-        "application/vnd.gpu-images.released.v1+json",
-    )
-    assert released
-    [document] = map(json.loads, released.values())
-    assert [image["scan"] for image in document["images"]] == ["passed"] * 2
-    log = ours.root / f".builder/logs/{EXTRA}.scan.log"
-    assert log.read_text().strip() == "no vulnerabilities"

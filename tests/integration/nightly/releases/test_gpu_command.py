@@ -20,7 +20,7 @@ import pytest
 from builder.index import host
 from tests import nvml
 from tests.integration import programs
-from tests.integration.checkout import EXTRA, PLAIN, SHORT, Checkout, until
+from tests.integration.checkout import PLAIN, SHORT, Checkout, until
 from tests.integration.conftest import NewCheckout
 from tests.integration.nightly.test_podman import RUNTIME
 from tests.integration.registry import Proxy
@@ -32,7 +32,6 @@ pytestmark = pytest.mark.skipif(
     not host.is_debian(), reason="only on Debian, whose Slurm and Podman are installed here"
 )
 
-NOTE = f"{PLAIN}-note"
 GPU = Card("NVIDIA H100 80GB HBM3", "9.0", 81559, 600)
 DRIVER = "570.86.10"
 CHECKS = '''\
@@ -248,35 +247,3 @@ def test_an_engine_alone_and_results_in_the_output(
     output = machine.builder("test", PLAIN, "--staged", "newest", "--sign", str(keys / "ours.key"))
     assert "1 image: 1 tested" in output
     assert len(evidence(machine)) == 1
-
-
-def test_another_image_is_no_pass(machine: Checkout, keys: Path, podman: list[str], stub: list[str]) -> None:
-    """A node may have another image in its cache, here the staged image with one more package."""
-    sign = ("--sign", str(keys / "ours.key"))
-    set_command(machine, [*podman, *stub, "{image}", "{command}"])
-    machine.builder("test", EXTRA, "--staged", "newest", *sign)
-    [other] = evidence(machine)
-    other_image = f"{machine_staging(machine)}@{other['image']}"
-    set_command(
-        machine,
-        [
-            "sh",
-            "-c",
-            'image=$1; shift; exec "$@"',
-            "sh",
-            "{image}",
-            *podman,
-            *stub,
-            other_image,
-            "{command}",
-        ],
-    )
-    output = machine.builder("test", PLAIN, "--staged", "newest", *sign, code=8)
-    assert "it ran another image than" in output
-    assert "tinyextra-1.0.0.dist-info/RECORD" in output
-    assert len(evidence(machine)) == 1, "no evidence of the other one"
-
-
-def machine_staging(machine: Checkout) -> str:
-    [line] = [line for line in (machine.root / "matrix.yaml").read_text().splitlines() if line.startswith("staging: ")]
-    return f"{line.removeprefix('staging: ')}/ty-cuda"
