@@ -1,20 +1,28 @@
 """Removes each check of a release, one at a time: a unit test must fail every time.
 
-.venv/bin/python -m tests.mutations.gates
+    .venv/bin/python -m tests.mutations.gates
+
+Works in a copy of the checkout. Runs the unit tests of the module's room, and those that import the module, or a module
+that uses it.
 """
 
 # ruff: noqa: E501  each check is one line
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mutations.__main__ import copy_checkout, result
 from tests.paths import ROOT
 
 BUILDER = Path("builder")
+PYTEST = Path(sys.executable).with_name("pytest")
+TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,53 @@ def main() -> int:
                 unnoticed.append(gate.name)
     print(f"{len(GATES) - len(unnoticed)} of {len(GATES)} checks are tested")
     return 1 if unnoticed else 0
+
+
+def copy_checkout(target: Path) -> None:
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(lambda name: name and os.path.lexists(ROOT / name), listed.split("\0")):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target / name, follow_symlinks=False)
+
+
+def result(copy: Path, module: Path, source: str) -> str:
+    (copy / module).write_text(source, encoding="utf-8")
+    for stored in (copy / module).parent.glob(f"__pycache__/{module.stem}.*"):
+        stored.unlink()  # bytecode counts as valid for any source of the same size and second
+    try:
+        return _run(copy, _tests(module))
+    finally:
+        shutil.copy2(ROOT / module, copy / module)
+
+
+def _run(copy: Path, tests: list[str]) -> str:
+    """`killed` if a test fails, else `survived` or `timeout`."""
+    command = [str(PYTEST), "-x", "-q", "-p", "no:cacheprovider", *tests]
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
+    try:
+        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return "timeout"
+    return "killed" if done.returncode else "survived"
+
+
+def _tests(module: Path) -> list[str]:
+    """Test files for a module, its own first. If none imports it, they also are those of the modules that import it."""
+    importing = _importing(module, "tests/unit/**/test_*.py")
+    if not importing:
+        users = _importing(module, "builder/**/*.py")
+        importing = {test for user in users for test in _importing(user, "tests/unit/**/test_*.py")}
+    room = {path.relative_to(ROOT) for path in (ROOT / "tests/unit" / module.parent.name).glob("test_*.py")}
+    return [str(path) for path in sorted(room | importing, key=lambda path: (path.stem != f"test_{module.stem}", path))]
+
+
+def _importing(module: Path, pattern: str) -> set[Path]:
+    """The files that import a module."""
+    dotted = ".".join(module.with_suffix("").parts)
+    package, _, name = dotted.rpartition(".")
+    imported = re.compile(rf"^from {dotted} import |^from {package} import (\([^)]*|.*)\b{name}\b", re.MULTILINE)
+    return {path.relative_to(ROOT) for path in ROOT.glob(pattern) if imported.search(path.read_text())}
 
 
 if __name__ == "__main__":
