@@ -112,7 +112,7 @@ def test_a_damaged_layer_is_noticed(ready: Checkout, proxy: EngineProxy, tmp_pat
     damaged = stores.flip(ready.store, layer)
     registries.install()
     with Server(folder=tmp_path / "registry").serving() as server:
-        ready.use_registry(server.address)
+        ready.edit("matrix.yaml", 'registry: ""', f'registry: ""\nstaging: {server.address}/staging')
         output = ready.builder("stage", PLAIN, code=12)
     assert "damaged: its SHA-256 is not" in output
     assert str(damaged) in output

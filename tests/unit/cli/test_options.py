@@ -129,9 +129,10 @@ def added(*signers: Trusted, **options: Any) -> tuple[object, ...]:
 
 
 GIVEN: list[tuple[list[str], object]] = [
-    (["images", "-j", "3"], ImageOptions(jobs=3)),
-    (["images", "-j2", "--junit", "reports"], ImageOptions(junit=Path("reports"))),
-    (["images", "-j2", "--gpu", "require"], ImageOptions(gpu_mode="require")),
+    (
+        ["images", "-j", "3", "--junit", "reports", "--gpu", "require"],
+        ImageOptions(jobs=3, junit=Path("reports"), gpu_mode="require"),
+    ),
     (["build", "-j2"], ImageOptions(test=False)),
     (
         ["build", "-j2", "--method", "dockerfile", "--locked"],
@@ -143,29 +144,29 @@ GIVEN: list[tuple[list[str], object]] = [
         {"jobs": 2, "gpu_mode": "off", "junit": Path("x"), "gpu_command": None},
     ),
     (["refresh", "-j2"], (ImageOptions(), False, None)),
-    (["refresh", "-j2", "--gpu", "off"], (ImageOptions(gpu_mode="off"), False, None)),
-    (["refresh", "-j2", "--sign", "ours.key"], (ImageOptions(), False, Signer(key="ours.key"))),
-    (["lock"], {"upgrade": False, "refresh": False, "packages": ()}),
-    (["lock", "--upgrade", "--os"], {"upgrade": True, "refresh": True, "packages": ()}),
     (
-        ["lock", "--upgrade-package", "a", "--upgrade-package", "b"],
-        {"upgrade": False, "refresh": False, "packages": ("a", "b")},
+        ["refresh", "-j2", "--gpu", "off", "--sign", "ours.key"],
+        (ImageOptions(gpu_mode="off"), False, Signer(key="ours.key")),
+    ),
+    (["lock"], {"upgrade": False, "refresh": False, "packages": ()}),
+    (
+        ["lock", "--upgrade", "--os", "--upgrade-package", "a", "--upgrade-package", "b"],
+        {"upgrade": True, "refresh": True, "packages": ("a", "b")},
     ),
     (["add", *PUT, "-t", TARGET], added()),
-    (["add", PARENT, "-r", "packages.txt", "--env", "A=b", "-t", TARGET], added()),
-    (["add", *PUT, "-t", TARGET, "--dry-run", "--test"], added(dry_run=True, test=True)),
-    (["add", *PUT, "-t", TARGET, "--arch", "arm64"], added(arch="arm64")),
-    (["add", *PUT, "-t", TARGET, "--key", "ours.pub"], added(KEY)),
-    (["add", *PUT, "-t", TARGET, "--sign", "ours.key"], added(signer=Signer(key="ours.key"))),
+    (
+        ["add", PARENT, "-r", "packages.txt", "--env", "A=b", "-t", TARGET, "--dry-run", "--test", "--arch", "arm64",
+         "--key", "ours.pub", "--sign", "ours.key"],
+        added(KEY, dry_run=True, test=True, arch="arm64", signer=Signer(key="ours.key")),
+    ),
     (["add", "-f", "team.yaml"], added()),
     (["verify", PARENT, "--arch", "arm64"], (PARENT, VerifyOptions(arch="arm64", signers=[]))),
-    (["verify", PARENT, "--arch", "all", "--rebuild"], (PARENT, VerifyOptions(arch="all", signers=[], rebuild=True))),
-    (["verify", PARENT, "--arch", "amd64", "--key", "ours.pub"], (PARENT, VerifyOptions(arch="amd64", signers=[KEY]))),
     (
-        ["verify", PARENT, "--arch", "amd64", "--identity", "https://us.test", "--issuer", "https://ci.test"],
-        (PARENT, VerifyOptions(arch="amd64", signers=[JOB])),
+        ["verify", PARENT, "--arch", "all", "--rebuild", "--key", "ours.pub", "--identity", "https://us.test",
+         "--issuer", "https://ci.test"],
+        (PARENT, VerifyOptions(arch="all", signers=[KEY, JOB], rebuild=True)),
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("arguments", "expected"), GIVEN, ids=str)
