@@ -126,7 +126,6 @@ class Demo:
 def prepared() -> Iterator[Demo]:
     """The demo with everything around it; removes it at the end."""
     programs.install_from("trixie", "cosign")
-    registries.install()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="demo-")))
         index = stack.enter_context(Index().serving())
@@ -162,7 +161,6 @@ def prepared() -> Iterator[Demo]:
 
 def serve() -> None:
     """A registry on the loopback, whose data stays in .builder/registry, until Ctrl-C."""
-    registries.install()
     folder = ROOT / ".builder/registry"
     folder.mkdir(parents=True, exist_ok=True)
     with registries.Server(folder=folder, fixed_port=5000).serving():

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from unittest.mock import patch
 
 from rich.console import Console
 
@@ -242,6 +243,30 @@ class Checkout:
         settings, view = host.host_for_project(project), View(Console(file=io.StringIO()))
         run = Run(checkout=project, host=settings, store=Store(self.root / "store"), view=view)
         return Mmdebstrap(run).base_image(release)
+
+    def plain_docker_build(self, settings: bytes = b"") -> str:
+        """The image of PLAIN by `docker build` without the builder (templates/host/README.md).
+
+        `settings` are further lines of the settings of the index.
+        """
+        base, index = self.base_image(), "templates/host/index.env"
+        with patch.dict(os.environ, self.environ, clear=True):
+            files = host.read_host().files("bookworm")
+        files[index] += settings
+        for path, content in files.items():
+            (self.root / path).write_bytes(content)
+        name = f"{self.namespace}/plain"
+        command = ["docker", "build", "--quiet", "--network", "host", "--build-arg", f"BASE={base}", "--tag", name]
+        command += ["--no-cache-filter", "image"]  # only Debian packages may be cached
+        result = subprocess.run(
+            [*command, "--file", f"images/{PLAIN}/plain.Dockerfile", "."],
+            cwd=self.root, env={**os.environ, "DOCKER_BUILDKIT": "1"}, capture_output=True, text=True,
+            timeout=TIMEOUT_S, check=False,
+        )  # fmt: skip
+        for path in files:
+            (self.root / path).unlink()
+        assert result.returncode == 0, result.stderr
+        return name
 
     def docker(self, *arguments: str) -> str:
         return docker(*arguments, host=self.engine)

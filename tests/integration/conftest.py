@@ -26,6 +26,7 @@ from tests.integration.checkout import OURS, SHARED_RELEASE, SHORT, Checkout, ma
 from tests.integration.company import Company
 from tests.integration.engine_proxy import EngineProxy
 from tests.integration.index import Index
+from tests.integration.registry import Server
 
 # A shell starts background jobs with SIGINT ignored. Programs that tests start would inherit that, and tests that
 # interrupt them would wait forever: `make test &` in a script failed five tests.
@@ -207,6 +208,13 @@ def company(fresh: Checkout) -> Iterator[Company]:
     """A checkout that needs a private index."""
     with companies.company(fresh) as new:
         yield new
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """An empty registry."""
+    with Server(folder=tmp_path / "registry").serving() as running:
+        yield running
 
 
 @pytest.fixture

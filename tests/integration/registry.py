@@ -21,7 +21,10 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from builder.common.files import digest_of_bytes
+from builder.common.reference import ImageRef
+from builder.index.host import Host
 from builder.layers.oci import CONFIG_TYPE, PLAIN_LAYER_TYPE, Descriptor
+from builder.registry.client import Repository
 from tests.fakes.loopback import STALL_S, Loopback, Request
 from tests.integration import programs
 from tests.integration.checkout import until
@@ -40,10 +43,6 @@ storage:
 http: {{addr: "{address}", secret: the same after a restart{tls}}}
 {auth}
 """
-
-
-def install() -> None:
-    programs.install(PROGRAM)
 
 
 @dataclass(kw_only=True)
@@ -69,6 +68,9 @@ class Server:
     def address(self) -> str:
         return f"{self.ip}:{self.port}"
 
+    def repository(self, name: str) -> Repository:
+        return Repository(ImageRef(registry=self.address, repository=name), host=Host(), write=True)
+
     @property
     def log(self) -> str:
         return (self.folder / "log").read_text(encoding="utf-8", errors="replace")
@@ -79,6 +81,7 @@ class Server:
 
     @contextmanager
     def serving(self) -> Iterator[Server]:
+        programs.install(PROGRAM)
         self.data.mkdir(parents=True, exist_ok=True)
         with socket.socket() as free:
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -179,6 +182,9 @@ class Proxy(Loopback):
         self.got: Counter[str] = Counter()
         self.asked: Counter[str] = Counter()
         self._lock = threading.Lock()
+
+    def repository(self, name: str) -> Repository:
+        return Repository(ImageRef(registry=self.address, repository=name), host=Host(), write=True)
 
     def heal(self) -> None:
         """Removes all troubles and habits, resets the counts, and ends waiting requests."""

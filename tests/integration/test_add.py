@@ -27,7 +27,6 @@ from builder.lock.python_builds import uv_program
 from builder.registry import transfer
 from builder.registry.client import Repository
 from tests.fakes.registry import MemoryRegistry
-from tests.integration import registry as registries
 from tests.integration.checkout import BUILDER, OURS, until
 from tests.integration.index import Index
 from tests.integration.registry import Fault, Proxy, Server, Trouble
@@ -109,7 +108,6 @@ class Team:
 
 @pytest.fixture(scope="module")
 def _registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    registries.install()
     with Server(folder=tmp_path_factory.mktemp("registry")).serving() as server, Proxy(server).serving() as proxy:
         yield proxy
 

@@ -5,18 +5,14 @@ All builds with Dockerfiles are in this file, which one process runs: BuildKit t
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 from collections.abc import Mapping
-from unittest.mock import patch
 
 import pytest
 
-from builder.index import host
 from builder.layers.estargz import RESERVED
 from builder.plan import settings
-from tests.integration.checkout import EXTRA, PLAIN, TIMEOUT_S, Checkout, docker
+from tests.integration.checkout import EXTRA, PLAIN, Checkout, docker
 from tests.integration.company import CPU_EXTRA, Company
 from tests.integration.conftest import NewCheckout
 from tests.integration.index import Fault, Index
@@ -49,32 +45,14 @@ def both(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) ->
     assembled = {_label(image, "io.github.gpu-images.variant"): image for image in checkout.image_ids()}
     checkout.builder("build", EXTRA, *METHOD)
     [extra] = checkout.image_ids() - set(assembled.values())
-    return {"": (assembled["plain"], _plain_docker_build(checkout)), "-extra": (assembled["extra"], extra)}
+    return {
+        "": (assembled["plain"], docker("image", "inspect", "--format", "{{.Id}}", checkout.plain_docker_build())),
+        "-extra": (assembled["extra"], extra),
+    }
 
 
 def _label(image: str, name: str) -> str:
     return docker("image", "inspect", "--format", f'{{{{index .Config.Labels "{name}"}}}}', image)
-
-
-def _plain_docker_build(checkout: Checkout) -> str:
-    base = checkout.base_image()
-    with patch.dict(os.environ, checkout.environ, clear=True):
-        host_files = host.read_host().files("bookworm")
-    for name, content in host_files.items():
-        (checkout.root / name).write_bytes(content)
-    assert "templates/host/index.env" in host_files
-    name = f"{checkout.namespace}/plain"
-    command = ["docker", "build", "--quiet", "--network", "host", "--build-arg", f"BASE={base}", "--tag", name]
-    command += ["--no-cache-filter", "image"]  # only Debian packages may be cached
-    result = subprocess.run(
-        [*command, "--file", f"images/{PLAIN}/plain.Dockerfile", "."],
-        cwd=checkout.root, env={**os.environ, "DOCKER_BUILDKIT": "1"}, capture_output=True, text=True,
-        timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip
-    for path in host_files:
-        (checkout.root / path).unlink()
-    assert result.returncode == 0, result.stderr
-    return docker("image", "inspect", "--format", "{{.Id}}", name)
 
 
 @SUFFIXES

@@ -24,7 +24,6 @@ IMPATIENT = RetryPolicy(connect_s=5, read_s=5, retries=0)
 @pytest.fixture(scope="module")
 def bridge() -> str:
     """An address of this machine that is not its loopback."""
-    registries.install()
     return docker("network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}")
 
 

@@ -9,24 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
-from builder.index.host import Host
 from builder.registry.client import Repository
-from tests.integration import registry as registries
 from tests.integration import stores
 from tests.integration.checkout import EXTRA, Checkout, today
 from tests.integration.registry import Fault, Proxy, Server, Trouble
 
 EVER = 10**6
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    """An empty registry."""
-    registries.install()
-    with Server(folder=tmp_path / "registry").serving() as running:
-        yield running
 
 
 @pytest.fixture
@@ -41,8 +30,7 @@ def publish(checkout: Checkout, proxy: Proxy, *cells: str) -> str:
 
 def registry(checkout: Checkout, proxy: Proxy) -> Repository:
     """The repository of both images, for a reader."""
-    reference = ImageRef(registry=f"127.0.0.1:{proxy.server.port}", repository=f"{checkout.namespace}/ty-cuda")
-    return Repository(reference, host=Host(), write=True)
+    return proxy.server.repository(f"{checkout.namespace}/ty-cuda")
 
 
 def stamped(checkout: Checkout, suffix: str = "", number: int = 0) -> str:

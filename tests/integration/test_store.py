@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.integration import programs, stores
-from tests.integration import registry as registries
 from tests.integration.checkout import PLAIN, Checkout
 from tests.integration.engine_proxy import EngineProxy
 from tests.integration.index import Fault, Index
@@ -103,17 +102,15 @@ def test_a_full_disk_and_two_checkouts_that_share_a_store(checkout: Checkout, in
         assert list((store / "tmp").iterdir()) == []
 
 
-def test_a_damaged_layer_is_noticed(ready: Checkout, proxy: EngineProxy, tmp_path: Path) -> None:
+def test_a_damaged_layer_is_noticed(ready: Checkout, proxy: EngineProxy, server: Server) -> None:
     """When it is staged; and when it is loaded, which the engine refuses at once, without retries for a minute."""
     ready.engine = proxy.host
     ready.builder("images", PLAIN)
     before = ready.stored()
     [(_, layer)] = [item for item in stores.layers(ready.store, *before.values()) if " tinyframe-" in item[0]]
     damaged = stores.flip(ready.store, layer)
-    registries.install()
-    with Server(folder=tmp_path / "registry").serving() as server:
-        ready.edit("matrix.yaml", 'registry: ""', f'registry: ""\nstaging: {server.address}/staging')
-        output = ready.builder("stage", PLAIN, code=12)
+    ready.edit("matrix.yaml", 'registry: ""', f'registry: ""\nstaging: {server.address}/staging')
+    output = ready.builder("stage", PLAIN, code=12)
     assert "damaged: its SHA-256 is not" in output
     assert str(damaged) in output
 

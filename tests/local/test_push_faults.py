@@ -32,7 +32,6 @@ UPLOADS, MANIFESTS = "/blobs/uploads/", "/manifests/"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One registry for all tests; each uses its own repositories."""
-    registries.install()
     with Server(folder=tmp_path_factory.mktemp("registry")).serving() as running:
         yield running
 

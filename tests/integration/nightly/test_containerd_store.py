@@ -11,7 +11,6 @@ import pytest
 
 from builder.index import host
 from tests.integration import newer_docker, stores
-from tests.integration import registry as registries
 from tests.integration.checkout import EXTRA, PLAIN, ROOT, SHORT, Checkout, docker
 from tests.integration.conftest import NewCheckout
 from tests.integration.daemon import Daemon, free_port
@@ -74,7 +73,7 @@ def test_the_second_image_is_loaded_without_what_both_have(there: Checkout, engi
     assert "127.0.0.1" not in there.docker("image", "ls", "--all", "--digests"), "the name of a pull is left"
 
 
-def test_ids_are_digests_of_manifests_and_the_tests_pass(there: Checkout, tmp_path: Path) -> None:
+def test_ids_are_digests_of_manifests_and_the_tests_pass(there: Checkout, server: Server) -> None:
     output = there.builder("images")
     assert "2 images: 2 tested, 2 tagged" in output
     stored = there.stored()
@@ -88,6 +87,4 @@ def test_ids_are_digests_of_manifests_and_the_tests_pass(there: Checkout, tmp_pa
     assert "2 images: 2 up to date" in there.builder("images")
     assert there.working_images() == []
 
-    registries.install()
-    with Server(folder=tmp_path).serving() as server:
-        assert ": 2 images, " in there.publish(server.address)
+    assert ": 2 images, " in there.publish(server.address)

@@ -14,7 +14,6 @@ import pytest
 
 from builder.index import host
 from tests.fakes.loopback import Loopback, Request
-from tests.integration import registry as registries
 from tests.integration import stores
 from tests.integration.checkout import MAKES_OS, PLAIN, Checkout, without
 from tests.integration.registry import Server
@@ -119,7 +118,7 @@ def test_a_lock_is_made_from_the_snapshot_archive(checkout: Checkout, archives: 
 
 
 def test_every_place_gives_the_same_bytes(
-    checkout: Checkout, archives: Archives, apt_config: str, tmp_path: Path
+    checkout: Checkout, archives: Archives, apt_config: str, server: Server
 ) -> None:
     checkout.lock_and_render()
     archives.requests.clear()
@@ -162,13 +161,11 @@ def test_every_place_gives_the_same_bytes(
     # Nowhere, but a registry has the layer.
     set_places(checkout)
     archives.has = lambda place, letter: False
-    registries.install()
-    with Server(folder=tmp_path / "registry").serving() as server:
-        checkout.builder("images", PLAIN, APT_CONFIG=apt_config)
-        checkout.publish(server.address, PLAIN)
-        checkout.builder("render")
-        checkout.take_store()
-        output = build("--locked")
+    checkout.builder("images", PLAIN, APT_CONFIG=apt_config)
+    checkout.publish(server.address, PLAIN)
+    checkout.builder("render")
+    checkout.take_store()
+    output = build("--locked")
     assert "from the registry" in output
     assert not MAKES_OS.search(output)
     assert stores.os_records(checkout.store) == [record]

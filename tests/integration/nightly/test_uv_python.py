@@ -16,15 +16,13 @@ import sys
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
-from builder.index import host
 from builder.index.host import Host
 from builder.layers.estargz import RESERVED
 from builder.lock.python_builds import PythonBuilds
-from tests.integration.checkout import PLAIN, TIMEOUT_S, USER, Checkout
+from tests.integration.checkout import PLAIN, USER, Checkout
 from tests.integration.conftest import NewCheckout
 from tests.integration.index import Index
 from tests.integration.tree import differences, tree
@@ -178,28 +176,8 @@ def test_the_pinned_uv_has_the_hash_of_its_builds(minor: str, monkeypatch: pytes
 
 def test_plain_docker_build_gives_the_same_files(made: Checkout, build: Build) -> None:
     """Its uv reads our list of downloads from the settings of the build host."""
-    base = made.base_image()
-    with patch.dict(os.environ, made.environ, clear=True):
-        files = host.read_host().files("bookworm")
-    index = "templates/host/index.env"
-    assert b"UV_PYTHON_INSTALL_MIRROR" in files[index]
-    files[index] += f"export UV_PYTHON_DOWNLOADS_JSON_URL=http://{made.index.address}/files/list/{LIST}\n".encode()
-    name = f"{made.namespace}/plain"
-    for path, content in files.items():
-        (made.root / path).write_bytes(content)
-    try:
-        result = subprocess.run(
-            [
-                "docker", "build", "--quiet", "--network", "host", "--build-arg", f"BASE={base}", "--tag", name,
-                "--no-cache-filter", "image", "--file", f"images/{PLAIN}/plain.Dockerfile", ".",
-            ],
-            cwd=made.root, env={**os.environ, "DOCKER_BUILDKIT": "1"}, capture_output=True, text=True,
-            timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
-    finally:
-        for path in files:
-            (made.root / path).unlink()
-    assert result.returncode == 0, result.stderr
+    address = f"http://{made.index.address}/files/list/{LIST}"
+    name = made.plain_docker_build(f"export UV_PYTHON_DOWNLOADS_JSON_URL={address}\n".encode())
     expected, actual = tree(made.references()[0]), tree(name)
     for reserved in RESERVED:
         del expected[reserved]

@@ -8,16 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration import registry as registries
 from tests.integration.checkout import Checkout
 from tests.integration.registry import Proxy, Server
 
 
 @pytest.fixture
-def proxy(tmp_path: Path) -> Iterator[Proxy]:
+def proxy(server: Server) -> Iterator[Proxy]:
     """An empty registry, behind a proxy."""
-    registries.install()
-    with Server(folder=tmp_path / "registry").serving() as server, Proxy(server).serving() as running:
+    with Proxy(server).serving() as running:
         yield running
 
 

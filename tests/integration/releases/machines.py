@@ -9,8 +9,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from builder.common.reference import ImageRef
-from builder.index.host import Host
 from builder.registry.client import Repository
 from tests.integration.checkout import Checkout
 from tests.integration.registry import Proxy
@@ -40,12 +38,13 @@ def status(checkout: Checkout) -> dict[str, dict[str, Any]]:
     return {row["cell"]: row for row in json.loads(output[output.index("[\n") :])}
 
 
-def repository(checkout: Checkout, proxy: Proxy, name: str) -> Repository:
-    return Repository(ImageRef(registry=proxy.address, repository=name), host=Host(), write=True)
-
-
 def public(checkout: Checkout, proxy: Proxy) -> Repository:
-    return repository(checkout, proxy, f"{checkout.namespace}/ty-cuda")
+    return proxy.repository(f"{checkout.namespace}/ty-cuda")
+
+
+def verified(output: str) -> dict[str, str]:
+    """The state of each part in the output of `builder verify`, by the first word of its name."""
+    return {line.split()[2]: line.split()[0] for line in output.splitlines() if line[:1].islower()}
 
 
 def release(checkout: Checkout, *arguments: str, code: int = 0) -> str:

@@ -22,7 +22,6 @@ from tests.integration.releases.machines import (
     UNTESTED_GPU,
     elsewhere,
     release,
-    repository,
     stage,
     tags,
 )
@@ -45,7 +44,7 @@ def list_only(staged: Repository, digest: str, documents: dict[str, bytes]) -> s
 def test_forged_results_are_refused(ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Path) -> None:
     """By cosign's check of the signature. Signed results of something else: tests/unit/evidence/test_results.py."""
     stage(ours, "--sign", str(keys / "ours.key"))
-    staged = repository(ours, proxy, "staging/ty-cuda")
+    staged = proxy.repository("staging/ty-cuda")
     digest = ours.stored()[ours.references()[0]]
     [artifact] = artifacts.attached(staged, digest, reports.TYPE)
     documents = artifacts.read_artifact(staged, artifact, reports.TYPE, digest)
@@ -140,7 +139,7 @@ def test_a_stage_that_is_killed_at_each_step(ours: Checkout, proxy: Proxy) -> No
     """No tag names an image without a report, no release is listed, and the next run continues, up to the next step."""
 
     def staged(place: str) -> dict[str, dict[str, str | None]]:
-        there = {name: repository(ours, proxy, f"{place}/{name}") for name in ("ty-cuda", "releases")}
+        there = {name: proxy.repository(f"{place}/{name}") for name in ("ty-cuda", "releases")}
         return {name: {tag: each.digest_of(tag) for tag in each.list_tags()} for name, each in there.items()}
 
     ours.use_registry(proxy.address, "undisturbed")
@@ -152,7 +151,7 @@ def test_a_stage_that_is_killed_at_each_step(ours: Checkout, proxy: Proxy) -> No
             kill_when_stalled(run, proxy)
         half = staged("staging")
         assert half["releases"] == {}, step
-        images = repository(ours, proxy, "staging/ty-cuda")
+        images = proxy.repository("staging/ty-cuda")
         for tag, digest in half["ty-cuda"].items():
             if tag.startswith("plan-"):
                 assert len(artifacts.attached(images, str(digest), reports.TYPE)) == 1, step

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from builder.common.reference import ImageRef
-from builder.index.host import Host
 from builder.registry import artifacts
 from builder.registry.client import Repository
 from builder.release.staging import TYPE
-from tests.integration import registry as registries
 from tests.integration.checkout import EXTRA, PLAIN, Checkout, today
 from tests.integration.registry import Server
 
@@ -22,18 +18,10 @@ PRUNE = ("prune", "--keep", "1")
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    """An empty registry."""
-    registries.install()
-    with Server(folder=tmp_path / "registry").serving() as running:
-        yield running
-
-
-@pytest.fixture
 def ours(released: Checkout, server: Server) -> Checkout:
     """Two staged releases. The image of PLAIN is in both."""
-    address = f"127.0.0.1:{server.port}"
-    released.edit("matrix.yaml", 'registry: ""', f"registry: {address}\nstaging: {address}/staging")
+    settings = f"registry: {server.address}\nstaging: {server.address}/staging"
+    released.edit("matrix.yaml", 'registry: ""', settings)
     released.builder("stage")
     file = released.root / "templates/extra/files/etc/newer"
     file.parent.mkdir(parents=True)
@@ -42,10 +30,6 @@ def ours(released: Checkout, server: Server) -> Checkout:
     released.builder("images")
     released.builder("stage")
     return released
-
-
-def repository(server: Server, name: str) -> Repository:
-    return Repository(ImageRef(registry=f"127.0.0.1:{server.port}", repository=name), host=Host(), write=True)
 
 
 def tags(registry: Repository) -> dict[str, str | None]:
@@ -58,7 +42,7 @@ def lines(output: str) -> list[tuple[str, ...]]:
 
 
 def test_an_old_release_is_removed_and_the_newest_still_works(ours: Checkout, server: Server, tmp_path: Path) -> None:
-    staged, documents = repository(server, "staging/ty-cuda"), repository(server, "staging/releases")
+    staged, documents = server.repository("staging/ty-cuda"), server.repository("staging/releases")
     before, [old] = tags(staged), images_of(documents, today(), EXTRA)
     output = ours.builder(*PRUNE)
     assert tags(staged) == before, "without --delete, nothing is changed"

@@ -27,10 +27,10 @@ from tests.integration.releases.machines import (
     elsewhere,
     public,
     release,
-    repository,
     stage,
     status,
     tags,
+    verified,
 )
 from tests.paths import ROOT
 
@@ -66,7 +66,7 @@ def test_what_was_tested_on_one_machine_is_released_by_another(
         assert len(artifacts.attached(public(ours, proxy), digests[ours.references(suffix)[0]], reports.TYPE)) == 1
     check_sbom(ours, proxy, keys)
     recorded = artifacts.read_artifact(
-        repository(ours, proxy, "staging/releases"),
+        proxy.repository("staging/releases"),
         f"released-{today()}",
         "application/vnd.gpu-images.released.v1+json",
     )
@@ -147,7 +147,7 @@ def test_a_released_image_is_verified_without_a_checkout(ours: Checkout, proxy: 
     )
     plain, extra = (f"{proxy.address}/{ours.references(suffix)[-1]}" for suffix in ("", "-extra"))
     output = consumer.builder("verify", extra, "--key", str(keys / "ours.pub"))
-    parts = {line.split()[2]: line.split()[0] for line in output.splitlines() if line[:1].islower()}
+    parts = verified(output)
     assert parts == dict.fromkeys(("signature", "test", "provenance"), "signed")
     assert re.search(r"test results  \([0-9]+ passed, gpu: not run", output)
 
@@ -218,7 +218,7 @@ def test_an_image_of_known_layers_is_staged_without_an_engine(
     assert re.search(rf"{PLAIN}: staged in .*, not tested", output), output
     assert "2 images staged" in output
     assert len(list((other.store / "blobs/sha256").iterdir())) == 5, "plain files, and two images"
-    there = repository(ours, proxy, "new/ty-cuda")
+    there = proxy.repository("new/ty-cuda")
     for suffix in ("", "-extra"):
         digest = ours.stored()[ours.references(suffix)[0]]
         assert there.digest_of(digest) == digest, "the same image as one that was built"

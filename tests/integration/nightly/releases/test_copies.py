@@ -10,17 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from builder.common.reference import ImageRef
-from builder.index.host import Host
 from builder.layers import oci
 from builder.layers.oci import LAYER_TYPE, Descriptor
 from builder.registry import artifacts
-from builder.registry.client import Repository
 from tests.fakes import registry as registry_fakes
 from tests.integration import programs
 from tests.integration.checkout import Checkout
 from tests.integration.registry import Proxy, Server
-from tests.integration.releases.machines import UNTESTED_GPU, release, stage
+from tests.integration.releases.machines import UNTESTED_GPU, release, stage, verified
 from tests.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -48,13 +45,13 @@ def verify(checkout: Checkout, inside: Server, keys: Path, tag: str) -> None:
     for kind in ("cyclonedx", "slsaprovenance1"):
         run("cosign", "verify-attestation", *key, *ignored, "--type", kind, image)
     output = checkout.builder("verify", image, *key)
-    parts = {line.split()[2]: line.split()[0] for line in output.splitlines() if line[:1].islower()}
+    parts = verified(output)
     assert parts["signature"] == parts["provenance"] == parts["test"] == "signed"
 
 
-def attached(checkout: Checkout, address: str) -> list[set[str]]:
+def attached(checkout: Checkout, place: Server | Proxy) -> list[set[str]]:
     """The digests of what is attached to each image."""
-    there = Repository(ImageRef(registry=address, repository=f"{checkout.namespace}/ty-cuda"), host=Host(), write=False)
+    there = place.repository(f"{checkout.namespace}/ty-cuda")
     return [set(artifacts.attached(there, digest)) for digest in checkout.stored().values()]
 
 
@@ -110,8 +107,8 @@ def test_a_release_is_copied_with_its_signatures_as_in_the_example(
     copy_release(program, tmp_path, f"{ours.namespace}/ty-cuda", tags, proxy.address, inside.address)
     for tag in tags:
         verify(ours, inside, keys, tag)
-    assert attached(ours, inside.address) == attached(ours, proxy.address)
-    assert all(attached(ours, inside.address))
+    assert attached(ours, inside) == attached(ours, proxy)
+    assert all(attached(ours, inside))
 
 
 @pytest.mark.parametrize("program", ["oras", "skopeo"])
@@ -119,10 +116,7 @@ def test_an_index_is_copied_with_what_is_attached_to_its_images(
     proxy: Proxy, inside: Server, tmp_path: Path, program: str
 ) -> None:
     """`oras copy -r` alone fails with `not found`: oras 1.2 copies what is attached to the images, and no index."""
-    source, copied = (
-        Repository(ImageRef(registry=address, repository="org/both"), host=Host(), write=True)
-        for address in (proxy.address, inside.address)
-    )
+    source, copied = proxy.repository("org/both"), inside.repository("org/both")
     images: dict[str, Descriptor] = {}
     for arch in ("amd64", "arm64"):
         layer = gzip.compress(arch.encode())

@@ -13,7 +13,7 @@ import pytest
 from tests.integration import programs
 from tests.integration.checkout import EXTRA, PLAIN, Checkout
 from tests.integration.registry import Proxy
-from tests.integration.releases.machines import UNTESTED_GPU, elsewhere, public, release, stage, status
+from tests.integration.releases.machines import UNTESTED_GPU, elsewhere, public, release, stage, status, verified
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +58,7 @@ def test_cosign_3_can_release_after_cosign_2(
     assert signatures(newer, proxy) == {PLAIN: "yes", EXTRA: "yes"}
     assert signatures(ours, proxy) == {PLAIN: "yes", EXTRA: "untrusted"}, "as `verify` with cosign 2, below"
     output = verify(newer, proxy, keys, full)
-    parts = {line.split()[2]: line.split()[0] for line in output.splitlines() if line[:1].islower()}
+    parts = verified(output)
     assert parts["signature"] == parts["provenance"] == parts["test"] == "signed"
     verify(newer, proxy, keys, ours.references()[0].rpartition(":")[2])
     verify(newer, proxy, keys, f"{full}-{second}")
