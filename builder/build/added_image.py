@@ -102,7 +102,7 @@ def choose_wheels(
     images = [image for image in (addition.earlier.get(parent.arch), parent) if image]
     had = [(wheel.name, wheel.version) for image in images for wheel in image.packages.values()]
     packages, constraints = [str(package.requirement) for package in requested], parent.constraints
-    versions = uv.parse_versions(program.compile(target, packages, constraints, dict(had)))
+    versions = program.versions(target, packages, constraints, dict(had))
     chosen = {package.name: versions[package.name] for package in requested if package.name in versions}
     lines = [
         _describe(program, target, parent, package, is_new=(package.name, version) not in had, version=version)
@@ -114,8 +114,8 @@ def choose_wheels(
     except LockError:
         # A package of the parent does not fit the new versions: it may move too. Requested packages stay.
         pins = uv.pinned(chosen)
-        everything = program.compile(target, [*packages, *parent.packages], [*constraints, *pins], dict(had))
-        listing = _wheels(program, target, parent, uv.parse_versions(everything))
+        versions = program.versions(target, [*packages, *parent.packages], [*constraints, *pins], dict(had))
+        listing = _wheels(program, target, parent, versions)
 
     before = {wheel.sha256 for wheel in parent.packages.values()}
     new = {name: entry for name, entry in listing.items() if entry[0].sha256 not in before}
@@ -168,7 +168,7 @@ def _wheels(program: Uv, target: Target, parent: Parent, versions: Mapping[str, 
     }
     others = [name for name in parent.packages if moved and name not in versions]
     target = replace(target, held=parent.packages.keys() - moved)
-    return program.wheels(target, program.compile(target, [*uv.pinned(versions), *others], [], None))
+    return program.wheels(target, [*uv.pinned(versions), *others], [])
 
 
 def _describe(program: Uv, target: Target, parent: Parent, requested: Requested, version: str, *, is_new: bool) -> str:
@@ -185,7 +185,7 @@ def _describe(program: Uv, target: Target, parent: Parent, requested: Requested,
         if specifier.contains(newest.version):
             pin = f"{requested.name}=={newest.version}"
             try:
-                program.compile(target, [pin], parent.constraints, {})
+                program.versions(target, [pin], parent.constraints, {})
             except LockError as error:
                 notes[-1] = f"the newest, {newest.version}, {_reason(str(error), requested.name)}"
         is_old = release and release.day and newest.day and newest.day - release.day > YEAR

@@ -51,7 +51,8 @@ class Resolver:
         is resolved, with the versions in `prefer` and in `present` where they still fit. Raises LockError.
         """
         cell = group[0]
-        needs, basis = lockfile.group_requirements(self.matrix, group), lockfile.basis(self.matrix, cell)
+        target, basis = Target.of(self.matrix, cell), lockfile.basis(self.matrix, cell)
+        needs = lockfile.group_requirements(self.matrix, group)
         preferred = {**prefer, **(present.versions if present else {})}
         # Locked wheels stay as they are where they can: a new variant must not change the wheels of other images.
         parts: dict[str, LockedComponent] = {}
@@ -62,9 +63,8 @@ class Resolver:
             still_needed = {component: part for component, part in present.components.items() if component in needs}
             names = {name for part in still_needed.values() for name in part.wheels}
             kept_wheels = {wheel.name: wheel for wheel in present.wheels if wheel.name in names}
-            indexes = cells.indexes_of_packages(self.matrix, cell)
             if all(part.requirements == needs[component] for component, part in still_needed.items()) and all(
-                wheel.index == indexes.get(name, "") for name, wheel in kept_wheels.items()
+                wheel.index == target.indexes.get(name, "") for name, wheel in kept_wheels.items()
             ):
                 parts, wheels = still_needed, kept_wheels
                 held, toolkit = present.held, present.toolkit
@@ -73,7 +73,7 @@ class Resolver:
             new = [component for component in needs if component not in parts]
             try:
                 pins = {name: wheel.version for name, wheel in wheels.items()}
-                versions = self.versions(cell, needs, basis, pins=pins, preferred=preferred)
+                versions = self._versions(target, needs, basis, pins=pins, preferred=preferred)
             except LockError as error:
                 if not parts:
                     raise
@@ -83,15 +83,15 @@ class Resolver:
                     f"{cell.group}: no versions of {unfit} fit the locked wheels; resolving all again: {reason}"
                 )
                 parts, wheels, new = {}, {}, list(needs)
-                versions = self.versions(cell, needs, basis, preferred=preferred)
+                versions = self._versions(target, needs, basis, pins={}, preferred=preferred)
             # The versions are chosen for all components together. Each component then has a list of its own, so that
             # an image has the wheels of its components and no others.
             added: ListedWheels = {}
             for component in new:
-                closure = self.closure(cell, needs[component], versions)
+                closure = self.uv.wheels(target, needs[component], uv.pinned(versions))
                 parts[component] = LockedComponent(requirements=needs[component], wheels=sorted(closure))
                 added |= {name: wheel for name, wheel in closure.items() if name not in wheels}
-            wheels |= self._completed(cell, added)
+            wheels |= self._completed(target, cell.group, added)
             if cell.framework in new:
                 held = self._held(cell, wheels)
                 toolkit = self._toolkit(cell, wheels[lockfile.TOOLKIT]) if lockfile.TOOLKIT in held else {}
@@ -105,36 +105,28 @@ class Resolver:
             wheels=tuple(wheels[name] for name in sorted(wheels)),
         )
 
-    def versions(
+    def _versions(
         self,
-        cell: Cell,
+        target: Target,
         needs: Mapping[str, list[str]],
         basis: Basis,
         *,
-        pins: Mapping[str, str] | None = None,
-        preferred: Mapping[str, str] | None = None,
+        pins: Mapping[str, str],
+        preferred: Mapping[str, str],
     ) -> dict[str, str]:
         """Name -> version for all that these components need.
 
         `pins` are versions that must stay, `preferred` those to take where they fit. So are the versions of the release
         of `cuda-toolkit` in matrix.yaml: they fill what no framework pins, and never override one.
         """
-        versions = dict(preferred or {})
+        preferred = dict(preferred)
         if basis.toolkit:
-            indexes = frozenset(cells.indexes_of_packages(self.matrix, cell).items())
-            key = basis.toolkit, basis.python, basis.platform, indexes
+            key = basis.toolkit, basis.python, basis.platform, frozenset(target.indexes.items())
             if key not in self._toolkits:
-                text = self._compile(cell, [f"{lockfile.TOOLKIT}[all]=={basis.toolkit}"], (), {})
-                self._toolkits[key] = uv.parse_versions(text)
-            versions |= self._toolkits[key]
+                self._toolkits[key] = self.uv.versions(target, [f"{lockfile.TOOLKIT}[all]=={basis.toolkit}"], (), {})
+            preferred |= self._toolkits[key]
         packages = sorted({package for packages in needs.values() for package in packages})
-        constraints = [*basis.constraints, *uv.pinned(pins or {})]
-        return uv.parse_versions(self._compile(cell, packages, constraints, versions))
-
-    def closure(self, cell: Cell, packages: Sequence[str], versions: Mapping[str, str]) -> ListedWheels:
-        """The wheels for all that some requirements need."""
-        pylock = self._compile(cell, packages, uv.pinned(versions))
-        return self.uv.wheels(Target.of(self.matrix, cell), pylock)
+        return self.uv.versions(target, packages, [*basis.constraints, *uv.pinned(pins)], preferred)
 
     def _held(self, cell: Cell, wheels: Mapping[str, LockedWheel]) -> list[str]:
         """The framework, the `packages` of its line, and what the METADATA of these wheels requires in one version.
@@ -144,15 +136,17 @@ class Resolver:
         """
         framework = self.matrix.frameworks[cell.framework]
         texts = [framework.package_for(cell.cuda), *framework.versions[cell.line].packages]
-        exact = [Requirement(text) for text in texts]
-        for item in exact:  # grows
+        pending, exact = [Requirement(text) for text in texts], set[Requirement]()
+        while pending:
+            item = pending.pop()
+            exact.add(item)
             name = canonicalize_name(item.name)
             if name not in wheels:  # its marker does not apply
                 continue
             for requirement in self._metadata(wheels[name]).requirements(cell, item.extras):
                 wheel = wheels.get(canonicalize_name(requirement.name))
                 if wheel and _is_exact(requirement, wheel.version) and requirement not in exact:
-                    exact.append(requirement)
+                    pending.append(requirement)
         return sorted(wheels.keys() & {canonicalize_name(item.name) for item in exact})
 
     def _toolkit(self, cell: Cell, toolkit: LockedWheel) -> dict[str, str]:
@@ -160,22 +154,12 @@ class Resolver:
         required = self._metadata(toolkit).requirements(cell, ["all"])
         return {item.name: str(item.specifier) for item in sorted(required, key=str)}
 
-    def _compile(
-        self,
-        cell: Cell,
-        packages: Sequence[str],
-        constraints: Sequence[str],
-        preferred: Mapping[str, str] | None = None,
-    ) -> str:
-        """The output of uv, see `Uv.compile`."""
-        return self.uv.compile(Target.of(self.matrix, cell), packages, constraints, preferred)
-
-    def _completed(self, cell: Cell, listed: ListedWheels) -> dict[str, LockedWheel]:
+    def _completed(self, target: Target, group: str, listed: ListedWheels) -> dict[str, LockedWheel]:
         """Wheels by name, with sizes, licences and suppliers: requested unless they are known."""
         new = {wheel.sha256: (wheel, url) for wheel, url in listed.values() if wheel.sha256 not in self.known}
         if unsized := {sha256: item for sha256, item in new.items() if not item[0].size}:
-            self.view.say(f"{cell.group}: getting the size of {counted(len(unsized), 'wheel')}")
-        sizes = self.uv.sizes(Target.of(self.matrix, cell), unsized) if unsized else {}
+            self.view.say(f"{group}: getting the size of {counted(len(unsized), 'wheel')}")
+        sizes = self.uv.sizes(target, unsized) if unsized else {}
 
         def complete(wheel: LockedWheel) -> LockedWheel:
             wheel = replace(wheel, size=wheel.size or sizes[wheel.sha256])
@@ -200,10 +184,11 @@ class Resolver:
 
         Raises FetchError if the index cannot be reached.
         """
-        needs, basis = lockfile.requirements(self.matrix, cell), lockfile.basis(self.matrix, cell)
+        target, needs = Target.of(self.matrix, cell), lockfile.requirements(self.matrix, cell)
         try:
-            versions = self.versions(cell, needs, basis)
-            closures = {name: self.closure(cell, packages, versions) for name, packages in needs.items()}
+            versions = self._versions(target, needs, lockfile.basis(self.matrix, cell), pins={}, preferred={})
+            pins = uv.pinned(versions)
+            closures = {name: self.uv.wheels(target, packages, pins) for name, packages in needs.items()}
             wheels = {name: wheel for closure in closures.values() for name, (wheel, _) in closure.items()}
             _check(self.matrix, cell, closures, wheels, self._held(cell, wheels))
         except LockError as error:

@@ -106,14 +106,37 @@ class Uv:
         self._environ = {**environ, **host.index.environment()}
         self._hide = host.hide
 
-    def compile(
+    def versions(
+        self, target: Target, packages: Sequence[str], constraints: Sequence[str], preferred: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Name -> version of all that packages need; the preferred ones where they fit. Raises as `_compile`."""
+        return _parse_versions(self._compile(target, packages, constraints, "out.txt", preferred))
+
+    def wheels(self, target: Target, packages: Sequence[str], constraints: Sequence[str]) -> ListedWheels:
+        """The wheels that an installer would take for all that packages need. Raises as `_compile`."""
+        tables = tomllib.loads(self._compile(target, packages, constraints, "pylock.toml", {}))["packages"]  # PEP 751
+        wheels: ListedWheels = {}
+        for table in tables:
+            name = canonicalize_name(table["name"])
+            wheel, url = _best_wheel(target, name, table)
+            kept, index = target.kept.get(name), target.indexes.get(name, "")
+            if kept and kept.wheel.version == wheel.version:
+                wheel, url = kept.wheel, ""
+            elif target.indexes or target.kept:  # the address is on the local index
+                url = next(file.url for file in self.catalogue.files(name, index) if file.filename == wheel.file)
+                wheel = replace(wheel, index=index)
+            wheels[name] = wheel, url
+        return wheels
+
+    def _compile(
         self,
         target: Target,
         packages: Sequence[str],
         constraints: Sequence[str],
-        preferred: Mapping[str, str] | None,
+        name: str,
+        preferred: Mapping[str, str],
     ) -> str:
-        """The output of uv: lines `name==version`, or, if `preferred` is None, wheels as pylock.toml.
+        """What uv writes to a file of this name, which decides its format: lines `name==version`, or pylock.toml.
 
         Raises LockError, and FetchError if an index does not answer as it should.
         """
@@ -128,8 +151,8 @@ class Uv:
                 environ["UV_HTTP_TIMEOUT"] = str(TIMEOUT_S)  # the local index may have to download a whole wheel
             (here / "in.txt").write_text(_lines(packages))
             (here / "bounds.txt").write_text(_lines(constraints))
-            out = here / ("pylock.toml" if preferred is None else "out.txt")
-            if preferred is not None:
+            out = here / name
+            if preferred:
                 out.write_text(_lines(pinned(preferred)))
             command = [
                 uv_program(), "pip", "compile", str(here / "in.txt"), "-o", str(out),
@@ -181,23 +204,6 @@ class Uv:
                 )
             return out.read_text(encoding="utf-8")
 
-    def wheels(self, target: Target, pylock: str) -> ListedWheels:
-        """The wheels that an installer would take of those in pylock.toml (PEP 751). Raises LockError."""
-        packages = tomllib.loads(pylock)["packages"]
-        tables: dict[str, Any] = {canonicalize_name(package["name"]): package for package in packages}
-        wheels: ListedWheels = {name: _best_wheel(target, name, table) for name, table in tables.items()}
-        indexes = target.indexes
-        if indexes or target.kept:  # the addresses are on the local index
-            for name, (wheel, _) in wheels.items():
-                kept = target.kept.get(name)
-                if kept and kept.wheel.version == wheel.version:
-                    wheels[name] = kept.wheel, ""
-                else:
-                    index = indexes.get(name, "")
-                    addresses = {file.filename: file.url for file in self.catalogue.files(name, index)}
-                    wheels[name] = replace(wheel, index=index), addresses[wheel.file]
-        return wheels
-
     def sizes(self, target: Target, wheels: Mapping[str, tuple[LockedWheel, str]]) -> dict[str, int]:
         """The sizes of wheels, by SHA-256, as the indexes answer. Raises FetchError."""
         with thread_pool(POOL, "sizes") as pool:
@@ -207,7 +213,7 @@ class Uv:
             return dict(zip(wheels, sizes, strict=True))
 
 
-def parse_versions(text: str) -> dict[str, str]:
+def _parse_versions(text: str) -> dict[str, str]:
     """Name -> version, of lines `name==version`."""
     pairs = re.findall(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==(\S+)", text, re.MULTILINE)
     return {canonicalize_name(name): version for name, version in pairs}

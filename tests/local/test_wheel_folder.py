@@ -46,7 +46,7 @@ def uv_of(folder: Path) -> Uv:
 
 def test_wheels_of_a_folder_are_locked_and_fetched_by_their_hash(folder: Path, tmp_path: Path) -> None:
     uv = uv_of(folder)
-    found = uv.wheels(TARGET, uv.compile(TARGET, ["acme"], [], None))
+    found = uv.wheels(TARGET, ["acme"], [])
     locked = {name: wheel for name, (wheel, _) in found.items()}
     assert {name: (wheel.version, wheel.index) for name, wheel in locked.items()} == {
         "acme": ("1.0", "own"), "acme-core": ("1.5", "own")
@@ -68,5 +68,5 @@ def test_wheels_of_a_folder_are_locked_and_fetched_by_their_hash(folder: Path, t
 
 def test_a_package_without_a_wheel_for_the_image(folder: Path) -> None:
     with pytest.raises(LockError, match="cell: cannot be resolved to wheels") as caught:
-        uv_of(folder).compile(TARGET, ["old"], [], None)
+        uv_of(folder).wheels(TARGET, ["old"], [])
     assert "build a wheel once, with `uv build` or `pip wheel`" in caught.value.hint

@@ -72,19 +72,15 @@ class FakeUv:
         self.conflicts: list[str] = []
         self.calls: list[tuple[Target, list[str], list[str], Mapping[str, str] | None]] = []
 
-    def compile(
-        self,
-        target: Target,
-        packages: Sequence[str],
-        constraints: Sequence[str],
-        preferred: Mapping[str, str] | None,
-    ) -> str:
+    def versions(
+        self, target: Target, packages: Sequence[str], constraints: Sequence[str], preferred: Mapping[str, str] | None
+    ) -> dict[str, str]:
         self.calls.append((target, list(packages), list(constraints), preferred))
         chosen = [f"{locked(wheel).name}=={locked(wheel).version}" for wheel in self.index.values()]
         others = {f"{name}=={version}" for name, page in self.pages.items() for version in page}.difference(chosen)
         if unsolvable := [text for text in packages if text in self.conflicts or text in others]:
             raise LockError(f"no solution\nBecause {unsolvable[0]} depends on ember==3.0 and ember==1.9, ...")
-        return "".join(f"{locked(wheel).name}=={locked(wheel).version}\n" for wheel in self.index.values())
+        return {locked(wheel).name: locked(wheel).version for wheel in self.index.values()}
 
     def fetch(self, wanted: LockedWheel, folder: Path) -> Path:
         wheel, path = self.index[wanted.name], folder / f"{wanted.sha256}.whl"
@@ -92,7 +88,8 @@ class FakeUv:
         path.write_bytes(wheel.content)
         return path
 
-    def wheels(self, target: Target, pylock: str) -> ListedWheels:
+    def wheels(self, target: Target, packages: Sequence[str], constraints: Sequence[str]) -> ListedWheels:
+        self.versions(target, packages, constraints, None)
         found: ListedWheels = {name: (locked(wheel), "") for name, wheel in self.index.items()}
         kept: ListedWheels = {name: (kept.wheel, "") for name, kept in target.kept.items()}
         is_kept = {
@@ -209,7 +206,7 @@ def install(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers the requests to registries, and replaces uv and the index."""
     Wire.install(monkeypatch, bench.registries)
     monkeypatch.setattr(Repository, "confirm_s", 0)
-    monkeypatch.setattr(Uv, "compile", lambda _, *arguments: bench.uv.compile(*arguments))
+    monkeypatch.setattr(Uv, "versions", lambda _, *arguments: bench.uv.versions(*arguments))
     monkeypatch.setattr(Uv, "wheels", lambda _, *arguments: bench.uv.wheels(*arguments))
     monkeypatch.setattr(Index, "files", lambda _, name, __: bench.uv.files(name))
     monkeypatch.setattr(Fetcher, "fetch", lambda _, wheel: bench.uv.fetch(wheel, bench.store.downloads))
