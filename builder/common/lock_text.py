@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -58,28 +58,20 @@ def validate_lock(adapter: TypeAdapter[_Lock], text: str, name: str, expected: i
         raise LockError(f"{name} is damaged: {place}: {message_of(first)}", hint=hint) from error
 
 
-class LockFiles(ABC, Generic[_Key, _Lock]):
-    """One kind of lock: a file in locks/ for each key, which must be as `dump` writes it."""
+@dataclass(frozen=True, kw_only=True)
+class LockFiles(Generic[_Key, _Lock]):
+    """One kind of lock: a file in locks/ for each key, which must be as `dump` writes it.
 
-    def __init__(self, model: type[_Lock], version: int) -> None:
-        self._adapter = TypeAdapter(model)
-        self._version = version
+    `path` is the path of the file in a checkout, `hint` what to do about a damaged one, and `faults` the contradictions
+    in a lock that was edited.
+    """
 
-    @abstractmethod
-    def path(self, key: _Key) -> str:
-        """The path of a lock in a checkout."""
-
-    @abstractmethod
-    def hint(self, key: _Key) -> str:
-        """The hint for a damaged lock."""
-
-    @abstractmethod
-    def dump(self, lock: _Lock) -> str:
-        """The text of the file."""
-
-    @abstractmethod
-    def faults(self, lock: _Lock, key: _Key) -> Iterator[str]:
-        """Contradictions in a lock that was edited."""
+    adapter: TypeAdapter[_Lock]
+    version: int
+    path: Callable[[_Key], str]
+    hint: Callable[[_Key], str]
+    dump: Callable[[_Lock], str]
+    faults: Callable[[_Lock, _Key], Iterator[str]]
 
     def read(self, root: Path, key: _Key) -> _Lock | None:
         """The lock of a key; None if it has none. Raises LockError for a damaged or edited file."""
@@ -92,10 +84,17 @@ class LockFiles(ABC, Generic[_Key, _Lock]):
             return self.read(root, key)
         return None
 
+    def check(self, root: Path, key: _Key) -> list[str]:
+        """A line if the lock of a key is missing, damaged or edited. Raises FileError for a lock of a newer builder."""
+        try:
+            return [f"{self.path(key)}: missing"] if self.read(root, key) is None else []
+        except LockError as error:
+            return [str(error)]
+
     def parse(self, text: str, key: _Key) -> _Lock:
         """The lock in the text of its file. Raises LockError if it is damaged or was edited."""
         name, hint = self.path(key), self.hint(key)
-        lock = validate_lock(self._adapter, text, name, self._version, hint)
+        lock = validate_lock(self.adapter, text, name, self.version, hint)
         if self.dump(lock) != text:
             raise LockError(f"{name} was edited by hand or is incomplete", hint=hint)
         if fault := next(self.faults(lock, key), ""):

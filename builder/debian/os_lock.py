@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, TypeAdapter
 from pydantic.dataclasses import dataclass as model
 
 from builder.common import lock_text
@@ -145,34 +145,33 @@ def request_of(matrix: Matrix, version: str, components: tuple[str, ...], arch: 
     return OsRequest(debian=python.debian, packages=tuple(sorted(requested)), arch=arch)
 
 
-class _OsLocks(LockFiles[OsRequest, OsLock]):
-    """The locks of operating systems, by request."""
-
-    def path(self, key: OsRequest) -> str:
-        return key.path
-
-    def hint(self, key: OsRequest) -> str:
-        return "Restore it with git, or make it again: builder lock --os"
-
-    def dump(self, lock: OsLock) -> str:
-        """The file's text, with one line for each package. `templates/steps/packages.sh` reads these lines."""
-        head = {"format": FORMAT, "debian": lock.debian, "time": lock.time, "requested": list(lock.requested)}
-        lines = [
-            json.dumps({name: value for name, value in vars(package).items() if name != "source" or value})
-            for package in lock.packages
-        ]
-        return f'{json.dumps(head, indent=1)[:-2]},\n "packages": {lock_text.json_block("[", lines, "]")}\n}}\n'
-
-    def faults(self, lock: OsLock, key: OsRequest) -> Iterator[str]:
-        if (lock.debian, lock.requested) != (key.debian, key.packages):
-            yield "it is the lock of another request"
-        names = [package.name for package in lock.packages]
-        if names != sorted(set(names)):
-            yield "packages are not sorted, or one is duplicated"
-        if others := [package.file for package in lock.packages if package.architecture not in (key.arch, "all")]:
-            yield f"{others[0]} is not for {key.arch}"
-        if missing := [name for name in lock.requested if name not in lock.versions]:
-            yield f"missing package {missing[0]}"
+def _dump(lock: OsLock) -> str:
+    """The file's text, with one line for each package. `templates/steps/packages.sh` reads these lines."""
+    head = {"format": FORMAT, "debian": lock.debian, "time": lock.time, "requested": list(lock.requested)}
+    lines = [
+        json.dumps({name: value for name, value in vars(package).items() if name != "source" or value})
+        for package in lock.packages
+    ]
+    return f'{json.dumps(head, indent=1)[:-2]},\n "packages": {lock_text.json_block("[", lines, "]")}\n}}\n'
 
 
-OS_LOCKS = _OsLocks(OsLock, FORMAT)
+def _faults(lock: OsLock, key: OsRequest) -> Iterator[str]:
+    if (lock.debian, lock.requested) != (key.debian, key.packages):
+        yield "it is the lock of another request"
+    names = [package.name for package in lock.packages]
+    if names != sorted(set(names)):
+        yield "packages are not sorted, or one is duplicated"
+    if others := [package.file for package in lock.packages if package.architecture not in (key.arch, "all")]:
+        yield f"{others[0]} is not for {key.arch}"
+    if missing := [name for name in lock.requested if name not in lock.versions]:
+        yield f"missing package {missing[0]}"
+
+
+OS_LOCKS = LockFiles[OsRequest, OsLock](
+    adapter=TypeAdapter(OsLock),
+    version=FORMAT,
+    path=lambda request: request.path,
+    hint=lambda _: "Restore it with git, or make it again: builder lock --os",
+    dump=_dump,
+    faults=_faults,
+)

@@ -35,17 +35,9 @@ def check_locks(project: Project, chosen: Sequence[Cell]) -> None:
         if reason := lockfile.stale_reason(project.matrix, lock, cells, project.groups[group]):
             faults.append(f"locks/{group}.json: {reason}")
     for request in os_lock.requests_of_cells(project.matrix, chosen):
-        try:
-            if OS_LOCKS.read(project.root, request) is None:
-                faults.append(f"{request.path}: missing")
-        except LockError as error:
-            faults.append(str(error))
+        faults += OS_LOCKS.check(project.root, request)
     for release in python_lock.uv_releases(project.matrix, chosen):
-        try:
-            if PYTHON_LOCKS.read(project.root, release) is None:
-                faults.append(f"{PYTHON_LOCKS.path(release)}: missing")
-        except LockError as error:
-            faults.append(str(error))
+        faults += PYTHON_LOCKS.check(project.root, release)
     faults += [f"{name}: belongs to no cell" for name in stray_locks(project)]
     if faults:
         lines = "\n".join(f"  {fault}" for fault in faults[:20])

@@ -210,55 +210,53 @@ def _fields(wheel: LockedWheel) -> dict[str, Any]:
     return {key: value for key, value in vars(wheel).items() if value != ""}
 
 
-class _GroupLocks(LockFiles[str, Lock]):
-    """The locks of groups, by the name of the group."""
-
-    def path(self, key: str) -> str:
-        return f"locks/{key}.json"
-
-    def hint(self, key: str) -> str:
-        return f"Resolve it again: builder lock '{cells.pattern_of_group(key)}'"
-
-    def dump(self, lock: Lock) -> str:
-        """The file's text, with one line for each component and each wheel, for readable diffs."""
-        head = json.dumps({"format": FORMAT, "group": lock.group, "basis": vars(lock.basis)}, indent=1)[:-2]
-        held, toolkit = json.dumps(lock.held), json.dumps(lock.toolkit)
-        parts = [f"{json.dumps(name)}: {json.dumps(vars(part))}" for name, part in lock.components.items()]
-        wheels = [json.dumps(_fields(wheel)) for wheel in lock.wheels]
-        components, entries = lock_text.json_block("{", parts, "}"), lock_text.json_block("[", wheels, "]")
-        return (
-            f'{head},\n "held": {held},\n "toolkit": {toolkit},\n'
-            f' "components": {components},\n "wheels": {entries}\n}}\n'
-        )
-
-    def faults(self, lock: Lock, key: str) -> Iterator[str]:
-        """Contradictions between the wheels and their order, their file names, and the components."""
-        if lock.group != key:
-            yield f"it is the lock of {lock.group}"
-        names = [wheel.name for wheel in lock.wheels]
-        if names != sorted(set(names)):
-            yield "wheels are not sorted, or one is duplicated"
-        for wheel in lock.wheels:
-            # Source: PyPA specifications, "Binary distribution format", "File name convention".
-            parts = wheel.file.split("-")
-            try:
-                is_named = (
-                    len(parts) > 4
-                    and canonicalize_name(parts[0]) == wheel.name
-                    and (parts[1] == wheel.version or Version(parts[1]) == Version(wheel.version))
-                )
-            except InvalidVersion:
-                is_named = False
-            if not is_named:
-                yield f"{wheel.file} is not {wheel.name} {wheel.version}"
-            platforms = parts[-1].removesuffix(".whl").split(".")
-            if not any(platform == "any" or platform.endswith(f"_{lock.basis.platform}") for platform in platforms):
-                yield f"{wheel.file} is not for {lock.basis.platform}"
-        if lock.held != sorted(set(lock.held) & set(names)):
-            yield "the held packages are not sorted, or one has no wheel"
-        needed = {name for part in lock.components.values() for name in part.wheels}
-        for name in sorted(needed ^ set(names)):
-            yield f"missing wheel {name}" if name in needed else f"unused wheel {name}"
+def _dump(lock: Lock) -> str:
+    """The file's text, with one line for each component and each wheel, for readable diffs."""
+    head = json.dumps({"format": FORMAT, "group": lock.group, "basis": vars(lock.basis)}, indent=1)[:-2]
+    held, toolkit = json.dumps(lock.held), json.dumps(lock.toolkit)
+    parts = [f"{json.dumps(name)}: {json.dumps(vars(part))}" for name, part in lock.components.items()]
+    wheels = [json.dumps(_fields(wheel)) for wheel in lock.wheels]
+    components, entries = lock_text.json_block("{", parts, "}"), lock_text.json_block("[", wheels, "]")
+    return (
+        f'{head},\n "held": {held},\n "toolkit": {toolkit},\n "components": {components},\n "wheels": {entries}\n}}\n'
+    )
 
 
-GROUP_LOCKS = _GroupLocks(Lock, FORMAT)
+def _faults(lock: Lock, key: str) -> Iterator[str]:
+    """Contradictions between the wheels and their order, their file names, and the components."""
+    if lock.group != key:
+        yield f"it is the lock of {lock.group}"
+    names = [wheel.name for wheel in lock.wheels]
+    if names != sorted(set(names)):
+        yield "wheels are not sorted, or one is duplicated"
+    for wheel in lock.wheels:
+        # Source: PyPA specifications, "Binary distribution format", "File name convention".
+        parts = wheel.file.split("-")
+        try:
+            is_named = (
+                len(parts) > 4
+                and canonicalize_name(parts[0]) == wheel.name
+                and (parts[1] == wheel.version or Version(parts[1]) == Version(wheel.version))
+            )
+        except InvalidVersion:
+            is_named = False
+        if not is_named:
+            yield f"{wheel.file} is not {wheel.name} {wheel.version}"
+        platforms = parts[-1].removesuffix(".whl").split(".")
+        if not any(platform == "any" or platform.endswith(f"_{lock.basis.platform}") for platform in platforms):
+            yield f"{wheel.file} is not for {lock.basis.platform}"
+    if lock.held != sorted(set(lock.held) & set(names)):
+        yield "the held packages are not sorted, or one has no wheel"
+    needed = {name for part in lock.components.values() for name in part.wheels}
+    for name in sorted(needed ^ set(names)):
+        yield f"missing wheel {name}" if name in needed else f"unused wheel {name}"
+
+
+GROUP_LOCKS = LockFiles[str, Lock](
+    adapter=TypeAdapter(Lock),
+    version=FORMAT,
+    path=lambda group: f"locks/{group}.json",
+    hint=lambda group: f"Resolve it again: builder lock '{cells.pattern_of_group(group)}'",
+    dump=_dump,
+    faults=_faults,
+)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
+from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass as model
 
 from builder.common.lock_text import LockFiles
@@ -53,22 +54,21 @@ def uv_releases(matrix: Matrix, cells: Iterable[Cell]) -> list[str]:
     return list(dict.fromkeys(release for release in releases if release))
 
 
-class _PythonLocks(LockFiles[str, LockedPython]):
-    """The locks of uv's Pythons, by release."""
-
-    def path(self, key: str) -> str:
-        return f"locks/{PREFIX}{key}.json"
-
-    def hint(self, key: str) -> str:
-        return "Restore it with git, or delete it and run: builder lock"
-
-    def dump(self, lock: LockedPython) -> str:
-        fields = {"format": FORMAT, "release": lock.release, "file": lock.file, "sha256": lock.sha256}
-        return json.dumps(fields, indent=1) + "\n"
-
-    def faults(self, lock: LockedPython, key: str) -> Iterator[str]:
-        if lock.release != key or not lock.file.startswith(f"cpython-{key}+"):
-            yield f"it is not the build of {key}"
+def _dump(lock: LockedPython) -> str:
+    fields = {"format": FORMAT, "release": lock.release, "file": lock.file, "sha256": lock.sha256}
+    return json.dumps(fields, indent=1) + "\n"
 
 
-PYTHON_LOCKS = _PythonLocks(LockedPython, FORMAT)
+def _faults(lock: LockedPython, key: str) -> Iterator[str]:
+    if lock.release != key or not lock.file.startswith(f"cpython-{key}+"):
+        yield f"it is not the build of {key}"
+
+
+PYTHON_LOCKS = LockFiles[str, LockedPython](
+    adapter=TypeAdapter(LockedPython),
+    version=FORMAT,
+    path=lambda release: f"locks/{PREFIX}{release}.json",
+    hint=lambda _: "Restore it with git, or delete it and run: builder lock",
+    dump=_dump,
+    faults=_faults,
+)
