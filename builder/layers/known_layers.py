@@ -36,13 +36,6 @@ class _File:
 
 
 _FILE = TypeAdapter(_File)
-_TITLES = {
-    "digest": "digest",
-    "diff_id": "diff id",
-    "size": "size",
-    "unpacked": "unpacked size",
-    "toc": "digest of the table of contents",
-}
 _HINT = f"Restore an intact version, or delete it: the next build writes it. {PATH} must be the same on all machines."
 
 
@@ -75,17 +68,10 @@ class KnownLayers:
 
 def check_layer(name: str, inputs: str, known: Layer, layer: Layer) -> None:
     """Raises BuildError if a layer has other bytes than the known one with its inputs."""
-    recorded = vars(known)
     for field, value in vars(layer).items():
-        if value != recorded[field]:
-            texts = [
-                str(content) if isinstance(content, str | int) else json.dumps(content)
-                for content in (value, recorded[field])
-            ]
-            actual, expected = (text if len(text) <= 200 else f"{text[:197]}..." for text in texts)  # lists of paths
-            title = _TITLES.get(field, f"value {field} =")
-            raise BuildError(
-                f"layer {name} has the {title} {actual}, but {PATH} records {expected}",
+        if value != (recorded := vars(known)[field]):
+            raise BuildError(  # both values may be long lists of paths
+                f"layer {name} has {field} {value!s:.200}, but {PATH} records {recorded!s:.200}",
                 hint="The same inputs must give the same bytes. If the recorded layer is wrong, delete its line from "
                 f"{PATH}: {inputs}",
             )

@@ -121,10 +121,10 @@ CASES: dict[str, tuple[Callable[[Store], object], str, str]] = {
     "manifest": (lambda s: stored_images.blobs(s, s.put(b"{}", MANIFEST_TYPE).digest), "invalid manifest", REPAIR),
     "other layer": (
         changed_layer,
-        f"layer torch has the digest {known.layer('2').digest}, but {KNOWN_LAYERS} records {known.layer().digest}",
+        f"layer torch has digest {known.layer('2').digest}, but {KNOWN_LAYERS} records {known.layer().digest}",
         f"delete its line from {KNOWN_LAYERS}: {known.planned().inputs}",
     ),
-    "other system": (changed_system, f'layer os has the value folders = [], but {KNOWN_LAYERS} records ["tmp"]', ""),
+    "other system": (changed_system, f"layer os has folders (), but {KNOWN_LAYERS} records ('tmp',)", ""),
     "old format": (
         lambda s: known_file(s, '{"format": 3}'),
         f"{KNOWN_LAYERS} has lock format 3; this builder reads format 4",
