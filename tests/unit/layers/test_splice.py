@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO, cast
 
-import deflate as libdeflate
 import pytest
 from hypothesis import strategies as st
 
@@ -238,26 +237,6 @@ def test_a_layer_is_these_bytes() -> None:
     assert layer.size == 1931
 
 
-def test_deflate_streams_are_copied_and_the_rest_is_compressed_by_libdeflate() -> None:
-    first, second = deflate(MODULE, 9), deflate(b"two" * 999, 1)
-    contents: list[Zipped | bytes] = [zipped(first, MODULE), b"p" * 200_000, zipped(second, b"two" * 999), b"x" * 9]
-    entries = [Entry(path=f"{number}", mode=0o644, content=content) for number, content in enumerate(contents)]
-    *parts, footer = members(write(entries)[0])
-    # Before each content, a member has the padding of the one before it and the header.
-    assert [member[10:-8] for member in parts[1:9:2]] == [
-        first,
-        libdeflate.deflate_compress(b"p" * 200_000, 6),
-        second,
-        libdeflate.deflate_compress(b"x" * 9, 6),
-    ]
-    for member in parts:
-        assert member[:10] == bytes.fromhex("1f8b08000000000000ff")  # neither a time nor a system
-    for member in (*parts[::2], parts[9]):  # headers, and the landmark
-        plain = gzip.decompress(member)
-        assert member[10:-8] == libdeflate.deflate_compress(plain, 6)
-    assert gzip.decompress(footer) == b""
-
-
 def test_headers_of_many_empty_files_have_members_of_a_limited_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(splice, "MEMBER", 5 * 512)
     blob, _ = write([Entry(path=f"{number}", mode=0o644, content=b"") for number in range(12)])
@@ -266,27 +245,6 @@ def test_headers_of_many_empty_files_have_members_of_a_limited_size(monkeypatch:
 
 
 # ---- files of a layer
-
-
-def test_each_file_can_be_read_alone() -> None:
-    contents: dict[str, Zipped | bytes] = {
-        "a/deflated.py": deflated(MODULE),
-        "a/data.txt": b"between",
-        "a/stored.py": stored(b"stored = 1\n"),
-        "a/plain.py": b"plain = 1\n",
-        "a/empty.py": deflated(b""),
-        "a/compiled.pyc": deflated(b"\0\1\2"),
-        "a/long.py": b"#" * 200_000,
-        "a/longer.py": b"#" * (2 * splice.MEMBER + 1),
-        "a/end": stored(b"end"),
-    }
-    blob, _ = write([Entry(path=path, mode=0o644, content=content) for path, content in contents.items()])
-    file = io.BytesIO(blob)
-    read = {entry.name: estargz.read_content(file, entry) for entry in toc(blob) if entry.type == "reg"}
-    assert read == {
-        path: splice.read_zipped(content) if isinstance(content, Zipped) else content
-        for path, content in contents.items()
-    }
 
 
 def test_the_content_of_a_damaged_file_is_an_error() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,17 +17,17 @@ from hypothesis import strategies as st
 
 from builder.common.errors import BuildError, BuilderWarning, DamagedError, FetchError
 from builder.index.wheels import Wheel
-from builder.layers import splice, stored_layers
+from builder.layers import estargz, splice, stored_layers
 from builder.layers.estargz import TocEntry
+from builder.layers.oci import Layer
 from builder.layers.splice import Entry
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan import plan
 from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
-from tests.unit.layers.test_wheel import NAME, pack
+from tests.unit.layers.test_wheel import NAME, other, pack
 
-Make = Callable[[str, Mapping[str, str]], PlannedLayer]
 PathsOfLayer = tuple[PlannedLayer, tuple[TocEntry, ...]]
 
 
@@ -36,22 +37,17 @@ def planned(name: str, **fields: Any) -> PlannedLayer:
     return PlannedLayer(**{"kind": "wheels", "name": name, "component": "x", "inputs": inputs, **fields})
 
 
-@pytest.fixture
-def make(store: Store) -> Make:
+def layer_of(name: str, files: Mapping[str, str], **fields: Any) -> PathsOfLayer:
     """A layer with these files, given as content, or as an arrow and the target of a link."""
-
-    def run(name: str, files: Mapping[str, str]) -> PlannedLayer:
-        entries = [
-            Entry(path=path, mode=0o777, link=text[2:])
-            if text.startswith("->")
-            else Entry(path=path, mode=0o755 if text.startswith("#!") else 0o644, content=text.encode())
-            for path, text in files.items()
-        ]
-        layer = planned(name)
-        stored_layers.store_layer(store, layer, entries)
-        return layer
-
-    return run
+    entries = [
+        Entry(path=path, mode=0o777, link=text[2:])
+        if text.startswith("->")
+        else Entry(path=path, mode=0o755 if text.startswith("#!") else 0o644, content=text.encode())
+        for path, text in files.items()
+    ]
+    blob = io.BytesIO()
+    splice.write_layer(entries, blob)
+    return planned(name, **fields), estargz.read_toc(blob)
 
 
 # Few names, so that paths often agree, and one is often a folder of another.
@@ -78,32 +74,22 @@ def test_layers_conflict_if_a_path_has_two_files_or_is_a_file_and_a_folder(
         stored_layers.check_paths("image", layers, taken)
 
 
-def contents(store: Store, *layers: PlannedLayer) -> list[PathsOfLayer]:
-    """Each layer and its files, as the store has them."""
-    stored = [(layer, stored_layers.stored_layer(store, layer.inputs)) for layer in layers]
-    return [(layer, stored_layers.read_stored_toc(store, each)) for layer, each in stored if each]
-
-
-def test_layers_may_share_equal_files_and_links(store: Store, make: Make) -> None:
+def test_layers_may_share_equal_files_and_links() -> None:
     """Every layer has a table of contents, which differs, and the same file for snapshotters."""
     files = {"a/x": "1", "a/l": "->b", "a/large": "12345678" * (splice.MEMBER // 7)}
-    layers = contents(store, make("one", files), make("two", {**files, "b/x": "2"}))
+    layers = [layer_of("one", files), layer_of("two", {**files, "b/x": "2"})]
     assert [entry.type for entry in layers[0][1]] == ["reg", "symlink", "reg", "chunk", "reg"]
     stored_layers.check_paths("image", layers, {"c"})
 
 
-def of_variant(layers: Sequence[PathsOfLayer], **fields: Any) -> list[PathsOfLayer]:
-    """The layers as layers of a variant; the first one with other fields."""
-    changed = [(replace(layer, python="3.11"), toc) for layer, toc in layers]
-    (first, toc), *others = changed
-    return [(replace(first, **fields), toc), *others]
-
-
-def test_of_two_layers_of_a_variant_the_higher_one_has_the_file(store: Store, make: Make) -> None:
+def test_of_two_layers_of_a_variant_the_higher_one_has_the_file() -> None:
     """`mcap` and `mcap-protobuf-support` both have tests/test_writer.py: installers take the later one."""
-    files = {f"tests/{name}.py": "other" for name in "abcd"}
-    layers = contents(store, make("one", dict.fromkeys(files, "first")), make("two", files), make("three", {"x": "1"}))
-    assert stored_layers.check_paths("image", of_variant(layers), ()) == [
+    contents = {"one": "first", "two": "other"}
+    layers = [
+        layer_of(name, {f"tests/{file}.py": content for file in "abcd"}, python="3.11")
+        for name, content in contents.items()
+    ]
+    assert stored_layers.check_paths("image", [*layers, layer_of("three", {"x": "1"}, python="3.11")], ()) == [
         "image: one and two have different files for /tests/a.py, /tests/b.py, /tests/c.py and 1 more; "
         "those of two are used"
     ]
@@ -114,14 +100,13 @@ def test_of_two_layers_of_a_variant_the_higher_one_has_the_file(store: Store, ma
     [{"python": ""}, {"is_foundation": True}, {"kind": "files"}],
     ids=["CUDA", "the framework", "the launcher"],
 )
-def test_files_of_the_framework_the_launcher_and_cuda_are_not_replaced(
-    store: Store, make: Make, fields: dict[str, Any]
-) -> None:
+def test_files_of_the_framework_the_launcher_and_cuda_are_not_replaced(fields: dict[str, Any]) -> None:
     """Nor if a layer between them has an equal file."""
-    one, two, three = contents(store, make("one", {"x": "1"}), make("two", {"x": "1"}), make("three", {"x": "2"}))
+    one = layer_of("one", {"x": "1"}, **{"python": "3.11", **fields})
+    two, three = (layer_of(name, {"x": name[1]}, python="3.11") for name in ("-1", "-2"))
     for layers in ([one, three], [three, one], [one, two, three]):
         with pytest.raises(BuildError):
-            stored_layers.check_paths("image", of_variant(layers, **fields), ())
+            stored_layers.check_paths("image", layers, ())
 
 
 @pytest.mark.parametrize(
@@ -132,13 +117,13 @@ def test_files_of_the_framework_the_launcher_and_cuda_are_not_replaced(
 def test_two_wheels_with_one_path_in_one_layer(
     store: Store, tmp_path: Path, fields: dict[str, Any], is_allowed: bool
 ) -> None:
-    packed = [pack({"t.py": b"1"}), pack({"t.py": b"2"}, name="other-2.0-py3-none-any.whl", info="other-2.0.dist-info")]
+    packed = [pack({"t.py": b"1"}), other({"t.py": b"2"})]
     wheels = []
-    for each in packed:
-        (tmp_path / each.name).write_bytes(each.content)
-        name, _, _ = each.name.partition("-")
-        wheels.append(Wheel(component="x", name=name, version="2.0", file=each.name, size=1, sha256="0" * 64))
-    paths = [tmp_path / each.name for each in packed]
+    for content in packed:
+        (tmp_path / content.name).write_bytes(content.content)
+        name, _, _ = content.name.partition("-")
+        wheels.append(Wheel(component="x", name=name, version="2.0", file=content.name, size=1, sha256="0" * 64))
+    paths = [tmp_path / wheel.file for wheel in wheels]
     layer = planned("small", **{"python": "3.11", "wheels": tuple(wheels), **fields})
     if not is_allowed:
         with pytest.raises(BuildError):
@@ -149,10 +134,13 @@ def test_two_wheels_with_one_path_in_one_layer(
     assert len(warned) == 1
 
 
+def store_one(store: Store) -> Layer:
+    return stored_layers.store_layer(store, planned("one"), [Entry(path="a", mode=0o644, content=b"1")])
+
+
 @pytest.mark.parametrize("damage", ["missing", "without its end"])
-def test_a_damaged_layer_of_the_store_is_named(store: Store, make: Make, damage: str) -> None:
-    layer = stored_layers.stored_layer(store, make("one", {"a": "1"}).inputs)
-    assert layer
+def test_a_damaged_layer_of_the_store_is_named(store: Store, damage: str) -> None:
+    layer = store_one(store)
     path = store.path(layer.digest)
     if damage == "missing":
         path.unlink()
@@ -182,32 +170,20 @@ LARGE = "a" * splice.MEMBER
         ({"bin": "1"}, {}, {"bin/python"}),
     ],
 )
-def test_files_of_two_layers_that_conflict(
-    store: Store, make: Make, first: dict[str, str], second: dict[str, str], taken: set[str]
-) -> None:
-    layers = contents(store, make("one", first), make("two", second))
-    assert len(layers) == 2
+def test_files_of_two_layers_that_conflict(first: dict[str, str], second: dict[str, str], taken: set[str]) -> None:
     with pytest.raises(BuildError):
-        stored_layers.check_paths("image", layers, taken)
+        stored_layers.check_paths("image", [layer_of("one", first), layer_of("two", second)], taken)
 
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"diff_id": 5},
-        {"diff_id": "sha256:x"},
-        {"unpacked": "many"},
-        {"unpacked": -1},
-        {"toc": "x"},
-        {"toc": 5},
-        {"files": 1},
-    ],
+    [{"diff_id": 5}, {"diff_id": "sha256:x"}, {"unpacked": "many"}, {"unpacked": -1}, {"toc": "x"}, {"files": 1}],
 )
-def test_a_layer_with_a_damaged_record_is_made_again(make: Make, store: Store, change: dict[str, object]) -> None:
-    layer = make("a", {"a/x": "1"})
-    assert stored_layers.stored_layer(store, layer.inputs)
-    store.put_record(layer.inputs, (store.get_record(layer.inputs) or {}) | change)
-    assert stored_layers.stored_layer(store, layer.inputs) is None
+def test_a_layer_with_a_damaged_record_is_made_again(store: Store, change: dict[str, object]) -> None:
+    inputs, layer = planned("one").inputs, store_one(store)
+    assert stored_layers.stored_layer(store, inputs) == layer
+    store.put_record(inputs, layer.as_record() | change)
+    assert stored_layers.stored_layer(store, inputs) is None
 
 
 @pytest.mark.parametrize(
@@ -245,38 +221,52 @@ def put(project: Project, component: str, name: str, content: str = "x", mode: i
     return path
 
 
-def entries(project: Project, image: PlannedImage, folders: tuple[str, ...] = ()) -> list[Entry]:
-    """Without the landmark, which is last: all files are prefetched."""
+def link(project: Project, component: str, name: str, target: str) -> None:
+    path = put(project, component, name)
+    path.unlink()
+    path.symlink_to(target)
+
+
+def entries(project: Project, image: PlannedImage, folders: tuple[str, ...] = ()) -> dict[str, Entry]:
+    """By path, without the landmark, which is last: all files are prefetched."""
     files = stored_layers.read_component_files(project, image)
     *others, last = stored_layers.component_file_entries(files, folders)
     assert last is splice.PREFETCH
-    return others
-
-
-def by_path(project: Project, image: PlannedImage) -> dict[str, Entry]:
-    return {entry.path: entry for entry in entries(project, image)}
+    assert len({entry.path for entry in others}) == len(others)
+    return {entry.path: entry for entry in others}
 
 
 def test_files_of_all_components_are_sorted_with_each_folder_before_its_contents(
     tiny: Project, image: PlannedImage
 ) -> None:
+    """Links are kept whatever their target. Of two components with one path, the later one has it."""
     put(tiny, "base", "z/y/x")
+    put(tiny, "base", "etc/file", "replaced")
+    put(tiny, "jupyter", "etc/file", "text")
     put(tiny, "jupyter", "a")
-    all_entries = entries(tiny, image)
-    paths = [entry.path for entry in all_entries]
-    contents_by_path = {entry.path: entry.content for entry in all_entries}
+    link(tiny, "base", "usr/lib/it.so.1", "/opt/it/lib/it.so.1")
+    link(tiny, "base", "usr/lib/folder", "../share")
+    link(tiny, "base", "etc/link", "replaced")
+    link(tiny, "jupyter", "etc/link", "other")
+    result = entries(tiny, image)
+    paths = list(result)
+    expected = {"etc/pip/constraints.txt": image.constraints.encode()}
     for component in image.file_components:
         top = tiny.root / f"templates/{component}/files"
-        for source in top.rglob("*"):
-            content = source.read_bytes() if source.is_file() else None
-            assert contents_by_path[source.relative_to(top).as_posix()] == content
-    plain = [entry.path for entry in all_entries if entry.content is not None]
-    assert plain == sorted(plain)
-    assert len(set(paths)) == len(paths)
+        expected |= {path.relative_to(top).as_posix(): path.read_bytes() for path in top.rglob("*") if path.is_file()}
+    assert {path: entry.content for path, entry in result.items() if entry.content is not None} == expected
+    assert {path: (entry.mode, entry.link) for path, entry in result.items() if entry.link} == {
+        "etc/link": (0o777, "other"),
+        "usr/lib/folder": (0o777, "../share"),
+        "usr/lib/it.so.1": (0o777, "/opt/it/lib/it.so.1"),
+    }
+    folders = [path for path, entry in result.items() if entry.content is None and not entry.link]
+    assert {result[path].mode for path in folders} == {0o755}
+    files = [path for path in paths if path not in folders]
+    assert files == sorted(files)
     for number, path in enumerate(paths):
         parent = path.rpartition("/")[0]
         assert not parent or parent in paths[:number], path
-    assert {entry.mode for entry in all_entries if entry.content is None} == {0o755}
 
 
 @pytest.mark.parametrize(
@@ -285,33 +275,12 @@ def test_files_of_all_components_are_sorted_with_each_folder_before_its_contents
 def test_only_the_executable_bit_of_a_mode_counts(tiny: Project, image: PlannedImage, mode: int, expected: int) -> None:
     """The other bits depend on the umask during checkout."""
     put(tiny, "base", "usr/local/bin/it", mode=mode)
-    assert by_path(tiny, image)["usr/local/bin/it"].mode == expected
-
-
-def test_links_are_kept_whatever_their_target(tiny: Project, image: PlannedImage) -> None:
-    path = put(tiny, "base", "usr/lib/it.so.1")
-    path.unlink()
-    path.symlink_to("/opt/it/lib/it.so.1")
-    (path.parent / "folder").symlink_to("../share")
-    links = by_path(tiny, image)
-    assert links["usr/lib/it.so.1"] == Entry(path="usr/lib/it.so.1", mode=0o777, link="/opt/it/lib/it.so.1")
-    assert links["usr/lib/folder"] == Entry(path="usr/lib/folder", mode=0o777, link="../share")
-    assert links["usr/lib"].mode == 0o755
-
-
-@pytest.mark.parametrize("later", ["link", "file"])
-def test_a_later_component_overrides_a_link_or_file(tiny: Project, image: PlannedImage, later: str) -> None:
-    link = put(tiny, "jupyter" if later == "link" else "base", "etc/same")
-    link.unlink()
-    link.symlink_to("other")
-    put(tiny, "base" if later == "link" else "jupyter", "etc/same", "text")
-    entry = by_path(tiny, image)["etc/same"]
-    assert (entry.link, entry.content) == (("other", None) if later == "link" else ("", b"text"))
+    assert entries(tiny, image)["usr/local/bin/it"].mode == expected
 
 
 def test_a_component_without_files_of_its_own_adds_none(tiny: Project, image: PlannedImage) -> None:
     none = replace(image, file_components=(), wheels=())
-    assert [entry.path for entry in entries(tiny, none)] == ["etc", "etc/pip", "etc/pip/constraints.txt"]
+    assert list(entries(tiny, none)) == ["etc", "etc/pip", "etc/pip/constraints.txt"]
 
 
 @pytest.mark.parametrize("folder", ["workspace", "var/tmp", "home/user/.config"])
@@ -328,14 +297,12 @@ def test_a_file_in_a_folder_with_its_own_owner_or_mode_is_refused(
 def test_a_file_in_the_environment_keeps_the_mode_of_its_folders(tiny: Project, image: PlannedImage) -> None:
     put(tiny, "base", "opt/venv/lib/python/it")
     folders = ("opt/venv", "opt/venv/lib", "opt/venv/lib/python")
-    modes = {entry.path: entry.mode for entry in entries(tiny, image, folders=folders)}
-    assert [modes[folder] for folder in ("opt", *folders)] == [0o755, 0o775, 0o775, 0o775]
+    result = entries(tiny, image, folders=folders)
+    assert [result[folder].mode for folder in ("opt", *folders)] == [0o755, 0o775, 0o775, 0o775]
 
 
 def test_a_file_below_a_link_of_another_component_is_refused(tiny: Project, image: PlannedImage) -> None:
-    link = tiny.root / "templates/base/files/srv/data"
-    link.parent.mkdir(parents=True)
-    link.symlink_to("/elsewhere")
+    link(tiny, "base", "srv/data", "/elsewhere")
     put(tiny, "jupyter", "srv/data/file")
     with pytest.raises(BuildError):
         stored_layers.read_component_files(tiny, image)
