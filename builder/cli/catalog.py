@@ -27,9 +27,9 @@ def catalog_command(context: Context, /, patterns: Sequence[str], form: str) -> 
     has exactly as locked get a command that pulls them, and a profile; with `evidence` in matrix.yaml, a signer that it
     lists must have signed them. `builder status --format json` has the data for scripts.
     """
-    project, host = context.project, context.host
+    project = context.project
     chosen = project.select(patterns or ("*",))
-    images = make_catalog(project, host, context.store, chosen, StagingArea.of(project, host))
+    images = make_catalog(context.run(project), chosen, StagingArea.of(project, context.host))
     listed = {image.cell for image in images}
     if unlocked := [cell.id for cell in chosen if cell not in listed]:
         context.say(f"left out, not locked: {', '.join(unlocked)}   ({for_cells('builder lock', unlocked)})")

@@ -257,7 +257,7 @@ def status_command(context: Context, /, patterns: Sequence[str], here: bool, for
     context.say(f"looking up {counted(len(selected), 'image')} ...")  # 103 take 3 s, more with a registry
     is_remote = project.matrix.staging_place and not here
     area = StagingArea.of(project, context.host) if is_remote else None
-    rows = StatusReader(project=project, store=context.store, host=context.host, area=area).read(planned)
+    rows = StatusReader(context.run(project), area).read(planned)
     if form == "json":
         context.print_json(list(map(asdict, rows)))
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from packaging.version import Version
@@ -12,6 +12,7 @@ from packaging.version import Version
 from builder.common.errors import ImageTestError, RegistryError, SigningError, VerifyError
 from builder.common.reference import ImageRef
 from builder.common.text import counted
+from builder.engine.run import Run
 from builder.evidence import reports, results, signing
 from builder.evidence.results import OWN, Coverage, Requirement
 from builder.evidence.signing import Trust
@@ -19,10 +20,8 @@ from builder.evidence.suite import Suite
 from builder.index.host import Host
 from builder.layers import oci, stored_images
 from builder.layers.oci import Image
-from builder.layers.store import Store
 from builder.lock.lockfile import read_release_days
 from builder.matrix import tags
-from builder.matrix.project import Project
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry.client import Repository
@@ -41,16 +40,16 @@ OF_REGISTRY = ("staged", "released", "signature")  # fields of a status
 class Status:
     """The state of one cell; `-` for fields that do not apply, or were not looked up.
 
-    `tested` is the number of tests that passed, or the reason that the image does not count as tested: of the staged
-    image, else of the same image as built here and as released. `gpu` is the
-    state of its GPU tests. `staged` is a stamp, or `not readable` without the permission to read staging. `released` is
-    `yes` if the full tag names that image, with the checks that its release left out, a note if it relies on unsigned
-    results of one machine, and the other tags that name another image or are missing. `signature` is `yes` if a
-    trusted signer signed it for this cell and tag; UNTRUSTED if only others did, LISTED if matrix.yaml lists no signers
-    to check its signature with. `packages` is the age of the lock of its Debian packages in days, None if it is not
-    locked. `support` is the last day of support of all its parts, if known. `digest` is the image that the full tag
-    names, `tags` name it, the full one first, and `signer` is the trusted signer that signed it, or empty. `newest` is
-    the newest release of `framework` when it was locked last, and `days_behind` how much older `release` is; None if
+    `tested` is the number of tests that passed, or the reason that the image does not count as tested: of the
+    staged image, else of the same image as released, else as built here. `gpu` is the state of its GPU tests.
+    `staged` is a stamp, or `not readable` without the permission to read staging. `released` is `yes` if the full
+    tag names that image, with the checks that its release left out, a note if it relies on unsigned results of one
+    machine, and the other tags that name another image or are missing. `signature` is `yes` if a trusted signer
+    signed it for this cell and tag; UNTRUSTED if only others did, LISTED if matrix.yaml lists no signers to check
+    its signature with. `packages` is the age of the lock of its Debian packages in days, None if it is not locked.
+    `support` is the last day of support of all its parts, if known. `digest` is the image that the full tag names,
+    `tags` name it, the full one first, and `signer` is the trusted signer that signed it, or empty. `newest` is the
+    newest release of `framework` when it was locked last, and `days_behind` how much older `release` is; None if
     the index gave no days.
     """
 
@@ -73,6 +72,11 @@ class Status:
     days_behind: int | None = None
 
     @property
+    def is_released(self) -> bool:
+        """True if the full tag names the image of the plan."""
+        return self.released.startswith(YES)
+
+    @property
     def age(self) -> str:
         """`pytorch 2.9.1 (newest 2.15.0, 11 months)`; the parentheses only if there is a newer release."""
         days = self.days_behind or 0
@@ -81,66 +85,38 @@ class Status:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaggedImage:
-    """The image that a full tag names: fields `released` and `signature` of a status.
-
-    `digest` is the digest of the image's manifest, `repository` the repository that has the image, `tags` all tags that
-    name it, the full tag first; all are unset without an image. `is_expected` is True for the image of the plan.
-    `signer` is the trusted signer, empty if no signature was accepted.
-    """
-
-    released: str = NONE
-    signature: str = NONE
-    signer: str = ""
-    digest: str = ""
-    tags: tuple[str, ...] = ()
-    is_expected: bool = False
-    repository: Repository | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class ImageState:
     """The status of an image, and what it is made from. `coverage` is None if no results could be read."""
 
     planned: PlannedImage
     status: Status
-    tagged: TaggedImage
-    coverage: Coverage | None = None
+    coverage: Coverage | None
 
 
-@dataclass(kw_only=True)
 class StatusReader:
     """Looks up the status of images; without `area`, only on this machine."""
 
-    project: Project
-    store: Store
-    host: Host
-    area: StagingArea | None = None
-
-    def __post_init__(self) -> None:
-        self._trust = Trust.of(self.project)
-        self._suite = Suite.of(*self.project.folders)
-        self._days = read_release_days(self.project.root)
+    def __init__(self, run: Run, area: StagingArea | None) -> None:
+        self._run, self._area, project = run, area, run.project
+        self._trust, self._suite = Trust.of(project), Suite.of(*project.folders)
+        self._days = read_release_days(project.root)
         self._release: StagedRelease | None = None  # the newest that is staged
         self._notes: dict[str, str] = {}  # on releases, by digest
-        self._unreadable = ""
         self._not_staged = NONE
-        if self.area is not None:
-            try:
-                stamps, released_stamps = self.area.stamps(), self.area.released_stamps()
-            except RejectedError:  # who may read the public images may lack the right to read staging
-                stamps, released_stamps, self._not_staged = [], [], "not readable"
-            self._release = self.area.read(stamps[0]) if stamps else None
-            for stamp in reversed(released_stamps):
-                try:
-                    if released := self.area.released(stamp):
-                        allowed = "".join(f", {name} allowed" for name in released.allowed)
-                        self._notes |= {
-                            image.digest: allowed + (f", {OWN}" if OWN in image.signer and self._trust.signers else "")
-                            for image in released.images
-                        }
-                except (VerifyError, RejectedError):
-                    self._unreadable += f", record of {stamp} cannot be read"
+        if area is None:
+            return
+        try:
+            stamps, released_stamps = area.stamps(), area.released_stamps()
+        except RejectedError:  # who may read the public images may lack the right to read staging
+            stamps, released_stamps, self._not_staged = [], [], "not readable"
+        self._release = area.read(stamps[0]) if stamps else None
+        for stamp in reversed(released_stamps):
+            if (record := area.released(stamp)) is None:
+                continue
+            for image in record.images:
+                notes = [f", {name} allowed" for name in record.allowed]
+                notes += [f", {OWN}"] if OWN in image.signer and self._trust.signers else []
+                self._notes[image.digest] = "".join(notes)
 
     def read(self, plan: Plan) -> list[Status]:
         """The status of each image, and of each cell that is not locked. Raises RegistryError, SigningError."""
@@ -154,12 +130,15 @@ class StatusReader:
         images = self._release.images if self._release else ()
         staged = next((image for image in images if image.cell == planned.id), None)
         is_current = staged is not None and staged.plan == planned.plan
-        stored = stored_images.find_stored_image(self.store, planned)
+        stored = stored_images.find_stored_image(self._run.store, planned)
         expected = staged.digest if staged and is_current else stored.manifest.digest if stored else ""
-        tagged = self._tagged(planned, expected)
+        repository = public_repository(self._run.host, planned)
+        released = self._released(planned, repository, expected)
         tests, gpu, coverage = NONE, NONE, None
         try:
-            coverage = self._coverage(planned, staged if is_current else None, stored, tagged)
+            current = staged if is_current else None
+            digest = released.digest if released.is_released else ""
+            coverage = self._coverage(planned, current, stored, repository, digest)
             if coverage and is_current:
                 coverage.require_pass(planned.id)
             if coverage and coverage.failure:
@@ -171,94 +150,83 @@ class StatusReader:
         stamp = self._release.stamp if self._release else ""
         days = self._days.get(planned.cell.framework, {})
         newest, day = max(days, key=Version, default=NONE), days.get(planned.cell.release)
-        status = Status(
-            cell=planned.id,
+        status = replace(
+            released,
             locked=YES,
             built=YES if stored else NO,
             tested=tests,
             gpu="cpu" if planned.cell.is_cpu else gpu,
             staged=(stamp if is_current else f"{stamp}, another plan") if staged else self._not_staged,
-            released=tagged.released,
-            signature=tagged.signature,
             packages=planned.os_lock.age(datetime.now(UTC)),
             support=planned.support[0].last.isoformat() if planned.support else NONE,
-            digest=tagged.digest,
-            tags=tagged.tags,
-            signer=tagged.signer,
             framework=planned.cell.framework,
             release=planned.cell.release,
             newest=newest,
             days_behind=max(0, (days[newest] - day).days) if day else None,
         )
-        return ImageState(planned=planned, status=status, tagged=tagged, coverage=coverage)
+        return ImageState(planned=planned, status=status, coverage=coverage)
 
     def _coverage(
-        self, planned: PlannedImage, staged: StagedImage | None, stored: Image | None, tagged: TaggedImage
+        self,
+        planned: PlannedImage,
+        staged: StagedImage | None,
+        stored: Image | None,
+        repository: Repository,
+        digest: str,
     ) -> Coverage | None:
-        """The coverage of the staged image, else of the same image here and in its public repository; None without one.
+        """The coverage of the staged image, else of the released one with this digest, else of that built here.
 
-        A release attaches the reports that counted to the image that it publishes. Raises VerifyError, RegistryError,
-        SigningError.
+        A release attaches the reports that counted to the image that it publishes. Returns None without an image.
+        Raises VerifyError, RegistryError, SigningError.
         """
-
-        def attached(repository: Repository, digest: str) -> Coverage:
+        state = self._run.project.state
+        if staged and self._area:
+            digest = staging.image_of(self._area, staged).manifest.digest
+            repository = self._area.open(staged.repository)
+        if digest:
             requirement = Requirement.of(planned, digest, self._suite)
-            return reports.registry_coverage(repository, requirement, self._trust, state=self.project.state)
-
-        if staged and self.area:
-            digest = staging.image_of(self.area, staged).manifest.digest
-            return attached(self.area.open(staged.repository), digest)
-        found = []
+            return reports.registry_coverage(repository, requirement, self._trust, state=state)
         if stored:
-            requirement = Requirement.of(planned, stored.manifest.digest, self._suite)
-            found.append(results.local_coverage(self.project.state, requirement))
-        if tagged.is_expected and tagged.repository:
-            try:
-                found.append(attached(tagged.repository, tagged.digest))
-            except (VerifyError, RegistryError, SigningError) as error:  # own results count without cosign
-                found.append(Coverage(refused=(str(error).splitlines()[0],)))
-        every, refused = (sum((getattr(tested, name) for tested in found), ()) for name in ("reports", "refused"))
-        return results.coverage_of(every, refused) if found else None
+            return results.local_coverage(state, Requirement.of(planned, stored.manifest.digest, self._suite))
+        return None
 
-    def _tagged(self, planned: PlannedImage, expected: str) -> TaggedImage:
-        """The image that the full tag names, compared with the image `expected`.
+    def _released(self, planned: PlannedImage, repository: Repository, expected: str) -> Status:
+        """The image that the full tag names, compared with the image `expected`: a status without the other fields.
 
         If `expected` is empty, because neither staging nor the store has the image, compares the plan in its labels.
         """
         full, *others = staging.references(planned)
-        if self.area is None or not full.registry:
-            return TaggedImage()
-        repository = Repository(full, host=self.host, write=False)
+        nothing, cell = Status(cell=planned.id), planned.cell
+        if self._area is None or not full.registry:
+            return nothing
         tagged = repository.digest_of(full.tag)
         try:
-            manifest = repository.image_manifest(tagged, planned.cell.arch) if tagged else None
+            manifest = repository.image_manifest(tagged, cell.arch) if tagged else None
         except VerifyError:
-            return TaggedImage(released=INVALID)
+            return replace(nothing, released=INVALID)
         if tagged is None or manifest is None:
-            return TaggedImage(released=NO)
+            return replace(nothing, released=NO)
         digest = manifest.digest
-        notes = self._notes.get(digest, "") + self._unreadable
+        notes = self._notes.get(digest, "")
         named = tagging.read_tags(repository, [other.tag for other in others])
         for tag, current in named.items():
             if current != tagged:
                 notes += f", {tag} {'names another image' if current else 'missing'}"
         is_expected = digest == expected if expected else _is_of_plan(repository, digest, planned)
-        cell = planned.cell
         if not is_expected:
             with suppress(VerifyError, RejectedError):
                 if oci.read_labels(manifest.content, repository.read_blob)[0] != cell.arch:
                     # Signed for the cell of its own architecture, if at all.
-                    return TaggedImage(released=f"another image{notes}")
+                    return replace(nothing, released=f"another image{notes}")
         # As a release signs them: the image as its cell, an index as the cell without an architecture.
         signature, signer = self._signature(repository, full, {tagged: f"{cell.axes}{cell.suffix}", digest: cell.id})
-        return TaggedImage(
+        return replace(
+            nothing,
             released=(YES if is_expected else "another image") + notes,
             signature=signature,
             signer=signer,
             digest=digest,
             tags=(full.tag, *(tag for tag, current in named.items() if current == tagged)),
-            is_expected=is_expected,
-            repository=repository,
         )
 
     def _signature(self, repository: Repository, full: ImageRef, cells: Mapping[str, str]) -> tuple[str, str]:
@@ -289,12 +257,12 @@ def unreleased(images: Sequence[PlannedImage], area: StagingArea, host: Host) ->
     back. If the release is not marked as rolled back, it was interrupted after setting its stamped tags. Raises
     RegistryError, VerifyError.
     """
-    names = {staging.references(image)[0].name for image in images}
-    listed = {name: Repository(ImageRef.parse(name), host=host, write=False).list_tags() for name in names}
+    repositories = {staging.references(image)[0].name: public_repository(host, image) for image in images}
+    listed = {name: repository.list_tags() for name, repository in repositories.items()}
 
     def is_released(planned: PlannedImage) -> bool:
         full = staging.references(planned)[0]
-        repository = Repository(full, host=host, write=False)
+        repository = repositories[full.name]
         newest = tags.stamps_of(full.tag, listed[full.name])[:1]
         return _is_of_plan(repository, full.tag, planned) or any(
             _is_of_plan(repository, f"{full.tag}-{stamp}", planned) and area.is_rolled_back(stamp) for stamp in newest
@@ -302,6 +270,11 @@ def unreleased(images: Sequence[PlannedImage], area: StagingArea, host: Host) ->
 
     missing = {image.references for image, is_done in look_up(is_released, images) if not is_done}
     return [image for image in images if image.references in missing]
+
+
+def public_repository(host: Host, planned: PlannedImage) -> Repository:
+    """The repository with the public tags of an image."""
+    return Repository(staging.references(planned)[0], host=host, write=False)
 
 
 def _is_of_plan(repository: Repository, reference: str, planned: PlannedImage) -> bool:

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from functools import partial
 
 import jinja2
 
 from builder.common.text import size
-from builder.index.host import Host
-from builder.layers.store import Store
+from builder.engine.run import Run
 from builder.matrix import facts, tags
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.matrix.schema import required_name
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
+from builder.registry.client import Repository
 from builder.registry.parallel import look_up
 from builder.release import staging, status
 from builder.release.staging import StagingArea
-from builder.release.status import ImageState, Status, StatusReader
+from builder.release.status import ImageState, Status, StatusReader, public_repository
 
 TEMPLATES = {"markdown": "catalog.md.j2", "html": "catalog.html.j2", "kubespawner": "profiles.yaml.j2"}
 NONE_THAT_COUNT = "no results that count"
@@ -58,43 +57,46 @@ class CatalogImage:
         return [f"{name} {versions[name]}" for name in dict.fromkeys(names) if name in versions]
 
 
-def make_catalog(
-    project: Project, host: Host, store: Store, chosen: Sequence[Cell], area: StagingArea
-) -> list[CatalogImage]:
+def make_catalog(run: Run, chosen: Sequence[Cell], area: StagingArea) -> list[CatalogImage]:
     """The images of the chosen cells that are locked. Their test results are read from `area`, if it has them.
 
     Raises UsageError, RegistryError, SigningError, LockError.
     """
+    project = run.project
     staging.require_registry(project)
     # All cells: images may have been tested together with their smaller siblings.
     ids = {cell.id for cell in chosen}
     planned = [image for image in plan.make_plan(project, project.cells).images if image.id in ids]
-    states = StatusReader(project=project, store=store, host=host, area=area).states(planned)
+    states = StatusReader(run, area).states(planned)
 
     # The tags of a repository are listed once for all of its images.
-    repositories = {found.name: found for state in states if (found := state.tagged.repository)}
-    listed = {found.name: names for found, names in look_up(lambda found: found.list_tags(), repositories.values())}
-    read = partial(_catalog_image, project, listed)
+    repositories = {staging.references(image)[0].name: public_repository(run.host, image) for image in planned}
+    listed = {name: repository.list_tags() for name, repository in repositories.items()}
+
+    def read(state: ImageState) -> CatalogImage:
+        name = staging.references(state.planned)[0].name
+        return _catalog_image(project, repositories[name], listed[name], state)
+
     return [image for _, image in look_up(read, states)]
 
 
-def _catalog_image(project: Project, listed: Mapping[str, Sequence[str]], state: ImageState) -> CatalogImage:
-    planned, cell, tagged = state.planned, state.planned.cell, state.tagged
+def _catalog_image(project: Project, repository: Repository, listed: Sequence[str], state: ImageState) -> CatalogImage:
+    planned, cell, full = state.planned, state.planned.cell, staging.references(state.planned)[0]
     image = CatalogImage(
         planned=planned,
         status=state.status,
-        name=staging.references(planned)[0].name,
+        name=full.name,
         driver="" if cell.is_cpu else facts.load_facts().driver(cell.cuda),
     )
-    if not tagged.is_expected or tagged.repository is None:
+    if not state.status.is_released:
         not_built = project.matrix.python[cell.python].not_built
         reason = not_built or "not released yet"
-        return replace(image, reason="its tag names another image" if tagged.digest else reason)
-    if project.matrix.evidence and tagged.signature != status.YES:
+        return replace(image, reason="its tag names another image" if state.status.digest else reason)
+    if project.matrix.evidence and state.status.signature != status.YES:
         return replace(image, reason="no signer that matrix.yaml names has signed it")
-    repository, full = tagged.repository, staging.references(planned)[0].tag
-    named, stamps = repository.digest_of(full), tags.stamps_of(full, listed[repository.name])
-    release = next((tag for tag in (f"{full}-{stamp}" for stamp in stamps) if repository.digest_of(tag) == named), "")
+    named = repository.digest_of(full.tag)
+    stamped = [f"{full.tag}-{stamp}" for stamp in tags.stamps_of(full.tag, listed)]
+    release = next((tag for tag in stamped if repository.digest_of(tag) == named), "")
     image = replace(image, release=release)
     # The texts of errors may name servers and paths: a public page must not have them.
     if (coverage := state.coverage) and coverage.reports and state.status.tested not in coverage.refused:

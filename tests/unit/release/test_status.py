@@ -29,6 +29,7 @@ from builder.release import staging, status
 from builder.release.staging import StagingArea
 from builder.release.status import NONE, Status, StatusReader
 from tests.fakes.registry import MemoryArea, MemoryRegistry
+from tests.fakes.run import new_run
 from tests.fakes.suites import passing_evidence, write_tests
 from tests.unit.evidence.test_signing import Cosign
 
@@ -68,7 +69,7 @@ def read(tiny: Project, store: Store, area: StagingArea) -> Read:
     """The rows of a plan."""
 
     def rows(planned: Plan, place: StagingArea | None = area) -> list[Status]:
-        return list(StatusReader(project=tiny, store=store, host=Host(), area=place).read(planned))
+        return list(StatusReader(new_run(tiny, store=store), place).read(planned))
 
     return rows
 

@@ -17,7 +17,6 @@ from builder.common.errors import UsageError
 from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
 from builder.evidence.results import Coverage, Evidence, Proof, coverage_of
-from builder.index.host import Host
 from builder.layers.oci import CONFIG_TYPE, LAYER_TYPE, MANIFEST_TYPE, Descriptor
 from builder.layers.store import Store
 from builder.matrix.project import Project
@@ -30,6 +29,7 @@ from builder.release.status import ImageState, StatusReader
 from builder.steps import catalog
 from builder.steps.catalog import NONE_THAT_COUNT, CatalogImage
 from tests.fakes.registry import MemoryArea, MemoryRegistry
+from tests.fakes.run import new_run
 
 BOARD, JUPYTER = "qz-0.5-cu129-py311-board", "qz-0.5-cu129-py311-jupyter"
 NAME = "registry.example.test:5000/team/quartz-cuda"
@@ -79,7 +79,7 @@ class Registry(MemoryRegistry):
     def entry(self, store: Store) -> CatalogImage:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(status, "Repository", lambda *_, **__: self)
-            [image] = catalog.make_catalog(self.project, Host(), store, [self.planned.cell], nothing_staged())
+            [image] = catalog.make_catalog(new_run(self.project, store=store), [self.planned.cell], nothing_staged())
         return image
 
 
@@ -135,7 +135,7 @@ def test_nothing_is_pulled_without_a_registry(edit: Callable[[str, str], Project
     """Without one, Docker would pull the image of a stranger from Docker Hub."""
     project = edit("registry: registry.example.test:5000", 'registry: ""')
     with pytest.raises(UsageError):
-        catalog.make_catalog(project, Host(), store, [], nothing_staged())
+        catalog.make_catalog(new_run(project, store=store), [], nothing_staged())
 
 
 # ---- contents, tests, changes
