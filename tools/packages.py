@@ -27,12 +27,12 @@ from typing import Annotated, Literal, Protocol
 import click
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from builder.cli import main
 from builder.cli.context import Context
 from builder.common import strict_yaml, validation
-from builder.common.errors import ImageTestError, MatrixError, UsageError, did_you_mean, for_cells
+from builder.common.errors import ImageTestError, UsageError, did_you_mean, for_cells
 from builder.common.files import write_atomically
 from builder.common.text import counted, one_line
 from builder.index.host import FOLDER, Host
@@ -99,11 +99,7 @@ class Result(BaseModel):
 
 def read_list(root: Path) -> PackageList:
     """packages.yaml; raises MatrixError with the places of all faults."""
-    located = strict_yaml.load_yaml(root / LIST)
-    try:
-        return PackageList.model_validate(located.data)
-    except ValidationError as error:
-        raise MatrixError(validation.explain(error, PackageList, located)) from None
+    return validation.validate(strict_yaml.load_yaml(root / LIST), PackageList)
 
 
 def read_results(root: Path) -> list[Result]:

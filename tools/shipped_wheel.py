@@ -1,6 +1,6 @@
 """The build backend: flit's, and a wheel with the files that a team's repository uses, in builder/shipped/.
 
-In an archive: a wheel holds no links, and installers set the modes of its files. `builder.matrix.extends` unpacks it.
+In an archive: a wheel holds no links, and installers set the modes of its files. `builder.matrix.reader` unpacks it.
 """
 
 from __future__ import annotations

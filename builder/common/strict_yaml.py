@@ -2,15 +2,16 @@
 
 Refused: duplicate keys, anchors and aliases, explicit tags, several documents, deep nesting, control and bidirectional
 characters, files over a megabyte. Built on PyYAML's SafeLoader. Numbers stay numbers (an unquoted 3.10 is the float
-3.1), and `Located.raw` keeps the text as typed, so that an error can show both.
+3.1), and `Located.typed` has the text as typed, so that an error can show both.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from yaml.composer import Composer
@@ -30,35 +31,36 @@ _KINDS = {"float": "a number", "int": "a number", "bool": "true/false", "null": 
 Key = tuple[str | int, ...]
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A place in a file; line and column count from 1."""
+class Place(NamedTuple):
+    """The places of a value and of its key, as `file:line:column`, and the text of a value that is no list or mapping.
 
-    file: str
-    line: int = 1
-    column: int = 1
+    An item of a list has no key: both places are its own.
+    """
 
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}"
+    value: str
+    key: str
+    typed: str
 
 
 @dataclass(frozen=True)
 class Located:
-    """Parsed data, with the place and the text as typed of every node, by path."""
+    """Parsed data, with the place of every value by its path."""
 
     name: str
     data: Any
-    marks: dict[Key, Mark] = field(repr=False)
-    keys: dict[Key, Mark] = field(repr=False)
-    raw: dict[Key, str] = field(repr=False)
+    places: MutableMapping[Key, Place] = field(repr=False)
 
     def where(self, path: Key, *, key: bool = False) -> str:
         """`file:line:column` of the value (or the key) at `path`, or of its nearest parent."""
-        if key and path in self.keys:
-            return str(self.keys[path])
-        while path and path not in self.marks:
+        if key and path in self.places:
+            return self.places[path].key
+        while path and path not in self.places:
             path = path[:-1]
-        return str(self.marks.get(path) or Mark(self.name))
+        return self.places[path].value if path in self.places else f"{self.name}:1:1"
+
+    def typed(self, path: Key) -> str:
+        """The text as typed of the value at `path`; empty if there is none."""
+        return self.places[path].typed if path in self.places else ""
 
 
 def load_yaml(path: Path, name: str = "") -> Located:
@@ -84,20 +86,19 @@ def parse_yaml(blob: bytes, name: str) -> Located:
         raise MatrixError(f"{name}:{line}: not UTF-8 (byte {blob[error.start]:#04x})") from error
     if match := _FORBIDDEN.search(text):
         before = text[: match.start()]
-        place = Mark(name, before.count("\n") + 1, len(before) - before.rfind("\n"))
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
         raise MatrixError(
-            f"{place}: character U+{ord(match.group()):04X} is not allowed",
+            f"{name}:{line}:{column}: character U+{ord(match.group()):04X} is not allowed",
             hint="Delete it. It may be invisible, and change how the line is displayed.",
         )
     loader = _StrictLoader(text, name)
-    located = Located(name=name, data=None, marks={}, keys={}, raw={})
     try:
         root = loader.get_single_node()
-        return replace(located, data=_construct(root, (), loader, located) if root else None)
+        return Located(name, loader.data_of(root, ()) if root else None, loader.places)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = ", ".join(filter(None, (error.context, error.problem)))
-        raise MatrixError(f"{_mark(mark, name) if mark else name}: invalid YAML: {problem}") from error
+        raise MatrixError(f"{_place(name, mark) if mark else name}: invalid YAML: {problem}") from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise MatrixError(f"{name}: invalid YAML: {error}") from error
 
@@ -113,10 +114,11 @@ class _StrictLoader(Composer, yaml.CSafeLoader):
         self.anchors = {}
         self._file = name
         self._depth = 0
+        self.places: dict[Key, Place] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()
-        place = _mark(event.start_mark, self._file)
+        place = _place(self._file, event.start_mark)
         if isinstance(event, yaml.AliasEvent) or event.anchor:
             raise MatrixError(
                 f"{place}: anchors (&) and aliases (*) are not supported", hint="Write the value out, or quote it."
@@ -130,45 +132,47 @@ class _StrictLoader(Composer, yaml.CSafeLoader):
         self._depth -= isinstance(event, yaml.CollectionStartEvent)
         return node
 
+    def data_of(self, node: yaml.Node, path: Key, key_place: str = "") -> Any:
+        """The data of a node; keeps its place and those of all nodes in it."""
+        place = _place(self._file, node.start_mark)
+        typed = _printable(str(node.value), place) if isinstance(node, yaml.ScalarNode) else ""
+        self.places[path] = Place(place, key_place or place, typed)
+        if isinstance(node, yaml.MappingNode):
+            mapping: dict[str, Any] = {}
+            for key_node, value_node in node.value:
+                place = _place(self._file, key_node.start_mark)
+                kind = key_node.tag.rsplit(":", 1)[-1]
+                if not isinstance(key_node, yaml.ScalarNode) or kind == "merge":
+                    raise MatrixError(f"{place}: a key must be a plain name")
+                if kind != "str":
+                    raise MatrixError(
+                        f"{place}: key {key_node.value} is read as {_KINDS.get(kind, f'a {kind}')}, not text",
+                        hint=f'Quote it: "{key_node.value}"',
+                    )
+                key = _printable(str(key_node.value), place)
+                if key in mapping:
+                    raise MatrixError(f"{place}: duplicate key {key!r}; first at {self.places[*path, key].key}")
+                mapping[key] = self.data_of(value_node, (*path, key), place)
+            return mapping
+        if isinstance(node, yaml.SequenceNode):
+            items = []
+            for index, item in enumerate(node.value):
+                items.append(self.data_of(item, (*path, index)))
+                if isinstance(item, yaml.ScalarNode):  # a list of names may stand for a mapping, with names as keys
+                    self.places[*path, item.value] = self.places[*path, index]
+            return items
+        try:
+            return self.construct_object(node, deep=True)
+        except ValueError as error:  # a date such as 2026-13-45
+            raise MatrixError(f"{place}: {typed[:40]!r}: {str(error)[:80]}", hint="Quote it if it is text.") from error
 
-def _construct(node: yaml.Node, path: Key, loader: _StrictLoader, located: Located) -> Any:
-    """The data of a node; adds its place and the text as typed to `located`."""
-    located.marks[path] = _mark(node.start_mark, located.name)
-    if isinstance(node, yaml.MappingNode):
-        mapping: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            place = _mark(key_node.start_mark, located.name)
-            kind = key_node.tag.rsplit(":", 1)[-1]
-            if not isinstance(key_node, yaml.ScalarNode) or kind == "merge":
-                raise MatrixError(f"{place}: a key must be a plain name")
-            if kind != "str":
-                raise MatrixError(
-                    f"{place}: key {key_node.value} is read as {_KINDS.get(kind, f'a {kind}')}, not text",
-                    hint=f'Quote it: "{key_node.value}"',
-                )
-            key = _printable(str(key_node.value), place)
-            if first := located.keys.get((*path, key)):
-                raise MatrixError(f"{place}: duplicate key {key!r}; first on line {first.line}")
-            located.keys[(*path, key)] = place
-            mapping[key] = _construct(value_node, (*path, key), loader, located)
-        return mapping
-    if isinstance(node, yaml.SequenceNode):
-        return [_construct(item, (*path, index), loader, located) for index, item in enumerate(node.value)]
-    place = located.marks[path]
-    located.raw[path] = _printable(str(node.value), place)
-    try:
-        return loader.construct_object(node, deep=True)
-    except ValueError as error:  # a date such as 2026-13-45
-        shown = located.raw[path][:40]
-        raise MatrixError(f"{place}: {shown!r}: {str(error)[:80]}", hint="Quote it if it is text.") from error
 
-
-def _printable(text: str, place: Mark) -> str:
+def _printable(text: str, place: str) -> str:
     if match := _UNPRINTABLE.search(text):
         raise MatrixError(f"{place}: escaped character U+{ord(match.group()):04X} is not allowed")
     return text
 
 
-def _mark(mark: Any, file: str) -> Mark:
-    """A mark of PyYAML, which counts from 0."""
-    return Mark(file, mark.line + 1, mark.column + 1)
+def _place(file: str, mark: Any) -> str:
+    """`file:line:column` of a mark of PyYAML, which counts from 0."""
+    return f"{file}:{mark.line + 1}:{mark.column + 1}"

@@ -6,45 +6,44 @@ import copy
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from builder.common import strict_yaml
-from builder.common.errors import FileError, did_you_mean
+from builder.common.errors import BuilderError, MatrixError, did_you_mean
 from builder.common.strict_yaml import Key, Located
 from builder.common.text import Redactor
 
 MAX_FAULTS = 20
+KEY = "[key]"  # pydantic's last part of the place of a key
+_OWN: Final = "fault"  # the kind of the faults of `refuse`
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-def explain(error: ValidationError, model: type[BaseModel], located: Located) -> str:
-    """The faults in an error of validating `located` as `model`."""
-    return listed_faults(_explain(dict(item), model, located) for item in error.errors(include_url=False))
-
-
-def read_model(path: Path, model: type[_Model]) -> _Model:
-    """A YAML file as a model. Raises FileError with every fault and its place, and MatrixError for invalid YAML."""
-    located = strict_yaml.load_yaml(path)
+def validate(located: Located, model: type[_Model], error: type[BuilderError] = MatrixError, hint: str = "") -> _Model:
+    """Parsed YAML as a model. Raises `error` with every fault and its place."""
     try:
         return model.model_validate(located.data)
-    except ValidationError as error:
-        message = explain(error, model, located)
-        raise FileError(message, hint="Correct it, as in the entries next to it.") from None
+    except ValidationError as invalid:
+        lines = list(dict.fromkeys(_explain(dict(item), model, located) for item in invalid.errors(include_url=False)))
+        rest = [f"... and {len(lines) - MAX_FAULTS} more"] if len(lines) > MAX_FAULTS else []
+        raise error("\n".join(lines[:MAX_FAULTS] + rest), hint=hint) from None
+
+
+def refuse(faults: Iterable[tuple[Key, str]]) -> None:
+    """Raises faults for a validator of a model: messages, by their places below the value that it validates."""
+    details = [
+        InitErrorDetails(type=PydanticCustomError(_OWN, "{text}", {"text": text}), loc=path, input=None)
+        for path, text in faults
+    ]
+    if details:
+        raise ValidationError.from_exception_data("faults", details)
 
 
 def message_of(item: Mapping[str, object]) -> str:
     """The message of a fault that pydantic found, without pydantic's prefix for errors of our own validators."""
     return str(item["msg"]).removeprefix("Value error, ")
-
-
-def listed_faults(faults: Iterable[str]) -> str:
-    """The first twenty faults without duplicates, with a line for each fault."""
-    lines = list(dict.fromkeys(faults))
-    rest = [f"... and {len(lines) - MAX_FAULTS} more"] if len(lines) > MAX_FAULTS else []
-    return "\n".join(lines[:MAX_FAULTS] + rest)
 
 
 def _clip(text: str) -> str:
@@ -53,17 +52,21 @@ def _clip(text: str) -> str:
 
 def _explain(item: dict[str, Any], model: type[BaseModel], located: Located) -> str:
     loc = tuple(item["loc"])
-    is_key = loc[-1:] == ("[key]",)
+    is_key = loc[-1:] == (KEY,)
     path = loc[:-1] if is_key else loc
     label = ".".join(_clip(str(part)) for part in path)
     kind = item["type"]
+    if not path and kind != _OWN:
+        return f"{located.where(())}: expected `key: value` lines, found {value_text(item['input'])}"
     if kind == "missing":
         return f"{located.where(path[:-1])}: {label}: missing"
     if kind == "extra_forbidden":
         suggestion = did_you_mean(str(path[-1]), _keys(model, path[:-1]))
         return f"{located.where(path, key=True)}: {label}: unknown key{suggestion}"
     prefix = f"{located.where(path, key=is_key)}: {label}"
-    typed = _clip(located.raw.get(path, ""))
+    if kind == _OWN:
+        return f"{prefix}: {item['msg']}"
+    typed = _clip(located.typed(path))
     value = value_text(item["input"])
     if kind == "string_type" and typed:
         return f"{prefix}: {typed} is read as {value}; {_advice(path, typed, model, located)}"

@@ -13,11 +13,8 @@ from typing import TypeVar
 from packaging.version import Version
 
 from builder.common.errors import MatrixError, UsageError, did_you_mean
-from builder.matrix.schema import AMD64, ARM64, CPU, Arch, Matrix, cuda_major
+from builder.matrix.schema import AMD64, ARM64, BUILT_IN_SETS, CPU, NOT_BUILT, Arch, Matrix, cuda_major
 
-NOT_BUILT = "not-built"
-# Every Debian release and every framework names a set, too.
-BUILT_IN_SETS = ("all", "unsupported", NOT_BUILT, ARM64)
 CUDA = "cuda"  # the component with NVIDIA's libraries
 ID = re.compile(r"([a-z]+)-([0-9.]+)-(cu[0-9]+|cpu)-(py[0-9]+)(?:-([a-z][a-z0-9]*))??(?:-(arm64))?", re.ASCII)
 MAX_CELLS = 50_000

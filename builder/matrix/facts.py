@@ -12,7 +12,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
-from builder.common import validation
+from builder.common import strict_yaml, validation
+from builder.common.errors import FileError
 from builder.matrix import cells
 from builder.matrix.cells import Cell
 from builder.matrix.schema import AMD64, PUBLIC_VERSION, Matrix, StrictModel, cuda_major, required_name
@@ -227,5 +228,6 @@ class Facts(StrictModel):
 
 @cache
 def load_facts() -> Facts:
-    """The facts of this program."""
-    return validation.read_model(FILE, Facts)
+    """The facts of this program. Raises FileError with every fault and its place, and MatrixError for invalid YAML."""
+    located = strict_yaml.load_yaml(FILE)
+    return validation.validate(located, Facts, FileError, "Correct it, as in the entries next to it.")

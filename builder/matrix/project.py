@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from builder.common import strict_yaml
 from builder.common.errors import BusyError, MatrixError, UsageError, did_you_mean
 from builder.common.files import TEMPORARY_SUFFIX
-from builder.matrix import cells, extends, reader
+from builder.matrix import cells, reader
 from builder.matrix.cells import Cell
 from builder.matrix.schema import Matrix
 
@@ -39,7 +39,7 @@ class Project:
     @cached_property
     def folders(self) -> tuple[Path, ...]:
         """Where templates and tests are: `root`, and if matrix.yaml extends the shipped one, the shipped files."""
-        return (self.root, extends.shipped_files(self.state)) if self.matrix.extends else (self.root,)
+        return (self.root, reader.shipped_files(self.state)) if self.matrix.extends else (self.root,)
 
     def base(self, name: str) -> Path:
         """The folder of `folders` to which `name`, such as templates/base/files, is relative.
@@ -102,8 +102,7 @@ class Project:
 
     @cached_property
     def matrix(self) -> Matrix:
-        located = strict_yaml.load_yaml(self.root / "matrix.yaml")
-        matrix = reader.check_matrix(extends.extended(located))
+        matrix = reader.read_matrix(strict_yaml.load_yaml(self.root / "matrix.yaml"))
         self._check_index_folders(matrix)
         # Whoever extends the shipped matrix has folders of components in templates/, and nothing else.
         for folder in sorted((self.root / "templates").glob("[!.]*")) if matrix.extends else ():

@@ -1,4 +1,4 @@
-"""matrix.yaml as typed models. `builder.matrix.reader` reads them.
+"""matrix.yaml as typed models, with all checks of it. `builder.matrix.reader` reads them.
 
 The patterns here restrict every value that is used in a Dockerfile, a shell or a path, so that no other module has to
 quote or check it. Only values of environment variables are any printable text: `builder.plan.render` quotes them.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from itertools import chain
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
@@ -18,14 +20,19 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
-from builder.common import strict_yaml
+from builder.common import strict_yaml, validation
+from builder.common.errors import did_you_mean
 from builder.common.reference import ImageRef, staged_repository
 from builder.common.strict_yaml import Key
 
+Fault = tuple[Key, str]  # the place of a value, and what is wrong with it
 CPU = "cpu"  # the value of the CUDA axis for images without CUDA
 Arch = Literal["amd64", "arm64"]  # as in images and Debian; arm64 with an NVIDIA GPU is SBSA: Grace, Thor
 AMD64: Arch = "amd64"
 ARM64: Arch = "arm64"
+NOT_BUILT = "not-built"
+# Every Debian release and every framework names a set, too.
+BUILT_IN_SETS = ("all", "unsupported", NOT_BUILT, ARM64)
 OTHERS = "*"  # in a mapping by CUDA version: all others
 SBOM = "{sbom}"  # in the arguments of a scanner: the path of the SBOM
 IMAGE, COMMAND = "{image}", "{command}"  # in the words of the command for GPU tests, as are the next two
@@ -56,6 +63,22 @@ def matches(pattern: str, expected: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+def _unique(values: list[str]) -> list[str]:
+    """A list without duplicates, such as names: the second of two would have no effect."""
+    validation.refuse(
+        ((index,), f"duplicate {value!r}") for index, value in enumerate(values) if value in values[:index]
+    )
+    return values
+
+
+def _items(names: list[str]) -> dict[int, str]:
+    return dict(enumerate(names))
+
+
+def _keys(mapping: Mapping[str, object]) -> dict[str, str]:
+    return {name: name for name in mapping}
 
 
 def _requirement(value: str) -> str:
@@ -137,6 +160,7 @@ def _arch(value: object) -> object:
 
 
 Name = Annotated[str, matches(r"[a-z][a-z0-9]{0,23}", "a short name of lower-case letters and digits")]
+Names = Annotated[list[Name], AfterValidator(_unique)]
 Short = Annotated[str, matches(r"[a-z]{1,8}", "one to eight lower-case letters")]
 # Indexes write versions without leading zeros, and so must tags: 02.9.1 is 2.9.1.
 _SHORT, _LONG = "(0|[1-9][0-9]?)", "(0|[1-9][0-9]{0,3})"
@@ -246,6 +270,13 @@ class Python(StrictModel):
     after_support: Reason = ""
     not_built: Reason = ""
 
+    @model_validator(mode="after")
+    def _installs_something(self) -> Self:
+        if not self.packages and not self.uv:  # the image had no Python, which the build found out minutes later
+            fault = "no packages: delete `apt`, or add `uv` with a full release"
+            validation.refuse([(("apt",), fault)])
+        return self
+
     @property
     def packages(self) -> list[str]:
         """The Debian packages to install."""
@@ -271,15 +302,17 @@ class FrameworkVersion(StrictModel):
     """
 
     release: PublicVersion
-    cuda: list[CudaName] = Field(min_length=1)
-    python: list[Minor] = Field(min_length=1)
+    cuda: Annotated[list[CudaName], AfterValidator(_unique)] = Field(min_length=1)
+    python: Annotated[list[Minor], AfterValidator(_unique)] = Field(min_length=1)
     packages: list[PackageName] = []
     constraints: list[Constraint] = []
-    components: list[Name] = []
+    components: Names = []
     index: IndexName | None = None
     index_on: dict[CudaName, IndexName] = {}
     arch: Annotated[
-        dict[CudaOrOthers, Annotated[list[Arch], Field(min_length=1)]], BeforeValidator(_arch), Field(min_length=1)
+        dict[CudaOrOthers, Annotated[list[Arch], Field(min_length=1), AfterValidator(_unique)]],
+        BeforeValidator(_arch),
+        Field(min_length=1),
     ] = {OTHERS: [AMD64]}
     after_support: Reason = ""
 
@@ -301,6 +334,14 @@ class Framework(StrictModel):
     package_on: dict[CudaMajor, Distribution] = {}
     license: License = ""
     versions: dict[Line, FrameworkVersion] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _has_a_name_for_the_cpu(self) -> Self:
+        lines = [line for line, entry in self.versions.items() if CPU in entry.cuda and not self.cpu_image]
+        # `quartz-cuda:0.5-cpu` would contradict itself.
+        fault = "no image name for the cpu: add `cpu_image:` to the framework"
+        validation.refuse((("versions", line, "cuda"), fault) for line in lines)
+        return self
 
     def package_for(self, cuda: str) -> str:
         """The package to install for a CUDA version, or for `cpu`."""
@@ -325,8 +366,8 @@ class Component(StrictModel):
     `index` is the index of its `packages`, in every image, also if another package requires them.
     """
 
-    needs: list[Name] = []
-    only_on: list[CudaMajor] = []
+    needs: Names = []
+    only_on: Annotated[list[CudaMajor], AfterValidator(_unique)] = []
     only: Selection | None = None
     apt: list[AptPackage] = []
     packages: list[PackageName] = []
@@ -335,6 +376,12 @@ class Component(StrictModel):
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     command: list[Word] = []
     healthcheck: list[Word] = []
+
+    @model_validator(mode="after")
+    def _has_packages_for_its_index(self) -> Self:
+        if self.index and not self.packages:
+            validation.refuse([(("index",), "no effect: the component has no `packages`")])
+        return self
 
 
 class Inclusion(StrictModel):
@@ -420,11 +467,107 @@ class Matrix(StrictModel):
     cuda: dict[CudaName, Cuda] = Field(min_length=1)
     frameworks: dict[Name, Framework] = Field(min_length=1)
     components: dict[Name, Component] = Field(min_length=1)
-    variants: dict[Name, list[Name]] = Field(min_length=1)
+    variants: dict[Name, Names] = Field(min_length=1)
     budgets: list[Budget] = []
     exclude: list[Selection] = []
     include: list[Inclusion] = []
     sets: dict[Name, Annotated[list[Pattern], Field(min_length=1)]] = {}
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        """Refuses unknown names, contradictions between parts and circular needs, all of them at once."""
+        faults = [*self._unknown_names(), *self._wrong_releases(), *self._names_in_use(), *self._bad_variants()]
+        validation.refuse([*faults, *self._circular_needs(), *self._packages_of_two_indexes()])
+        return self
+
+    def _unknown_names(self) -> Iterator[Fault]:
+        """Names of another part of matrix.yaml that does not have them."""
+        sections = {"CUDA version": "cuda", "Python version": "python", "index": "indexes"}  # a new image may need one
+        for path, names, known, kind in self._references():
+            for place, name in names.items():
+                if name is not None and name not in known:
+                    advice = f" (add it under {sections[kind]}:)" if kind in sections else ""
+                    yield (*path, place), f"no {kind} {name!r}{advice}{did_you_mean(name, known)}"
+
+    def _references(self) -> Iterator[tuple[Key, Mapping[Any, str | None], Collection[str], str]]:
+        """Every use of names of another part: its place, the names by keys there, the names that exist, their kind."""
+        majors = list(dict.fromkeys(map(cuda_major, self.cuda)))
+        for version, python in self.python.items():
+            yield ("python", version), {"debian": python.debian}, self.debian, "Debian release"
+        for name, framework in self.frameworks.items():
+            yield ("frameworks",), {name: name}, self.components, "component"
+            yield ("frameworks", name, "package_on"), _keys(framework.package_on), majors, "CUDA major version"
+            for line, entry in framework.versions.items():
+                path: Key = ("frameworks", name, "versions", line)
+                yield (*path, "cuda"), _items(entry.cuda), self.cuda, "CUDA version"
+                yield (*path, "python"), _items(entry.python), self.python, "Python version"
+                yield (*path, "components"), _items(entry.components), self.components, "component"
+                yield (*path, "arch"), _keys(entry.arch), [*self.cuda, OTHERS], "CUDA version"
+                yield path, {"index": entry.index}, self.indexes, "index"
+                yield (*path, "index_on"), _keys(entry.index_on), self.cuda, "CUDA version"
+                yield (*path, "index_on"), entry.index_on, self.indexes, "index"
+        for name, component in self.components.items():
+            yield ("components", name), {"index": component.index}, self.indexes, "index"
+            yield ("components", name, "needs"), _items(component.needs), self.components, "component"
+            yield ("components", name, "only_on"), _items(component.only_on), majors, "CUDA major version"
+        for name, members in self.variants.items():
+            yield ("variants", name), _items(members), self.components, "component"
+
+    def _wrong_releases(self) -> Iterator[Fault]:
+        """Releases of another version than the one that they are for."""
+        for version, python in self.python.items():
+            if python.uv and not python.uv.startswith(f"{version}."):
+                yield ("python", version, "uv"), f"{python.uv} is not a release of Python {version}"
+        for version, cuda in self.cuda.items():
+            if cuda.toolkit and not cuda.toolkit.startswith(f"{version}."):
+                yield ("cuda", version, "toolkit"), f"cuda-toolkit {cuda.toolkit} is not a release of CUDA {version}"
+
+    def _names_in_use(self) -> Iterator[Fault]:
+        """Names in ids and tags that two frameworks, or the two images of one, share; sets with the name of another."""
+        owners: dict[tuple[bool, str], str] = {}
+        for name, framework in self.frameworks.items():
+            for field in ("short", "image", "cpu_image"):
+                if not (value := getattr(framework, field)):
+                    continue
+                if owner := owners.get((field == "short", value)):
+                    fault = f"{value!r} is already used by {owner}; tags and ids would collide"
+                    yield ("frameworks", name, field), fault
+                owners[field == "short", value] = name
+        for name in self.sets:
+            if name in (*BUILT_IN_SETS, *self.debian, *self.frameworks):
+                fault = "this set is built in (docs/matrix.md): delete it, or give it another name"
+                yield ("sets", name, validation.KEY), fault
+
+    def _bad_variants(self) -> Iterator[Fault]:
+        """Variants with two components on one port, of which only one could listen; names of variants."""
+        for name, members in self.variants.items():
+            owners: dict[int, str] = {}
+            for index, member in enumerate(members):
+                component = self.components.get(member)
+                if component and component.port:
+                    owner = owners.setdefault(component.port, member)
+                    if owner != member:
+                        yield ("variants", name, index), f"{owner} and {member} both use port {component.port}"
+        if ARM64 in self.variants:
+            fault = f"ids of images for {ARM64} end with this name: give the variant another one"
+            yield ("variants", ARM64, validation.KEY), fault
+        if "plain" not in self.variants:
+            yield ("variants",), "'plain' is missing; it is the variant without additions"
+
+    def _circular_needs(self) -> Iterator[Fault]:
+        try:
+            TopologicalSorter({name: component.needs for name, component in self.components.items()}).prepare()
+        except CycleError as error:
+            cycle = error.args[1][::-1]  # graphlib names a component before those that need it
+            yield ("components", cycle[0]), f"circular needs: {' -> '.join(cycle)}"
+
+    def _packages_of_two_indexes(self) -> Iterator[Fault]:
+        for name, framework in self.frameworks.items():
+            for line, entry in framework.versions.items():
+                for cuda in entry.cuda:
+                    for package, indexes in self.indexes_of(name, line, cuda).items():
+                        for index, place in indexes.items() if len(indexes) > 1 else ():
+                            yield place, f"{package} has {len(indexes)} indexes, here {index!r}: name one for it"
 
     @property
     def staging_place(self) -> str:
@@ -496,5 +639,4 @@ class Matrix(StrictModel):
 
     def is_own(self, *path: str | int) -> bool:
         """False for a value of the shipped matrix that this one extends."""
-        mark = self._located.marks.get(path)
-        return mark is None or mark.file == self._located.name
+        return self._located.where(path).startswith(f"{self._located.name}:")

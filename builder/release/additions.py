@@ -15,7 +15,7 @@ from typing import Annotated
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainSerializer, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainSerializer
 
 from builder.common import strict_yaml, validation
 from builder.common.errors import LockError, UsageError, VerifyError, of_file
@@ -245,10 +245,7 @@ class _TeamFile(StrictModel):
 def read_team_file(path: Path) -> list[Addition]:
     """The images of a team's file. Raises MatrixError or UsageError, with the place."""
     located = strict_yaml.load_yaml(path)
-    try:
-        team = _TeamFile.model_validate(located.data)
-    except ValidationError as error:
-        raise UsageError(validation.explain(error, _TeamFile, located)) from None
+    team = validation.validate(located, _TeamFile, UsageError)
     additions = []
     for number, entry in enumerate(team.images):
         place = located.where(("images", number))

@@ -13,9 +13,9 @@ from builder.common import git
 from builder.common.console import View
 from builder.common.errors import BuilderError
 from builder.common.text import counted
-from builder.matrix.cells import NOT_BUILT, Cell
+from builder.matrix.cells import Cell
 from builder.matrix.project import Project
-from builder.matrix.schema import AMD64, ARM64, Arch, Matrix
+from builder.matrix.schema import AMD64, ARM64, NOT_BUILT, Arch, Matrix
 from builder.plan import plan, recorded
 from builder.plan.plan import PlannedImage
 

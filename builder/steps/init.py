@@ -16,7 +16,7 @@ from builder.common import strict_yaml
 from builder.common.errors import UsageError, did_you_mean
 from builder.common.files import files_below, write_atomically
 from builder.common.text import listed
-from builder.matrix import extends, reader
+from builder.matrix import reader
 from builder.matrix.schema import AMD64, CPU
 
 _TEMPLATES = Path(__file__).with_name("new_repository")
@@ -54,9 +54,9 @@ def write_repository(
     names = [path.relative_to(_TEMPLATES).as_posix() for path in files_below(_TEMPLATES)]
     names = [name for name in names if name not in left_out]
     files = {name: environment.get_template(name).render(values).encode() for name in names}
-    reader.check_matrix(extends.extended(strict_yaml.parse_yaml(files["matrix.yaml"], "matrix.yaml")))
+    reader.read_matrix(strict_yaml.parse_yaml(files["matrix.yaml"], "matrix.yaml"))
     if ci == "github":
-        workflow = (extends.shipped_files(folder / ".builder") / _CALLED).read_bytes()
+        workflow = (reader.shipped_files(folder / ".builder") / _CALLED).read_bytes()
         files[_COPY] = f"# A copy of {_CALLED} of gpu-images {__version__}.\n".encode() + workflow
     if wheel:
         files[f"wheels/{wheel.name}"] = wheel.read_bytes()
@@ -99,7 +99,7 @@ def first_images(frameworks: Sequence[str], *, is_cpu: bool) -> list[str]:
 
     Raises UsageError if a framework has no such images.
     """
-    shipped = reader.check_matrix(extends.read_shipped())
+    shipped = reader.read_matrix(reader.read_shipped())
     entries = []
     for name in dict.fromkeys(frameworks):
         if name not in shipped.frameworks:

@@ -22,7 +22,7 @@ e: [*d,*d,*d,*d,*d,*d,*d,*d,*d]
 
 # The file, the place of the error, and part of its message.
 REFUSED = {
-    "duplicate key": (b"a: 1\nb:\n  c: 2\n  c: 3\n", "m.yaml:4:3", "duplicate key 'c'; first on line 3"),
+    "duplicate key": (b"a: 1\nb:\n  c: 2\n  c: 3\n", "m.yaml:4:3", "duplicate key 'c'; first at m.yaml:3:3"),
     "duplicate key, quoted": (b'"a": 1\na: 2\n', "m.yaml:2:1", "duplicate key 'a'"),
     "anchor": (b"a: &x 1\n", "m.yaml:1:4", "anchors (&) and aliases (*)"),
     "alias": (b"a: *x\n", "m.yaml:1:4", "anchors (&) and aliases (*)"),
@@ -97,9 +97,9 @@ def test_the_deepest_nesting_that_is_allowed_is_read() -> None:
 
 
 @pytest.mark.parametrize("typed", ["3.10", "1.e+3", "017", "yes", "2026-01-02", "~", "1_000"])
-def test_raw_keeps_what_was_typed(typed: str) -> None:
+def test_the_text_of_a_value_is_as_typed(typed: str) -> None:
     located = strict_yaml.parse_yaml(f"a:\n  - {typed}\n".encode(), "m.yaml")
-    assert located.raw["a", 0] == typed
+    assert located.typed(("a", 0)) == typed
     assert located.data["a"][0] != typed
 
 

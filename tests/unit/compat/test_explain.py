@@ -121,7 +121,7 @@ def _read(name: str) -> dict[str, dict[str, Any]]:
     return content
 
 
-CHECKED = reader.check_matrix(strict_yaml.parse_yaml(MATRIX.encode(), "matrix.yaml"))
+CHECKED = reader.read_matrix(strict_yaml.parse_yaml(MATRIX.encode(), "matrix.yaml"))
 CELLS = cells.expand(CHECKED)
 FACTS = facts.load_facts()
 
@@ -353,7 +353,7 @@ def test_a_pre_release_works_if_it_is_named() -> None:
     assert line.startswith('"2.22.0": {release: 2.22.0rc0, ')
     versions = f'versions:\n      {line}\n      "2.20": {{release: 2.20.0'
     with_it = MATRIX.replace('versions:\n      "2.20": {release: 2.20.0', versions)
-    matrix = reader.check_matrix(strict_yaml.parse_yaml(with_it.encode(), "matrix.yaml"))
+    matrix = reader.read_matrix(strict_yaml.parse_yaml(with_it.encode(), "matrix.yaml"))
     listed = explained("tf-2.22.0-cu128-py313", matrix=matrix, known=cells.expand(matrix))
     assert listed.lines[1:] == ["it is in matrix.yaml"], listed.lines
 
@@ -435,7 +435,7 @@ def test_a_python_whose_images_were_not_built_yet(run: Callable[..., Result], tm
     for text in ("pt-2.9-cu128-py311", "pt-2.8-cu128-py311"):
         assert run(text).stdout.endswith("\nits images are not in the set `all`: nobody can fetch it\n")
     assert "not in the set" not in run("pt-2.9-cu128-py313").stdout
-    matrix = reader.check_matrix(strict_yaml.parse_yaml(edited.encode(), "matrix.yaml"))
+    matrix = reader.read_matrix(strict_yaml.parse_yaml(edited.encode(), "matrix.yaml"))
     assert explained("pt-2.9-cu124-py311", conflicts, matrix=matrix).near[0] == "pt-2.9-cu128-py313"
 
 
@@ -519,7 +519,7 @@ def test_a_cell_is_explained_by_the_index_that_it_comes_from() -> None:
     text = MATRIX.replace("debian:\n", "indexes: {own: https://python.example.test/cpu}\ndebian:\n", 1)
     text = text.replace("image: pt-cuda", "image: pt-cuda\n    cpu_image: pt-cpu")
     text = text.replace('release: 2.9.1, cuda: ["12.8"]', 'release: 2.9.1, cuda: ["12.8", cpu], index_on: {cpu: own}')
-    matrix = reader.check_matrix(strict_yaml.parse_yaml(text.encode(), "matrix.yaml"))
+    matrix = reader.read_matrix(strict_yaml.parse_yaml(text.encode(), "matrix.yaml"))
     catalogue = Indexes()
     changes: dict[str, Any] = {"matrix": matrix, "known": cells.expand(matrix), "catalogue": catalogue}
     assert explained("pt-2.9-cpu-py311", **changes).lines == [
@@ -532,7 +532,7 @@ def test_a_cell_is_explained_by_the_index_that_it_comes_from() -> None:
     assert set(catalogue.read) == {""}
     # A release that matrix.yaml does not have is looked up where the first line comes from.
     text = text.replace("release: 2.15.0, ", "release: 2.15.0, index: own, ")
-    changes["matrix"] = reader.check_matrix(strict_yaml.parse_yaml(text.encode(), "matrix.yaml"))
+    changes["matrix"] = reader.read_matrix(strict_yaml.parse_yaml(text.encode(), "matrix.yaml"))
     catalogue.read.clear()
     explained("pt-2.8-cu128-py311", **changes)
     assert set(catalogue.read) == {"own"}

@@ -118,7 +118,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     def parse(blob: bytes, name: str) -> Located:
         if name != "matrix.yaml":
             return read_yaml(blob, name)
-        return Located(name=name, data=json.loads(blob), marks={}, keys={}, raw={})
+        return Located(name, json.loads(blob), {})
 
     folder = tmp_path_factory.mktemp("locality")
     ignored = shutil.ignore_patterns("host", "__pycache__")

@@ -9,7 +9,7 @@ import pytest
 
 from builder.common import strict_yaml
 from builder.common.errors import MatrixError
-from builder.matrix import extends, reader
+from builder.matrix import reader
 from builder.matrix.project import Project
 from builder.matrix.schema import Matrix
 from tests.paths import ROOT
@@ -18,14 +18,14 @@ OWN = """\
 extends: gpu-images
 registry: ghcr.io
 namespace: my-org
-frameworks: {pytorch: ["2.9"]}
+frameworks: {pytorch: {versions: ["2.9"]}}
 variants: [plain, jupyter]
 """
 SHIPPED = Project(ROOT).matrix
 
 
 def load(text: str) -> Matrix:
-    return reader.check_matrix(extends.extended(strict_yaml.parse_yaml(text.encode(), "matrix.yaml")))
+    return reader.read_matrix(strict_yaml.parse_yaml(text.encode(), "matrix.yaml"))
 
 
 def refusal(text: str) -> str:
@@ -57,7 +57,9 @@ def test_without_a_choice_there_are_all_frameworks_and_variants() -> None:
 
 def test_mappings_merge_and_other_values_replace() -> None:
     matrix = load(
-        OWN.replace('{pytorch: ["2.9"]}', '{pytorch: {image: torch, versions: {"2.9": {python: ["3.13"]}}}, jax: }')
+        OWN.replace(
+            '{pytorch: {versions: ["2.9"]}}', '{pytorch: {image: torch, versions: {"2.9": {python: ["3.13"]}}}, jax: }'
+        )
         + "components:\n  jupyter: {packages: [jupyterlab], env: {A: b}}\n  vision: {packages: [timm]}\n"
     )
     pytorch, shipped = matrix.frameworks["pytorch"], SHIPPED.frameworks["pytorch"]
@@ -96,10 +98,11 @@ def test_variants_of_ones_own_stand_beside_shipped_ones() -> None:
     ("old", "new", "message"),
     [
         ("gpu-images", "gpu-image", "matrix.yaml:1:10: extends: input should be 'gpu-images', found 'gpu-image'"),
-        ('["2.9"]', '["2.8"]', "matrix.yaml:4:24: frameworks.pytorch.versions.2.8: gpu-images has no '2.8'"),
-        ('["2.9"]', "[2.9]", "matrix.yaml:4:24: 2.9 is not text"),
+        ('["2.9"]', '["2.8"]', "matrix.yaml:4:35: frameworks.pytorch.versions.2.8: gpu-images has no '2.8'"),
+        ('["2.9"]', "[2.9]", "matrix.yaml:4:35: 2.9 is not text"),
+        ('{versions: ["2.9"]}}', ", jux: }", "matrix.yaml:4:25: frameworks.jux: gpu-images has no 'jux'; did you mean"),
         ("pytorch:", "pytorhc:", "matrix.yaml:4:14: frameworks.pytorhc: gpu-images has no 'pytorhc'; did you mean"),
-        ('pytorch: ["2.9"]', 'own: {versions: ["1"]}', "matrix.yaml:4:19: frameworks.own.short: missing"),
+        ('pytorch: {versions: ["2.9"]}', "own: {image: x}", "matrix.yaml:4:19: frameworks.own.short: missing"),
         ("jupyter]", "jupiter]", "matrix.yaml:5:19: variants.jupiter: gpu-images has no 'jupiter'; did you mean"),
         ("variants: [plain, jupyter]", "variants: {jupyter: }", "matrix.yaml:5:11: variants: 'plain' is missing"),
         ("variants:", "variant:", "matrix.yaml:5:1: variant: unknown key"),
@@ -117,7 +120,9 @@ def test_a_fault_in_a_shipped_value_names_the_shipped_file() -> None:
     lines = (ROOT / "matrix.yaml").read_text(encoding="utf-8").splitlines()
     line = next(number for number, text in enumerate(lines, 1) if text.startswith("  lfs: "))
     error = refusal(OWN + "components: {tools: {needs: [lfs]}}\n")
-    assert error.startswith(("matrix.yaml:6:", f"builder/shipped/matrix.yaml:{line}:8: circular needs: lfs"))
+    assert error.startswith(
+        ("matrix.yaml:6:", f"builder/shipped/matrix.yaml:{line}:8: components.lfs: circular needs: lfs")
+    )
 
 
 def test_files_of_a_team_and_shipped_files(tmp_path: Path) -> None:

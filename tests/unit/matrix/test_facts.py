@@ -11,7 +11,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from builder.common import strict_yaml, validation
-from builder.common.errors import FileError
+from builder.common.errors import MatrixError
 from builder.compat.gpu_support import _ARCHITECTURE
 from builder.matrix import cells, facts, reader
 from builder.matrix.facts import Build
@@ -156,13 +156,12 @@ def test_invalid_values_are_refused_with_their_place(tmp_path: Path, old: str, n
     changed = tmp_path / "facts.yaml"
     changed.write_text(text.replace(old, new, 1))
     line = text[: text.index(old)].count("\n") + 1
-    with pytest.raises(FileError, match=rf"^facts\.yaml:{line}:[0-9]+: {place}: ") as caught:
-        validation.read_model(changed, facts.Facts)
-    assert caught.value.hint
+    with pytest.raises(MatrixError, match=rf"^facts\.yaml:{line}:[0-9]+: {place}: "):
+        validation.validate(strict_yaml.load_yaml(changed), facts.Facts)
 
 
 def test_a_build_for_arm64_has_its_own_architectures() -> None:
-    matrix = reader.check_matrix(strict_yaml.load_yaml(ROOT / "matrix.yaml"))
+    matrix = reader.read_matrix(strict_yaml.load_yaml(ROOT / "matrix.yaml"))
     known = facts.load_facts()
     new, old = (cells.cell_of_id(matrix, f"pt-{line}-py311-arm64", "x") for line in ("2.15-cu132", "2.9-cu128"))
     build = known.build_of_cell(matrix, new)
@@ -178,7 +177,7 @@ def test_a_named_index_has_builds_of_its_own() -> None:
     text = (UNIT / "tiny/matrix.yaml").read_text(encoding="utf-8")
     text = text.replace("debian:\n", "indexes: {a: https://python.example.test/a}\ndebian:\n", 1)
     text = text.replace("release: 1.9.2,", 'release: 1.9.2, index_on: {"12.9": a},')
-    matrix = reader.check_matrix(strict_yaml.parse_yaml(text.encode(), "matrix.yaml"))
+    matrix = reader.read_matrix(strict_yaml.parse_yaml(text.encode(), "matrix.yaml"))
     by_id = {cell.id: cell for cell in cells.expand(matrix)}
     named, default = by_id["em-1.9-cu129-py39"], by_id["em-1.10-cu129-py311"]
     public, other = (

@@ -19,7 +19,7 @@ TINY = (UNIT / "tiny/matrix.yaml").read_text(encoding="utf-8")
 
 
 def load(text: str) -> Matrix:
-    return reader.check_matrix(strict_yaml.parse_yaml(text.encode(), "matrix.yaml"))
+    return reader.read_matrix(strict_yaml.parse_yaml(text.encode(), "matrix.yaml"))
 
 
 def refusal(old: str, new: str) -> MatrixError:
@@ -195,7 +195,7 @@ def test_two_components_of_a_variant_with_one_port() -> None:
     with pytest.raises(MatrixError) as caught:
         load(TINY.replace("board: {needs: [", "board: {port: 8888, needs: ["))
     assert place(caught.value).startswith("matrix.yaml:")
-    assert "variants.jupyter: board and jupyter both use port 8888" in str(caught.value)
+    assert "variants.jupyter.1: board and jupyter both use port 8888" in str(caught.value)
 
 
 def test_a_value_is_printed_once() -> None:
@@ -260,8 +260,8 @@ REFERENCES = {
     "brace not closed": ("boards: [", 'boards: ["qz-{a,b", ', "expected a pattern whose brackets are all closed"),
     "brace not opened": ("boards: [", 'boards: ["qz-a}", ', "expected a pattern whose brackets are all closed"),
     "bracket not closed": ("boards: [", 'boards: ["qz-[ab", ', "expected a pattern whose brackets are all closed"),
-    "short name twice": ("short: qz", "short: em", "short 'em' is already used by ember"),
-    "image twice": ("image: quartz-cuda", "image: ember-cuda", "image 'ember-cuda' is already used by ember"),
+    "short name twice": ("short: qz", "short: em", "short: 'em' is already used by ember"),
+    "image twice": ("image: quartz-cuda", "image: ember-cuda", "image: 'ember-cuda' is already used by ember"),
     "circle": ("base: {apt: [", "base: {needs: [cuda], apt: [", "circular needs: base -> cuda -> python -> base"),
     "need of itself": ("base: {apt: [", "base: {needs: [base], apt: [", "circular needs: base -> base"),
     "component of a line": (
@@ -288,16 +288,12 @@ REFERENCES = {
     "a Python without packages": (
         "{debian: oldbird}",
         "{debian: oldbird, apt: []}",
-        "python.3.9.apt: Python 3.9 has no packages: delete `apt`, or add `uv` with a full release",
+        "python.3.9.apt: no packages: delete `apt`, or add `uv` with a full release",
     ),
     "a toolkit of another CUDA": ("12.10.1}", "12.6.3}", "cuda-toolkit 12.6.3 is not a release of CUDA 12.10"),
     "a toolkit for the cpu": (
         *before('"12.9": {}', "cpu: {toolkit: 12.9.1}\n  "),
         "12.9.1 is not a release of CUDA cpu",
-    ),
-    "versions with the same tag": (
-        *before('"12.10": {toolkit', '"1.29": {}\n  '),
-        "1.29 and 12.9 differ only in their dots",
     ),
     "a package for no CUDA": (
         *before("package: ember\n", 'package_on: {"14": ember}\n    '),
@@ -340,12 +336,12 @@ def test_a_line_on_the_cpu_without_an_image_name() -> None:
         load(CPU)
     line = CPU[: CPU.index("cuda: [cpu,")].count("\n") + 1
     assert place(caught.value).startswith(f"matrix.yaml:{line}:")
-    assert str(caught.value).endswith("quartz 0.5 has no image name for the cpu: add `cpu_image:` to frameworks.quartz")
+    assert "frameworks.quartz.versions.0.5.cuda: no image name for the cpu: add `cpu_image:`" in str(caught.value)
 
 
 @pytest.mark.parametrize("image", ["ember-cuda", "quartz-cuda"], ids=["another framework's", "its own"])
 def test_an_image_for_the_cpu_with_a_name_in_use(image: str) -> None:
-    with pytest.raises(MatrixError, match=rf"cpu_image '{image}' is already used by {image.removesuffix('-cuda')}"):
+    with pytest.raises(MatrixError, match=rf"cpu_image: '{image}' is already used by {image.removesuffix('-cuda')}"):
         load(NAMED.replace("cpu_image: quartz\n", f"cpu_image: {image}\n"))
 
 
@@ -559,5 +555,6 @@ def test_a_package_with_two_indexes_is_refused() -> None:
     edits = ((EMBER_INDEX, EMBER_INDEX.replace("]", ", Notebook]") + "        index: cpu-only\n"),)
     with pytest.raises(MatrixError) as caught:
         load(with_indexes(*edits, (NOTEBOOK, NOTEBOOK + "    index: company\n")))
-    assert "notebook is from the index 'company' here, but from 'cpu-only' at matrix.yaml:" in str(caught.value)
+    for index in ("company", "cpu-only"):
+        assert f"notebook has 2 indexes, here '{index}': name one for it" in str(caught.value)
     load(with_indexes(*edits, (NOTEBOOK, NOTEBOOK + "    index: cpu-only\n")))

@@ -11,7 +11,7 @@ import pytest
 
 from builder.common.files import digests_of_tree
 from builder.evidence.suite import RUNNER, Suite
-from builder.matrix import extends
+from builder.matrix import reader
 from builder.matrix.project import Project
 from builder.plan import plan
 from tests.paths import ROOT
@@ -25,13 +25,13 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shipped.mkdir()
     (shipped / "files.tar").write_bytes(shipped_wheel.archive())
     shutil.copy(ROOT / "matrix.yaml", shipped)
-    monkeypatch.setattr(extends, "_SHIPPED", shipped)
+    monkeypatch.setattr(reader, "_SHIPPED", shipped)
     return tmp_path / "project/.builder"
 
 
 def test_unpacked_templates_have_the_digests_of_the_checkout(installed: Path) -> None:
     """Links and modes too: digests of images depend on them."""
-    files = extends.shipped_files(installed)
+    files = reader.shipped_files(installed)
     assert files.parent == installed
     every = digests_of_tree(ROOT, ROOT / "templates")
     of_host = ("templates/host/env.sh", "templates/host/README.md")
@@ -41,15 +41,15 @@ def test_unpacked_templates_have_the_digests_of_the_checkout(installed: Path) ->
 
 
 def test_image_tests_have_everything_that_they_import(installed: Path) -> None:
-    of_wheel, of_checkout = Suite.of(extends.shipped_files(installed)), Suite.of(ROOT)
+    of_wheel, of_checkout = Suite.of(reader.shipped_files(installed)), Suite.of(ROOT)
     assert of_wheel == of_checkout
     assert RUNNER in of_wheel.files
 
 
 def test_files_are_unpacked_once(installed: Path) -> None:
-    files = extends.shipped_files(installed)
+    files = reader.shipped_files(installed)
     (files / "templates/macros.j2").unlink()
-    assert extends.shipped_files(installed) == files
+    assert reader.shipped_files(installed) == files
     assert not (files / "templates/macros.j2").exists()
     assert [path.name for path in installed.iterdir()] == [files.name]
 

@@ -55,7 +55,7 @@ def proposed(
     for old, new in edits:
         assert text.count(old) == 1
         text = text.replace(old, new)
-    matrix = reader.check_matrix(strict_yaml.parse_yaml(text.encode(), "matrix.yaml"))
+    matrix = reader.read_matrix(strict_yaml.parse_yaml(text.encode(), "matrix.yaml"))
     explainer = Explainer(
         matrix=matrix, known=CELLS, catalogue=catalogue or Stored(), facts=FACTS, resolve=resolve
     )  # fmt: skip
@@ -219,7 +219,7 @@ To do: 6
 
 
 def found(text: str, catalogue: Index, today: date) -> Findings:
-    matrix = reader.check_matrix(strict_yaml.parse_yaml(text.encode(), "matrix.yaml"))
+    matrix = reader.read_matrix(strict_yaml.parse_yaml(text.encode(), "matrix.yaml"))
     known = FACTS.model_copy(
         update={
             "builds": {"torch": {"2.14.1": BUILD}},
