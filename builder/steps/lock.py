@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from textwrap import indent
 
 from packaging.utils import canonicalize_name
@@ -27,6 +28,40 @@ from builder.matrix.cells import Cell, indexes_of_packages
 from builder.matrix.schema import AMD64, required_name
 
 
+@dataclass
+class _Updates:
+    """What was updated, by the name of a Debian release, a release of uv's Python, or a group.
+
+    `done` has a note beside each name, `failures` the errors by their messages: an unknown package fails every system
+    that requests it. `written` are paths.
+    """
+
+    written: list[str] = field(default_factory=list)
+    done: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, dict[str, BuilderError]] = field(default_factory=dict)
+
+    def fail(self, name: str, *errors: BuilderError) -> None:
+        self.failures.setdefault(name, {}).update({str(error): error for error in errors})
+
+    @property
+    def error(self) -> BuilderError | None:
+        """One error for all failures, of the class of the first; an IncompleteError that lists all if some are done."""
+        if not self.failures:
+            return None
+        if not self.done:
+            unique = {message: error for errors in self.failures.values() for message, error in errors.items()}
+            return join([*unique.values()], "locks failed")  # architectures share faults
+        lines = [f"{counted(len(self.failures), 'lock update')} failed, {len(self.done)} done", "failed:"]
+        for name, errors in self.failures.items():
+            for text, error in errors.items():
+                message = indent(text, "    ").strip()
+                lines.append(f"  {message if message.startswith(name) else f'{name}: {message}'}")
+                lines += [f"    -> {error.hint}"] if error.hint else []
+        lines += ["done:", *(f"  {name}{note}" for name, note in self.done.items())]
+        lines += ["written:", *(f"  {path}" for path in self.written)] if self.written else ["nothing changed"]
+        return IncompleteError("\n".join(lines))
+
+
 def lock(
     run: Run,
     chosen: Sequence[Cell],
@@ -42,55 +77,13 @@ def lock(
     the rest: the report then has one error for all, an IncompleteError if something was locked. Raises FileError for a
     lock of a newer builder, before anything is written.
     """
-    project, matrix = run.project, run.project.matrix
+    project, matrix, updates = run.project, run.project.matrix, _Updates()
     # All groups, not only the chosen ones: their versions are preferred, so that images share layers.
     present = {group: GROUP_LOCKS.find(project.root, group) for group in project.groups}
     names = _known_packages(present, chosen, packages)
-    written: list[str] = []
-    done: list[str] = []
-    failures: dict[str, list[BuilderError]] = {}
 
-    # Debian packages, one archive at a time, so that its failure is recorded under its name.
-    requests = os_lock.requests_of_cells(matrix, chosen)
-    systems = {request: OS_LOCKS.find(project.root, request) for request in requests}
-    stale_systems = [request for request, system in systems.items() if refresh or system is None]
-    new_packages: dict[str, tuple[DebianPackage, ...]] = {}  # by the path of their lock
-    for debian, arch, group in os_resolve.by_archive(stale_systems):
-        name = f"Debian {debian}{'' if arch == AMD64 else f' for {arch}'}"
-        run.view.say(f"{name}: reading the lists of packages")
-        try:
-            resolved_systems, errors = os_resolve.resolve_systems(matrix, run.host, group, ContainerApt(run))
-        except (FetchError, LockError) as error:
-            resolved_systems, errors = {}, [error]
-        renewed = {}
-        for request, new_lock in resolved_systems.items():
-            old_lock = systems[request]
-            if old_lock is None or old_lock.packages != new_lock.packages:  # its time alone changes nothing
-                OS_LOCKS.write(project.root, request, new_lock)
-                renewed[request.path] = new_lock.packages
-        new_packages |= renewed
-        written += renewed
-        if errors:  # an unknown package fails every request that has it
-            failures[name] = [*{str(error): error for error in errors}.values()]
-        if renewed or not errors:
-            part = f" ({counted(len(renewed), 'other system')})" if errors else ""
-            done.append(f"{name}{part}")
-    old_packages = {request.path: system.packages for request, system in systems.items() if system}
-    for line in diff.lock_changes(old_packages, new_packages):
-        run.view.say(line)
-
-    # uv's Pythons.
-    builds = PythonBuilds(run.host)
-    for release in python_lock.uv_releases(matrix, chosen):
-        before = PYTHON_LOCKS.find(project.root, release)
-        try:
-            after = builds.lock(release, before)
-        except (FetchError, LockError) as error:
-            failures[f"Python {release}"] = [error]
-            continue
-        if PYTHON_LOCKS.write(project.root, release, after):
-            written.append(PYTHON_LOCKS.path(release))
-            done.append(f"Python {release}")
+    _lock_systems(run, chosen, updates, refresh=refresh)
+    _lock_pythons(run, chosen, updates)
 
     # Faults of matrix.yaml about a Python and its Debian release. No wheels are locked for such a cell: they would be
     # for another Python. All cells of a Python have its packages and the same release, so one lock is enough.
@@ -100,51 +93,66 @@ def lock(
         system = OS_LOCKS.find(project.root, os_lock.request_of_cell(matrix, cell))
         if system and (faults := list(checks.system_faults(matrix, python, system))):
             faulty.add(python)
-            name = f"Debian {system.debian}"
-            known = {str(error) for error in failures.setdefault(name, [])}
-            failures[name] += [fault for fault in faults if str(fault) not in known]
-            done = [item for item in done if item != name and not item.startswith(f"{name} (")]
+            updates.fail(f"Debian {system.debian}", *faults)
+            updates.done.pop(f"Debian {system.debian}", None)
 
-    # Wheels.
     sound = [cell for cell in chosen if cell.python not in faulty]
-    changed, resolved, wheel_failures = _lock_wheels(run, present, sound, upgrade=upgrade, packages=names)
-    written = [*changed, *written]
-    done += resolved
-    failures |= {group: [error] for group, error in wheel_failures.items()}
+    _lock_wheels(run, present, sound, updates, upgrade=upgrade, packages=names)
     try:
-        written += _record_release_days(run, [cell for cell in sound if cell.group not in wheel_failures], resolved)
+        locked = [cell for cell in sound if cell.group not in updates.failures]
+        updates.written += _record_release_days(run, locked, updates.done)
     except (FetchError, LockError) as error:  # nothing is built from these days
         run.view.say(f"{lockfile.RELEASE_DAYS}: not updated: {error} ({error.hint})")
 
     # After a failure, locks without a cell are kept: undoing the change that caused it needs them again.
-    if not failures:
+    if not updates.failures:
         for name in checks.stray_locks(project):
             (project.root / name).unlink()
-            written.append(f"{name} (removed: no cell needs it)")
-    return Report(written=written, error=_error(failures, done, written))
+            updates.written.append(f"{name} (removed: no cell needs it)")
+    return Report(written=updates.written, error=updates.error)
 
 
-def _error(
-    failures: Mapping[str, Sequence[BuilderError]], done: Sequence[str], written: Sequence[str]
-) -> BuilderError | None:
-    """One error for all failures, of the class of the first; an IncompleteError that lists all if something was done.
+def _lock_systems(run: Run, chosen: Sequence[Cell], updates: _Updates, *, refresh: bool) -> None:
+    """Locks Debian packages, one archive at a time, so that its failure is recorded under its name."""
+    project, runner = run.project, ContainerApt(run)
+    requests = os_lock.requests_of_cells(project.matrix, chosen)
+    systems = {request: OS_LOCKS.find(project.root, request) for request in requests}
+    stale = [request for request, system in systems.items() if refresh or system is None]
+    old = {request.path: system.packages for request, system in systems.items() if system}
+    new: dict[str, tuple[DebianPackage, ...]] = {}  # by the path of their lock
+    for debian, arch, group in os_resolve.by_archive(stale):
+        name = f"Debian {debian}{'' if arch == AMD64 else f' for {arch}'}"
+        run.view.say(f"{name}: reading the lists of packages")
+        try:
+            resolved, errors = os_resolve.resolve_systems(project.matrix, run.host, group, runner)
+        except (FetchError, LockError) as error:
+            resolved, errors = {}, [error]
+        # Its time alone changes nothing.
+        changed = {request: lock for request, lock in resolved.items() if old.get(request.path) != lock.packages}
+        for request, system in changed.items():
+            OS_LOCKS.write(project.root, request, system)
+            new[request.path] = system.packages
+            updates.written.append(request.path)
+        if errors:
+            updates.fail(name, *errors)
+        if changed or not errors:
+            updates.done[name] = f" ({counted(len(changed), 'other system')})" if errors else ""
+    for line in diff.lock_changes(old, new):
+        run.view.say(line)
 
-    `failures` and `done` name Debian releases, releases of uv's Pythons, and groups.
-    """
-    if not failures:
-        return None
-    if not done:
-        unique = {str(error): error for errors in failures.values() for error in errors}  # architectures share faults
-        return join([*unique.values()], "locks failed")
-    lines = [f"{counted(len(failures), 'lock update')} failed, {len(done)} done", "failed:"]
-    for name, errors in failures.items():
-        for error in errors:
-            message = indent(str(error), "    ").strip()
-            lines.append(f"  {message if message.startswith(name) else f'{name}: {message}'}")
-            lines += [f"    -> {error.hint}"] if error.hint else []
-    lines += ["done:", *(f"  {name}" for name in done)]
-    lines += ["written:", *(f"  {name}" for name in written)] if written else ["nothing changed"]
-    return IncompleteError("\n".join(lines))
+
+def _lock_pythons(run: Run, chosen: Sequence[Cell], updates: _Updates) -> None:
+    """Locks uv's Pythons."""
+    root, builds = run.project.root, PythonBuilds(run.host)
+    for release in python_lock.uv_releases(run.project.matrix, chosen):
+        try:
+            python = builds.lock(release, PYTHON_LOCKS.find(root, release))
+        except (FetchError, LockError) as error:
+            updates.fail(f"Python {release}", error)
+            continue
+        if PYTHON_LOCKS.write(root, release, python):
+            updates.written.append(PYTHON_LOCKS.path(release))
+            updates.done[f"Python {release}"] = ""
 
 
 def _known_packages(present: Mapping[str, Lock | None], chosen: Sequence[Cell], packages: Collection[str]) -> set[str]:
@@ -170,16 +178,16 @@ def _lock_wheels(
     run: Run,
     present: Mapping[str, Lock | None],
     chosen: Sequence[Cell],
+    updates: _Updates,
     *,
     upgrade: bool,
     packages: Collection[str],
-) -> tuple[list[str], list[str], dict[str, BuilderError]]:
+) -> None:
     """Resolves the groups of `chosen` whose locks, in `present`, are out of date or have one of `packages`.
 
-    With `upgrade`, resolves all of them. Returns the changed paths, the groups that were resolved, and the errors by
-    group. A group is resolved by itself, and prefers the versions of groups with the same Python or CUDA. An
-    upgrade prefers only the versions of groups of the same framework: two frameworks that are upgraded separately would
-    otherwise keep each other's versions forever.
+    With `upgrade`, resolves all of them. A group is resolved by itself, and prefers the versions of groups with the
+    same Python or CUDA. An upgrade prefers only the versions of groups of the same framework: two frameworks that are
+    upgraded separately would otherwise keep each other's versions forever.
     """
     project, resolver = run.project, Resolver(run.project, run.host, run.view)
     # A group is resolved as a whole, also if only some of its cells are chosen: they share the lock.
@@ -194,7 +202,6 @@ def _lock_wheels(
     wheels = (wheel for lock in present.values() if lock for wheel in lock.wheels)
     resolver.known.update({wheel.sha256: wheel for wheel in wheels if wheel.license or wheel.supplier})
     new: list[Lock] = []
-    failures: dict[str, BuilderError] = {}
     for group in stale:
         cells = project.groups[group]
         # The same wheels are the same layers: prefer the versions of the first group of the same Python, or of the same
@@ -217,12 +224,13 @@ def _lock_wheels(
         try:
             new.append(resolver.lock(cells, lock, preferred))
         except BuilderError as error:
-            failures[group] = error
+            updates.fail(group, error)
     before = {lock.group: previous.wheels for lock in new if (previous := present[lock.group])}
     for line in diff.lock_changes(before, {lock.group: lock.wheels for lock in new}):
         run.view.say(line)
+    updates.done |= dict.fromkeys((lock.group for lock in new), "")
     changed = [lock.group for lock in new if GROUP_LOCKS.write(project.root, lock.group, lock)]
-    return [GROUP_LOCKS.path(group) for group in changed], [lock.group for lock in new], failures
+    updates.written += map(GROUP_LOCKS.path, changed)
 
 
 def _record_release_days(run: Run, chosen: Sequence[Cell], resolved: Collection[str]) -> list[str]:
