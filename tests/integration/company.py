@@ -33,8 +33,7 @@ class Company:
 
     def asked_in_public(self) -> list[str]:
         """The paths of requests for private packages to the default index, since the start."""
-        paths = [answer.path for answer in self.public.answered[self.start :]]
-        return [path for path in paths if path.split("/")[2] in PRIVATE]
+        return [path for path in self.public.answered[self.start :] if path.split("/")[2] in PRIVATE]
 
     def has_password(self, content: bytes) -> bool:
         """Whether the password is there, plain or as in a header of a request."""

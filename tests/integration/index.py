@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import re
-import threading
-from dataclasses import dataclass
 from enum import Enum, auto
 
 from tests.fakes.loopback import Loopback, Request
@@ -18,26 +15,15 @@ class Fault(Enum):
 
     PAGE_500 = auto()
     PAGE_STALLS = auto()
-    FILE_404 = auto()
     FILE_STALLS = auto()
-    FILE_STALLS_HALFWAY = auto()
     FILE_TRUNCATED = auto()
     FILE_HAS_OTHER_BYTES = auto()
-
-
-@dataclass(frozen=True)
-class Answered:
-    """A request for `path` and the part of the content in the answer: `sent` bytes from `start`."""
-
-    path: str
-    start: int
-    sent: int
 
 
 class Index(Loopback):
     """Files by project; `faults` by project. Safe to change while it serves.
 
-    `times` says how often the fault of a project happens, if not always; `ranges`, whether files can be had in parts.
+    `answered` are the paths of all requests.
     `login`, user and password, is demanded for pages, and for files that `storage`, another index, does not serve;
     `authorized` are the paths of requests that came with any login.
     """
@@ -47,13 +33,10 @@ class Index(Loopback):
         self._files: dict[str, dict[str, Distribution]] = {}
         self._yanked: dict[str, str] = {}
         self.faults: dict[str, Fault] = {}
-        self.times: dict[str, int] = {}
-        self.ranges = False
         self.login: tuple[str, str] | None = None
         self.storage: Index | None = None
         self.authorized: list[str] = []
-        self.answered: list[Answered] = []
-        self._counting = threading.Lock()
+        self.answered: list[str] = []
 
     @property
     def url(self) -> str:
@@ -75,19 +58,12 @@ class Index(Loopback):
     def heal(self) -> None:
         """Removes all faults; ends waiting requests."""
         self.faults.clear()
-        self.times.clear()
         super().heal()
 
     def fault(self, kind: str, project: str) -> Fault | None:
         """The fault for a request, if any."""
         fault = self.faults.get(project)
-        if fault is None or not fault.name.startswith(_FAULTS.get(kind, "?")):
-            return None
-        with self._counting:
-            left = self.times.get(project, 1)
-            if project in self.times:
-                self.times[project] = max(0, left - 1)
-        return fault if left else None
+        return fault if fault and fault.name.startswith(_FAULTS.get(kind, "?")) else None
 
     def page(self, project: str) -> str | None:
         if project not in self._files:
@@ -120,7 +96,7 @@ class Index(Loopback):
             self._reply(request, 500, b"the index is ill")
         elif kind == "simple" and (page := self.page(project)) is not None:
             self._reply(request, 200, page.encode(), kind="text/html")
-        elif kind == "files" and fault is not Fault.FILE_404 and (content := self.content(project, file)) is not None:
+        elif kind == "files" and (content := self.content(project, file)) is not None:
             self._send_file(request, content, fault)
         else:
             self._reply(request, 404, b"no such thing")
@@ -128,19 +104,8 @@ class Index(Loopback):
     def _send_file(self, request: Request, content: bytes, fault: Fault | None) -> None:
         if fault is Fault.FILE_HAS_OTHER_BYTES:
             content = _with_another_time(content)
-        size, start, kind = len(content), 0, "application/octet-stream"
-        requested = re.fullmatch(r"bytes=([0-9]+)-", request.headers.get("Range", ""))
-        if requested and self.ranges:
-            start = int(requested[1])
-            if start >= size:
-                self._reply(request, 416, b"", kind=kind)
-                return
-        share = {Fault.FILE_TRUNCATED: 20, Fault.FILE_STALLS_HALFWAY: 2}.get(fault, 0) if fault else 0
-        sent = (size - start) // share if share else None
-        ranges = [("Content-Range", f"bytes {start}-{size - 1}/{size}")] if start else []
-        self._reply(request, 206 if start else 200, content[start:], *ranges, kind=kind, start=start, sent=sent)
-        if fault is Fault.FILE_STALLS_HALFWAY:
-            self.stall(request)
+        sent = len(content) // 20 if fault is Fault.FILE_TRUNCATED else None
+        self._reply(request, 200, content, kind="application/octet-stream", sent=sent)
 
     def _reply(
         self,
@@ -149,11 +114,9 @@ class Index(Loopback):
         body: bytes,
         *headers: tuple[str, str],
         kind: str = "text/plain",
-        start: int = 0,
         sent: int | None = None,
     ) -> None:
-        count = 0 if request.command == "HEAD" else len(body[:sent])
-        self.answered.append(Answered(request.path, start, count))
+        self.answered.append(request.path)
         request.reply(status, body, [("Content-Type", kind), ("Cache-Control", "no-store"), *headers], sent=sent)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import http.client
 import json
@@ -11,14 +10,12 @@ import re
 import socket
 import subprocess
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
@@ -31,8 +28,6 @@ from tests.integration.checkout import until
 
 PROGRAM = "docker-registry"
 START_S = 20
-USER, PASSWORD = "tester", "correct horse"
-HTPASSWD = f"{USER}:$2b$05$abcdefghijklmnopqrstuuHNbAKRhpaujgo33bRWs.NLUTJO3lOy2\n"  # bcrypt of PASSWORD
 IMAGE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = """\
 version: 0.1
@@ -41,20 +36,18 @@ storage:
   filesystem: {{rootdirectory: {data}}}
   delete: {{enabled: true}}
 http: {{addr: "{address}", secret: the same after a restart{tls}}}
-{auth}
 """
 
 
 @dataclass(kw_only=True)
 class Server:
-    """The registry itself. Its storage is in `folder`; `auth` and `tls` are parts of its configuration.
+    """The registry itself. Its storage is in `folder`; `tls` is a part of its configuration.
 
     `fixed_port` is 0 for a free one.
     """
 
     folder: Path
     ip: str = "127.0.0.1"
-    auth: str = ""
     tls: str = ""
     fixed_port: int = 0
     port: int = 0
@@ -87,7 +80,7 @@ class Server:
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             free.bind((self.ip, self.fixed_port))
             self.port = free.getsockname()[1]
-        text = CONFIG.format(data=self.data, address=self.address, auth=self.auth, tls=self.tls)
+        text = CONFIG.format(data=self.data, address=self.address, tls=self.tls)
         self._config.write_text(text, encoding="utf-8")
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -114,19 +107,8 @@ class Server:
         return True
 
 
-def htpasswd(folder: Path) -> str:
-    """Configuration for USER and PASSWORD."""
-    (folder / "htpasswd").write_text(HTPASSWD, encoding="utf-8")
-    return f"auth: {{htpasswd: {{realm: tests, path: {folder}/htpasswd}}}}"
-
-
 def certificate(folder: Path, name: str) -> str:
     """Configuration for https under a name, with a self-signed certificate: `cert.pem`."""
-    make_key(folder, name)
-    return f", tls: {{certificate: {folder}/cert.pem, key: {folder}/key.pem}}"
-
-
-def make_key(folder: Path, name: str) -> None:
     subprocess.run(
         [
             "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
@@ -135,6 +117,7 @@ def make_key(folder: Path, name: str) -> None:
         ],
         capture_output=True, timeout=60, check=True,
     )  # fmt: skip
+    return f", tls: {{certificate: {folder}/cert.pem, key: {folder}/key.pem}}"
 
 
 class Fault(Enum):
@@ -142,9 +125,6 @@ class Fault(Enum):
 
     STATUS_507 = auto()
     STALLS = auto()
-    CUT = auto()  # in the middle of the body, of which the registry gets the part that came
-    CUT_BEFORE_A_PROXY = auto()  # the same, where a proxy hands on whole bodies only
-    ANSWER_LOST = auto()  # the registry processes the request, but the answer is lost
 
 
 @dataclass(kw_only=True)
@@ -229,29 +209,22 @@ class Proxy(Loopback):
         elif fault is Fault.STATUS_507:
             self.took(request.command, len(request.rfile.read(size)))
             request.reply(507, b"{}")
-        elif fault is Fault.CUT_BEFORE_A_PROXY:
-            self.took(request.command, len(request.rfile.read(size // 2)))
-            request.close_connection = True
         elif is_odd and "/referrers/" in request.path:
             request.reply(302, headers=[("Location", "https://pages.example.test/")])
         else:
-            self._forward(request, size, fault, is_odd=is_odd)
+            self._forward(request, size, is_odd=is_odd)
 
-    def _forward(self, request: Request, size: int, fault: Fault | None, *, is_odd: bool) -> None:
+    def _forward(self, request: Request, left: int, *, is_odd: bool) -> None:
         registry = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=STALL_S)
         try:
             registry.putrequest(request.command, request.path, skip_host=True, skip_accept_encoding=True)
             for name, value in request.headers.items():
                 registry.putheader(name, value)  # Host too: the registry names addresses that lead here again
             registry.endheaders()
-            left = size // 2 if fault is Fault.CUT else size
             while left and (piece := request.rfile.read(min(left, 65536))):
                 self.took(request.command, len(piece))
                 registry.send(piece)
                 left -= len(piece)
-            if fault is Fault.CUT:
-                request.close_connection = True
-                return
             answer = registry.getresponse()
             body = answer.read()
             digest = re.sub(r"/manifests/sha256-(?=[0-9a-f]{64}$)", "/manifests/sha256:", request.path)
@@ -261,64 +234,9 @@ class Proxy(Loopback):
                 body = answer.read()
         finally:
             registry.close()
-        if fault is Fault.ANSWER_LOST:
-            request.close_connection = True
-            return
         dropped = ("transfer-encoding", "connection") + (() if request.command == "HEAD" else ("content-length",))
         headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in dropped]
         request.reply(200 if answer.status == 201 and is_odd else answer.status, body, headers)
-
-
-class Tokens(Loopback):
-    """A token service for USER, with its own key. `stale` tokens have already expired."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder = folder
-        self.asked: list[str] = []
-        self.stale = 0
-        make_key(folder, "tokens")
-
-    @property
-    def auth(self) -> str:
-        """Configuration of a registry that trusts these tokens."""
-        realm = f"http://{self.address}/token"
-        options = f"realm: {realm}, service: tests, issuer: tests, rootcertbundle: {self.folder}/cert.pem"
-        return f"auth: {{token: {{{options}}}}}"
-
-    def token(self, scopes: list[str]) -> str:
-        """A JWT for the registry. Source: distribution, "Token Authentication Implementation"."""
-        self.asked.append(" ".join(scopes))
-        access = []
-        for scope in scopes:
-            kind, name, actions = scope.split(":")
-            access.append({"type": kind, "name": name, "actions": actions.split(",")})
-        now = int(time.time()) - (3600 if self.stale else 0)
-        self.stale = max(0, self.stale - 1)
-        pem = (self.folder / "cert.pem").read_text(encoding="ascii")
-        head = {"typ": "JWT", "alg": "RS256", "x5c": ["".join(pem.splitlines()[1:-1])]}
-        claims = {
-            "iss": "tests", "aud": "tests", "sub": USER, "jti": str(len(self.asked)),
-            "iat": now, "nbf": now, "exp": now + 300, "access": access,
-        }  # fmt: skip
-        signed = b".".join(_base64(json.dumps(part).encode()) for part in (head, claims))
-        signature = subprocess.run(
-            ["openssl", "dgst", "-sha256", "-sign", str(self.folder / "key.pem")],
-            input=signed, capture_output=True, timeout=60, check=True,
-        )  # fmt: skip
-        return (signed + b"." + _base64(signature.stdout)).decode("ascii")
-
-    def answer(self, request: Request) -> None:
-        expected = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
-        if request.headers.get("Authorization") != expected:
-            request.reply(401, b"{}")
-            return
-        scopes = parse_qs(urlsplit(request.path).query).get("scope", [])
-        request.reply(200, json.dumps({"token": self.token(scopes)}).encode())
-
-
-def _base64(data: bytes) -> bytes:
-    return base64.urlsafe_b64encode(data).rstrip(b"=")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,8 +94,9 @@ def test_a_full_disk_and_two_checkouts_that_share_a_store(checkout: Checkout, in
             index.heal()
             first.ends(0)
             second.ends(0)
-        paths = [answer.path for answer in index.answered[answered:]]
-        assert not [path for path in paths if "/tinyframe-" in path], "what was made before the disk was full is lost"
+        assert not [path for path in index.answered[answered:] if "/tinyframe-" in path], (
+            "what was made before the disk was full is lost"
+        )
         assert set(checkout.stored()) == {checkout.references()[0], checkout.references("-extra")[0]}
         assert stores.faults(store) == []
         assert len(checkout.image_ids()) == 2

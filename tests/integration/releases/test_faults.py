@@ -1,6 +1,6 @@
 """Killed commands, several machines at once and forged results: nothing untested gets a tag.
 
-Faults of the registry: tests/local/test_push_faults.py, tests/unit/registry. Tags that another release moves:
+Faults of the registry: tests/unit/registry. Tags that another release moves:
 tests/unit/release.
 """
 

@@ -1,4 +1,4 @@
-"""Requests of a download, retries, and errors. See also tests/local/test_fetch.py."""
+"""Requests of a download, retries, and errors."""
 
 from __future__ import annotations
 
