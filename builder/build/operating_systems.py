@@ -33,7 +33,6 @@ from builder.common.console import Meter
 from builder.common.errors import FREE_DISK, BuilderError, BuildError, DiskError, EngineError
 from builder.common.files import digest_of_data, digests_of_tree, short_digest
 from builder.common.reference import ImageRef
-from builder.debian import local_repository
 from builder.debian import mmdebstrap as installation
 from builder.debian.archives import CONNECTIONS, Archives
 from builder.debian.os_lock import OsLock
@@ -248,7 +247,7 @@ class Mmdebstrap:
             lock, paths = debs
             links = {f"{_DEBS}/{package.file}": paths[package.sha256] for package in lock.packages}
             inputs |= {
-                f"{_DEBS}/{file}": content for file, content in local_repository.repository_lists(lock, paths).items()
+                f"{_DEBS}/{file}": content for file, content in installation.repository_lists(lock, paths).items()
             }
             options, sources = [], f"deb [trusted=yes] copy:{quote(place)}/{_DEBS}/ ./\n"
         else:

@@ -12,8 +12,7 @@ import re
 import subprocess
 import sys
 import tarfile
-import threading
-from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import quote, unquote
@@ -37,10 +36,7 @@ def uv_program() -> str:
 
 
 class PythonBuilds:
-    """uv's list of its builds for the images' platform. Reads it on first use, from several threads.
-
-    `run` runs uv.
-    """
+    """uv's list of its builds for the images' platform; `run` runs uv."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -49,18 +45,16 @@ class PythonBuilds:
         # of `lock` would stay in that cache.
         others = {name: value for name, value in os.environ.items() if not name.startswith("UV_") or name == LIST}
         self._environ = others | host.index.environment()
-        self._read: dict[str, str] = {}
-        self._lock = threading.Lock()
 
     def lock(self, release: str, present: LockedPython | None) -> LockedPython:
         """The lock of a release; `present`, if uv still has that build. Raises LockError and FetchError."""
-        address = self.addresses().get(release, "")
+        address = self.addresses.get(release, "")
         file = unquote(address.rpartition("/")[2])
         if present and present.file == file:
             return present
         if not re.fullmatch(ARCHIVE, file):
             minor = release.rpartition(".")[0]
-            others = [version for version in self.addresses() if version.startswith(f"{minor}.")]
+            others = [version for version in self.addresses if version.startswith(f"{minor}.")]
             raise LockError(
                 f"uv has no build of Python {release} that images can use",
                 hint=f'Change `uv` of python."{minor}" in matrix.yaml. '
@@ -80,26 +74,24 @@ class PythonBuilds:
             raise LockError(f"uv's list has no SHA-256 of its build of Python {release}", hint=_LIST_HINT)
         return LockedPython(release=release, file=file, sha256=expected[1])
 
-    def addresses(self) -> Mapping[str, str]:
+    @cached_property
+    def addresses(self) -> dict[str, str]:
         """The address of the archive of each release, the newest first. Raises FetchError."""
-        with self._lock:
-            if not self._read:
-                done = self._uv(
-                    "list", "--only-downloads", "--all-versions", "--show-urls", "--output-format", "json",
-                    "cpython-any-linux-x86_64-gnu",
-                )  # fmt: skip
-                try:
-                    addresses = {
-                        str(entry["version"]): str(entry["url"])
-                        for entry in json.loads(done.stdout)
-                        if entry["key"] == python_key(entry["version"])  # that of a free-threaded build has more
-                    }
-                except (ValueError, KeyError, TypeError):
-                    addresses = {}
-                if done.returncode or not addresses:
-                    raise FetchError("uv cannot list its builds of Python", hint=_LIST_HINT)
-                self._read = addresses
-            return self._read
+        done = self._uv(
+            "list", "--only-downloads", "--all-versions", "--show-urls", "--output-format", "json",
+            "cpython-any-linux-x86_64-gnu",
+        )  # fmt: skip
+        try:
+            addresses = {
+                str(entry["version"]): str(entry["url"])
+                for entry in json.loads(done.stdout)
+                if entry["key"] == python_key(entry["version"])  # that of a free-threaded build has more
+            }
+        except (ValueError, KeyError, TypeError):
+            addresses = {}
+        if done.returncode or not addresses:
+            raise FetchError("uv cannot list its builds of Python", hint=_LIST_HINT)
+        return addresses
 
     def archives(self) -> FileSource[LockedPython]:
         """The archives of locked builds on the mirror."""
@@ -113,9 +105,8 @@ class PythonBuilds:
         )
 
     def _address(self, locked: LockedPython) -> str:
-        addresses = self.addresses()
         # A newer uv may have another build of the release, or no build of it, but all are below the same address.
-        address = addresses.get(locked.release) or next(iter(addresses.values()))
+        address = self.addresses.get(locked.release) or next(iter(self.addresses.values()))
         date = re.fullmatch(ARCHIVE, locked.file)
         assert date
         return f"{address.rsplit('/', 2)[0]}/{date[1]}/{quote(locked.file)}"

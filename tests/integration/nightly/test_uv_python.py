@@ -168,7 +168,7 @@ def test_the_pinned_uv_has_the_hash_of_its_builds(minor: str, monkeypatch: pytes
     for name in [name for name in os.environ if name.startswith("UV_")]:
         monkeypatch.delenv(name)
     builds = PythonBuilds(Host())
-    release = next(release for release in builds.addresses() if release.startswith(f"{minor}."))
+    release = next(release for release in builds.addresses if release.startswith(f"{minor}."))
     lock = builds.lock(release, None)
     assert lock.file.startswith(f"cpython-{release}+")
     assert lock.sha256 != hashlib.sha256(b"").hexdigest()

@@ -25,7 +25,7 @@ from tests.fakes.engine import INFO, FakeEngine, MemoryConsole, Programs
 from tests.fakes.locks import TIME
 from tests.fakes.programs import FakePrograms
 from tests.fakes.run import new_run
-from tests.unit.debian.test_local_repository import deb
+from tests.unit.debian.test_mmdebstrap import deb
 
 ENOUGH = operating_systems.FREE_MEMORY
 HOST = Host(

@@ -126,7 +126,7 @@ def test_a_list_that_cannot_be_read(tmp_path: Path, status: int, output: str) ->
         return subprocess.CompletedProcess(command, status, stdout=output, stderr=f"error: {MIRROR} is wrong")
 
     with pytest.raises(FetchError, match=r"^uv cannot list its builds of Python$"):
-        builds(fail).addresses()
+        _ = builds(fail).addresses
     with pytest.raises(FetchError, match=r"uv cannot list its builds of Python$"):
         fetch(fail, tmp_path)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from builder.common.errors import BuildError
-from builder.debian import control_files, local_repository
+from builder.debian import control_files, mmdebstrap
 from builder.debian.os_lock import DebianPackage, OsLock
 from tests.fakes.locks import TIME
 
@@ -66,7 +66,7 @@ def index(folder: Path, **files: bytes) -> dict[str, bytes]:
         )
         paths[sha256] = folder / sha256
         paths[sha256].write_bytes(content)
-    return local_repository.repository_lists(
+    return mmdebstrap.repository_lists(
         OsLock(debian="newbird", time=TIME, requested=(), packages=tuple(packages)), paths
     )
 
