@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from builder.common.errors import SigningError
-from builder.evidence.cosign import CosignError, run_cosign
+from builder.common.text import one_line
 from builder.layers import oci
 from builder.layers.oci import ManifestDocument
 from builder.matrix.project import Project
@@ -26,6 +30,7 @@ from builder.matrix.schema import Trusted
 from builder.registry import artifacts
 from builder.registry.auth import credentials
 from builder.registry.client import Repository
+from builder.registry.failures import IMMUTABLE, IMMUTABLE_HINT, RUN_AGAIN, TransientError
 
 _BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"  # what cosign 3 attaches to manifests
 _BUNDLE_KIND = "dev.sigstore.bundle.predicateType"  # the annotation of a bundle with its predicate type
@@ -35,6 +40,27 @@ PREDICATE_TYPES = {"cyclonedx": "https://cyclonedx.org/bom", "slsaprovenance1": 
 KEYLESS = "keyless"
 ATTEMPTS = 5  # to attach statements
 _OFFLINE = "--insecure-ignore-tlog=true"  # for keys: their signatures are in no log
+TIMEOUT_S = 300
+RELEASES = "https://github.com/sigstore/cosign/releases"
+# Messages of cosign, its client for registries (go-containerregistry) and Go's standard library. A failed request has
+# its method and URL: `GET https://...: DENIED: ...`, `Get "https://...": EOF`.
+_FAILED_REQUEST = re.compile(
+    r"\b(GET|HEAD|PUT|POST|PATCH|DELETE|Get|Head|Put|Post|Patch|Delete) \"?https?://"
+    r"|dial tcp|no such host|connection (refused|reset)|deadline exceeded|i/o timeout|unexpected EOF|tls: "
+)
+# After the URL, cosign prints the registry's error code or, without one, the status.
+_TRANSIENT = re.compile(
+    r": (TOOMANYREQUESTS|UNAVAILABLE)\b|\bunexpected status code (408|425|429|50[02-46]|5[1-9]\d)\b"
+    r"|\bEOF\b|connection reset|deadline exceeded|i/o timeout|TLS handshake timeout"
+)
+_DENIED = re.compile(r": (UNAUTHORIZED|DENIED)\b|: unexpected status code 40[13]\b")
+_REPETITION = "\nerror during command execution: "
+_SUBJECT = re.compile(r"^signing \S+: ")  # a long name
+_QUERY = re.compile(r"\?[^\s\"]*[^\s\":]")  # of a URL: that of a signed URL is a credential
+
+
+class CosignError(SigningError):
+    """An error of cosign that is not about a server. Of `verify`: there is no such signature."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,3 +279,45 @@ def _cosign_manifest(repository: Repository, digest: str, command: str, *options
             connection_options.append(f"--registry-cacert={path}")
         words = (command, *options, *connection_options, f"{repository.name}@{digest}")
         return repository.retry_program(lambda: run_cosign(*words), digest)
+
+
+def run_cosign(*arguments: str) -> str:
+    """Runs cosign; returns its output. Raises SigningError with its error, in which KEY stands for the key.
+
+    It is a CosignError unless a request to a server, such as the registry, failed. Raises TransientError if the request
+    may succeed at a later attempt.
+    """
+    if not shutil.which("cosign"):
+        raise SigningError(
+            "the program cosign is not installed", hint=f"Install it from {RELEASES}. See docs/publish.md."
+        )
+    environment = {"COSIGN_PASSWORD": "", **os.environ}  # without it, cosign would prompt for the password of a key
+    try:
+        result = subprocess.run(
+            ["cosign", *arguments], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            encoding="utf-8", errors="replace", timeout=TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SigningError(f"cosign {arguments[0]}: {type(error).__name__}") from error
+    if result.returncode < 0:
+        raise SigningError(f"cosign {arguments[0]} was ended by signal {-result.returncode}")
+    if result.returncode:
+        # Without progress, warnings, and the repetition of the error.
+        _, _, error_text = f"\n{result.stderr.partition(_REPETITION)[0]}".rpartition("\nError: ")
+        reason = _QUERY.sub("", _SUBJECT.sub("", error_text.strip())) or "failed"
+        for key in (word.removeprefix("--key=") for word in arguments if word.startswith("--key=")):
+            reason = reason.replace(key, "KEY")
+        message = f"cosign {arguments[0]}: {one_line(reason)}"
+        if not _FAILED_REQUEST.search(reason):
+            hint = "Set COSIGN_PASSWORD to the password of the key." if "decryption failed" in reason else ""
+            raise CosignError(message, hint=hint)
+        if _TRANSIENT.search(reason):
+            raise TransientError(message, hint=RUN_AGAIN)
+        if _DENIED.search(reason):
+            hint = "Run `docker login` for this registry as a user with access, also to write if the command signs."
+        elif IMMUTABLE.search(reason):
+            hint = IMMUTABLE_HINT
+        else:
+            hint = "Check the connection to the registry and, without a key, to Sigstore. Then run this again."
+        raise SigningError(message, hint=hint)
+    return result.stdout

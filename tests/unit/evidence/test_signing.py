@@ -16,8 +16,7 @@ from requests.adapters import HTTPAdapter
 from builder.common.errors import RegistryError, SigningError
 from builder.common.reference import ImageRef
 from builder.evidence import signing
-from builder.evidence.cosign import CosignError, run_cosign
-from builder.evidence.signing import Signer, Trust
+from builder.evidence.signing import CosignError, Signer, Trust, run_cosign
 from builder.index.host import Host, RegistrySettings
 from builder.index.settings import IndexSettings
 from builder.matrix.schema import Trusted
