@@ -143,7 +143,7 @@ def _registry(run: Run) -> _Findings:
         return
     reference = ImageRef(registry=matrix.registry, repository=f"{matrix.namespace}/{matrix.image_names[0]}")
     try:
-        Repository(reference, host=run.host, write=True, policy=POLICY).exists()
+        Repository(reference, host=run.host, write=True, policy=POLICY).list_tags()
     except BuilderError as error:
         yield "registry", "note", _with_hint(error)
     else:

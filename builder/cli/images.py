@@ -24,7 +24,7 @@ from builder.layers.known_layers import KnownLayers
 from builder.plan import render
 from builder.release.staging import StagingArea
 from builder.steps.images import ASSEMBLE, ImageOptions, Method, make_images
-from builder.steps.test import complete_tests, plan_of_release, retest_images
+from builder.steps.test import StagedTestOptions, complete_tests, plan_of_release, retest_images
 
 NEWEST = "newest"
 
@@ -167,10 +167,8 @@ def test_command(
         store.prepare()
         with store.used():
             if stamp:
-                signer = signer and signer.with_trust(project)
-                done = complete_tests(
-                    run, area, release, planned, tester, jobs=how.jobs, signer=signer, attach=not no_attach
-                )
+                staged_options = StagedTestOptions(jobs=how.jobs, signer=signer, attach=not no_attach)
+                done = complete_tests(run, area, release, planned, tester, staged_options)
             else:
                 known = KnownLayers(project.root)
                 found = {image.id: find_image(run, image, known) for image in planned.images}

@@ -12,11 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from urllib.parse import urlencode
 
 from docker import auth as docker_auth
-from docker.credentials.errors import StoreError
 from docker.errors import DockerException
 from docker.utils.config import find_config_file
 
@@ -59,27 +57,14 @@ def credentials(registry: str) -> Credentials | None:
 
     Raises RegistryError for a configuration or a helper that cannot be used.
     """
-    path = str(find_config_file() or "")  # mypy: its type is that of any file
-    try:
-        # docker-py ignores a file that is not JSON: the registry would refuse a push as one without a login.
-        content = Path(path).read_bytes() if path else b""
-        names = json.loads(content) if content.strip() else {}  # the docker command accepts an empty file
-    except (OSError, ValueError) as error:
-        raise RegistryError(
-            f"{registry}: cannot read Docker's configuration {path}: {error}",
-            hint=f"Correct the file, or delete it and log in again: docker login {registry}",
-        ) from None
     try:
         config = docker_auth.load_config().resolve_authconfig(registry)
     except (DockerException, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         # The error's text is not shown: it may hold output of the helper.
-        cause, source = error.__cause__ or error, f"Docker's configuration {path}"
-        if isinstance(cause, StoreError):
-            helper = (names.get("credHelpers") or {}).get(registry) or names.get("credsStore")
-            source = f"the credential helper docker-credential-{helper}, which {path} names"
+        kind = type(error.__cause__ or error).__name__
         raise RegistryError(
-            f"{registry}: cannot read credentials from {source} ({type(cause).__name__})",
-            hint=f"Install the helper, or correct {path}." if cause is not error else f"Correct {path}.",
+            f"{registry}: cannot read credentials from Docker's configuration or its credential helper ({kind})",
+            hint=f"Correct {find_config_file()!s}, or install the helper that it names.",
         ) from None
     entry = {str(name).lower(): str(value) for name, value in (config or {}).items() if value}
     if identity := entry.get("identitytoken"):

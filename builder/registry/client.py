@@ -122,11 +122,6 @@ class Repository:
 
         return patient.retry(attempt)
 
-    def exists(self) -> bool:
-        """True if the repository exists."""
-        action, url = f"looking for {self._repository}", f"{self._http.url}/tags/list?n=1"
-        return self._http.send(Request(action=action, method="GET", url=url, expect=(200, 404))).status == HTTPStatus.OK
-
     def has_blob(self, digest: str) -> bool:
         """True if the registry reports a blob of the repository. Its content is not checked."""
         return self._http.send(self._blob_head(digest)).status == HTTPStatus.OK

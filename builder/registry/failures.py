@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import email.utils
 import json
 import re
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
 import requests
-from urllib3.exceptions import HTTPError
+from urllib3 import Retry
+from urllib3.exceptions import HTTPError, InvalidHeader
 
 from builder.common.errors import NoRegistryError, RegistryError
 from builder.common.http import TRANSIENT, Fault, failure_of, failure_sentence, status_text
@@ -90,7 +89,9 @@ def error_of_response(
         return RejectedError(message, hint="Free space on the registry, then run this again.", status=status)
     message = f"{registry}: {action}: {answer}"
     if status in TRANSIENT:
-        wait = retry_after(response.headers.get("Retry-After", ""), time.time())
+        wait = 0.0
+        with suppress(InvalidHeader, ValueError, OverflowError):  # a number of seconds, or a date
+            wait = Retry().parse_retry_after(response.headers.get("Retry-After", ""))
         return TransientError(message, hint=RUN_AGAIN, wait=wait)
     hint = ""
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
@@ -121,13 +122,3 @@ def error_of_exception(registry: str, action: str, error: Exception) -> Registry
     if failure.is_unreachable:
         return NoRegistryError(message, hint=UNREACHABLE_HINT)
     return TransientError(message, hint=RUN_AGAIN, is_connected=failure.is_connected)
-
-
-def retry_after(header: str, now: float) -> float:
-    """Seconds to wait by a Retry-After header: a number, or a date."""
-    if re.fullmatch(r"[0-9]{1,9}", header.strip(), re.ASCII):
-        return float(header)
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - now)
-    except (ValueError, TypeError, OverflowError):
-        return 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from builder.common.errors import VerifyError
@@ -22,30 +22,15 @@ from builder.plan.settings import built_labels
 SHOWN = 10  # differences
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedDigests:
-    """An image of the plan, and the digests of its layers that are known.
-
-    `layers` are by their number in the image.
-    """
-
-    image: PlannedImage
-    layers: Mapping[int, Layer]
-
-    @property
-    def system(self) -> Layer | None:
-        return next((layer for layer in self.layers.values() if layer.created), None)
-
-
-def of_plan(project: Project, known: KnownLayers, image: PlannedImage) -> PlannedDigests:
-    """An image of the plan, with its layers from files of the project, and the known ones."""
+def expected_layers(project: Project, known: KnownLayers, image: PlannedImage) -> dict[int, Layer]:
+    """The layers of an image of the plan, by their number: those from files of the project, and the known ones."""
     layers: dict[int, Layer] = {}
     for number, layer in enumerate(image.layers):
         if layer.kind == "files":
             layers[number] = _files(project, image)
         elif recorded := known.get(layer.inputs):
             layers[number] = recorded
-    return PlannedDigests(image=image, layers=layers)
+    return layers
 
 
 def _files(project: Project, image: PlannedImage) -> Layer:
@@ -54,12 +39,15 @@ def _files(project: Project, image: PlannedImage) -> Layer:
         return splice.write_layer(entries, discarded)
 
 
-def check_image(expected: PlannedDigests, image: Image, config: bytes, *, is_trusted: bool) -> None:
+def check_image(
+    planned: PlannedImage, expected: Mapping[int, Layer], image: Image, config: bytes, *, is_trusted: bool
+) -> None:
     """Raises VerifyError unless an image has the configuration and the manifest of the plan and the expected layers.
 
-    `config` is the configuration of the image. Without a trusted report or signature, every layer must be expected.
+    `expected` are of `expected_layers`, `config` is the configuration of the image. Without a trusted report or
+    signature, every layer must be expected.
     """
-    planned, plan = expected.image, image.labels.get(PLAN_LABEL, "")
+    plan = image.labels.get(PLAN_LABEL, "")
     if plan != planned.plan:
         raise VerifyError(
             f"{planned.id}: the image differs from the plan: built from plan {short_digest(plan)[:40]!a}, but this "
@@ -68,12 +56,13 @@ def check_image(expected: PlannedDigests, image: Image, config: bytes, *, is_tru
     # The time is set when the image is built, from its operating system.
     created = image.labels.get(f"{OCI}.created", "")
     lines = [] if re.fullmatch(oci.TIME, created, re.ASCII) else [f"invalid creation time {created[:40]!a}"]
-    if (system := expected.system) and system.diff_id in (layer.diff_id for layer in image.layers):
+    system = next((layer for layer in expected.values() if layer.created), None)
+    if system and system.diff_id in (layer.diff_id for layer in image.layers):
         created = system.created
     stack = [
         replace(layer, unpacked=known.unpacked, toc=known.toc) if known and known.digest == layer.digest else layer
         for number, layer in enumerate(image.layers)
-        for known in [expected.layers.get(number)]
+        for known in [expected.get(number)]
     ]
     history, labels = [oci.history_line(layer) for layer in planned.layers], built_labels(planned.plan, created)
     if len(stack) != len(planned.layers):
@@ -83,7 +72,7 @@ def check_image(expected: PlannedDigests, image: Image, config: bytes, *, is_tru
     elif oci.manifest(Descriptor.of(config, CONFIG_TYPE), stack) != image.manifest.content:
         lines.append("its manifest is another one (`crane manifest` shows it)")
     for number, (planned_layer, layer) in enumerate(zip(planned.layers, image.layers, strict=False)):
-        expected_layer = expected.layers.get(number)
+        expected_layer = expected.get(number)
         if expected_layer is None and not is_trusted:
             lines.append(
                 f"layer {planned_layer.name} is not in {KNOWN_LAYERS}: commit that file on the machine that built the "

@@ -29,7 +29,7 @@ from builder.matrix.schema import Arch
 from builder.matrix.tags import LABEL
 from builder.plan.layer_order import LAYER_FORMAT
 from builder.plan.settings import CONSTRAINTS
-from builder.registry.parallel import look_up
+from builder.registry.transfer import look_up
 from builder.release.image_sources import ImageSource
 
 LONGEST_FILE = 16 << 20  # bytes of a file that is read whole

@@ -19,7 +19,7 @@ from builder.common.text import counted
 from builder.matrix import tags
 from builder.registry import artifacts
 from builder.registry.client import INDEXES, Repository
-from builder.registry.parallel import look_up
+from builder.registry.transfer import look_up
 from builder.release.staging import INDEX, PREFIX, RELEASED, StagedRelease, StagingArea
 
 NEW = timedelta(days=7)  # other machines may still list images that were staged without a release this recently

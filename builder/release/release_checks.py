@@ -23,7 +23,7 @@ from builder.matrix import support
 from builder.matrix.project import Project
 from builder.matrix.schema import ARM64, SBOM, Scan
 from builder.plan.plan import PlannedImage
-from builder.registry.parallel import CHECKS, look_up
+from builder.registry.transfer import CHECKS, look_up
 from builder.release import expected, staging
 from builder.release.staging import Candidate, StagedImage, StagedRelease, StagingArea, cells_by_arch
 from builder.release.tagging import WITHOUT_ARCH
@@ -132,8 +132,8 @@ class ReleaseChecks:
         # Labels, configuration and known layers must match the plan, or the tags of the image would not be true. Layers
         # that are not known are covered by the report that is required below.
         config = repository.read_blob(stored.config.digest)
-        expected_image = expected.of_plan(project, self._known, planned)
-        expected.check_image(expected_image, stored, config, is_trusted=True)
+        layers = expected.expected_layers(project, self._known, planned)
+        expected.check_image(planned, layers, stored, config, is_trusted=True)
         coverage = reports.registry_coverage(
             repository, Requirement.of(planned, stored.manifest.digest, self._suite), Trust.of(project),
             state=project.state, allow_unsigned="unsigned" in options.allowed,

@@ -26,7 +26,7 @@ from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry.client import Repository
 from builder.registry.failures import RejectedError
-from builder.registry.parallel import CHECKS, look_up
+from builder.registry.transfer import CHECKS, look_up
 from builder.release import staging, tagging
 from builder.release.staging import StagedImage, StagedRelease, StagingArea, name_of
 

@@ -26,7 +26,7 @@ from builder.matrix import tags
 from builder.matrix.tags import OCI
 from builder.registry.client import INDEXES, Repository
 from builder.registry.failures import RejectedError
-from builder.registry.parallel import look_up, transfer_each
+from builder.registry.transfer import look_up, transfer_each
 from builder.release.staging import Candidate, cells_by_arch
 
 State = Literal["set", "moved", "unchanged"]

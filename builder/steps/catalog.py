@@ -18,7 +18,7 @@ from builder.matrix.schema import required_name
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from builder.registry.client import Repository
-from builder.registry.parallel import look_up
+from builder.registry.transfer import look_up
 from builder.release import staging, status
 from builder.release.staging import StagingArea
 from builder.release.status import ImageState, Status, StatusReader, public_repository

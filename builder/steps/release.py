@@ -24,8 +24,7 @@ from builder.matrix.project import Project
 from builder.plan.plan import PlannedImage
 from builder.registry import artifacts, transfer
 from builder.registry.client import Repository
-from builder.registry.parallel import pipeline
-from builder.registry.transfer import Sent
+from builder.registry.transfer import Sent, pipeline
 from builder.release import staging, tagging
 from builder.release.release_checks import EXEMPTIONS, Exemption, ReleaseChecks, ReleaseOptions
 from builder.release.staging import Candidate, StagedImage, StagedRelease, StagingArea

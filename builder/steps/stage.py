@@ -17,8 +17,7 @@ from builder.evidence.suite import Suite
 from builder.layers import stored_images
 from builder.matrix.schema import ARM64
 from builder.plan.plan import Plan, PlannedImage
-from builder.registry.parallel import pipeline
-from builder.registry.transfer import Sent
+from builder.registry.transfer import Sent, pipeline
 from builder.release import staging
 from builder.release.staging import Candidate, StagedImage, StagingArea, plan_tag, repository_name
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from builder.build.context import LoadedImage
 from builder.build.gpu_command import StagedTarget, inventory_of
@@ -66,18 +67,29 @@ def retest_images(
     return [done[image.id] for image in planned.images]
 
 
+@dataclass(frozen=True, kw_only=True)
+class StagedTestOptions:
+    """How to test staged images, `jobs` at a time.
+
+    Without `attach`, the results stay here: this machine may have no right to write to the registry.
+    """
+
+    jobs: int
+    signer: Signer | None = None
+    attach: bool = True
+
+
 def complete_tests(
-    run: Run, area: StagingArea, release: StagedRelease, planned: Plan, tester: Tester,
-    *, jobs: int, signer: Signer | None, attach: bool = True,
-) -> list[Outcome]:  # fmt: skip
+    run: Run, area: StagingArea, release: StagedRelease, planned: Plan, tester: Tester, options: StagedTestOptions
+) -> list[Outcome]:
     """Downloads staged images, runs the tests that their reports lack, and attaches the results, also of failures.
 
-    If the tester has a command for GPU tests, this machine downloads no image and needs no engine. Without `attach`,
-    the results stay here: this machine may have no right to write to the registry. Raises ImageTestError or
-    EngineError if tests cannot run.
+    If the tester has a command for GPU tests, this machine downloads no image and needs no engine. Raises
+    ImageTestError or EngineError if tests cannot run.
     """
     project, view = run.project, run.view
-    if attach and project.matrix.evidence and signer is None:
+    signer = options.signer and options.signer.with_trust(project)
+    if options.attach and project.matrix.evidence and signer is None:
         view.say(
             "the test results will not be signed: `builder release` on another machine will refuse them\n"
             "  -> Run this again with --sign KEY."
@@ -105,12 +117,18 @@ def complete_tests(
         for line in reported.refused:
             view.say(f"{image.id}: {line}")
         config = repository.read_blob(stored.config.digest)
-        planned_digests = expected.of_plan(project, known_layers, image)
-        expected.check_image(planned_digests, stored, config, is_trusted=bool(reported.reports))
+        layers = expected.expected_layers(project, known_layers, image)
+        expected.check_image(image, layers, stored, config, is_trusted=bool(reported.reports))
 
         loaded = LoadedImage(id="", digest=stored.manifest.digest)
         if loader:
-            loaded = _load(run, loader, loading, repository, image, stored, is_untested=bool(reported.failure))
+            _download(run, repository, image, stored)
+            if reported.failure:
+                _compare_files(run, image, stored)
+            with loading:  # one at a time: two at once were not faster, and take more disk
+                view.begin(image.id, "loading")
+                image_id = loader.load(stored, Meter(view, image.id, "loaded", 0).add)
+            loaded = LoadedImage(id=image_id, digest=stored.manifest.digest, origin="loaded")
 
         # Earlier results of this machine count too: they may not have been attached.
         own = tester.coverage(image, loaded)
@@ -125,7 +143,7 @@ def complete_tests(
             failed = failure
 
         # Failures are attached too, but no pass that would not count.
-        if attach:
+        if options.attach:
             try:
                 ran = [report.evidence for report in results.local_coverage(project.state, requirement).reports]
                 reports.attach_evidence(
@@ -144,35 +162,29 @@ def complete_tests(
         return Outcome(image=image, loaded=loaded, coverage=coverage, tested=not is_tested)
 
     with view.live():
-        done = for_each_image(run, tester, jobs, planned.images, test_image)
+        done = for_each_image(run, tester, options.jobs, planned.images, test_image)
     return [done[image.id] for image in planned.images]
 
 
-def _load(
-    run: Run, loader: Loader, loading: threading.Lock, repository: Repository, image: PlannedImage, stored: Image,
-    *, is_untested: bool,
-) -> LoadedImage:  # fmt: skip
-    """Downloads an image to the store, which may have some of its blobs, and loads it into the engine."""
-    view, store = run.view, run.store
+def _download(run: Run, repository: Repository, image: PlannedImage, stored: Image) -> None:
+    """Downloads an image to the store, which may have some of its blobs."""
     blobs = [stored.config, *(layer.descriptor for layer in stored.layers)]
-    garbage.require_free(store, sum(blob.size for blob in blobs if not store.has(blob.digest, blob.size)))
-    transfer.fetch_blobs(repository, store, blobs, Meter(view, image.id, "downloaded", 0).add)
-    store.put(stored.manifest.content, stored.manifest.media_type)
-    if is_untested:
-        # `stage --untested` had neither the wheels nor the layers to compare the files that they share.
-        view.begin(image.id, "comparing the files of layers")
-        layers = [
-            (layer, stored_layers.read_stored_toc(store, stored_layer))
-            for layer, stored_layer in zip(image.layers, stored.layers, strict=True)
-            if layer.kind not in ("os", "bytecode")  # the paths of bytecode follow from the paths of the modules
-        ]
-        system = KnownLayers(run.project.root).get(image.os_inputs)
-        for warning in stored_layers.check_paths(image.id, layers, system.taken if system else ()):
-            view.say_once(warning)
-    with loading:  # one at a time: two at once were not faster, and take more disk
-        view.begin(image.id, "loading")
-        image_id = loader.load(stored, Meter(view, image.id, "loaded", 0).add)
-    return LoadedImage(id=image_id, digest=stored.manifest.digest, origin="loaded")
+    garbage.require_free(run.store, sum(blob.size for blob in blobs if not run.store.has(blob.digest, blob.size)))
+    transfer.fetch_blobs(repository, run.store, blobs, Meter(run.view, image.id, "downloaded", 0).add)
+    run.store.put(stored.manifest.content, stored.manifest.media_type)
+
+
+def _compare_files(run: Run, image: PlannedImage, stored: Image) -> None:
+    """Compares the files of layers: `stage --untested` had neither the wheels nor the layers to do it."""
+    run.view.begin(image.id, "comparing the files of layers")
+    layers = [
+        (layer, stored_layers.read_stored_toc(run.store, stored_layer))
+        for layer, stored_layer in zip(image.layers, stored.layers, strict=True)
+        if layer.kind not in ("os", "bytecode")  # the paths of bytecode follow from the paths of the modules
+    ]
+    system = KnownLayers(run.project.root).get(image.os_inputs)
+    for warning in stored_layers.check_paths(image.id, layers, system.taken if system else ()):
+        run.view.say_once(warning)
 
 
 def _target(repository: Repository, stored: Image) -> StagedTarget:

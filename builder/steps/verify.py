@@ -170,9 +170,10 @@ def _compare_parent(run: Run, source: ImageSource, trust: Trust) -> tuple[int, F
 
 def _compare_plan(run: Run, source: ImageSource, planned: PlannedImage, *, is_signed: bool) -> Finding:
     """Compares the manifest and the configuration with the plan, and the layers with `locks/layers.json`."""
-    digests, image = expected.of_plan(run.project, KnownLayers(run.project.root), planned), source.image
+    layers, image = expected.expected_layers(run.project, KnownLayers(run.project.root), planned), source.image
     try:
-        expected.check_image(digests, image, source.read_blob(image.config.digest), is_trusted=is_signed)
+        config = source.read_blob(image.config.digest)
+        expected.check_image(planned, layers, image, config, is_trusted=is_signed)
     except VerifyError as error:
         return Finding(part="plan", digest=image.manifest.digest, state="different", detail=str(error))
     return Finding(part="plan", digest=image.manifest.digest, state="as planned")

@@ -41,7 +41,7 @@ def test_certificates(bridge: str, keys: Path, tmp_path: Path, monkeypatch: pyte
     sample = image(tmp_path / "image", 3000)
     with Server(folder=tmp_path / "server", ip=bridge, tls=tls).serving() as server:
         with pytest.raises(RegistryError, match="is not trusted") as caught:
-            connect(server.address).exists()
+            connect(server.address).list_tags()
         folder = tmp_path / "certs.d" / server.address
         assert f"/etc/docker/certs.d/{server.address}/ca.crt" in caught.value.hint
 

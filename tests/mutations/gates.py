@@ -78,7 +78,7 @@ GATES = (
     Gate("tags never lose an architecture", "release/tagging.py", "    elif missing:\n", "    elif False:\n"),
     Gate("all architectures of a tag", "release/release_checks.py", "        if \"missing-arch\" not in allowed:\n", "        if False:\n"),
     Gate("the signature of an index", "release/attestations.py", "        if self.source.index:\n", "        if False:\n"),
-    Gate("moving tags come last", "registry/parallel.py", "return errors.collect(lambda future: future.result(), finishing)", "return [future.result() for future in finishing if not future.exception()]"),
+    Gate("moving tags come last", "registry/transfer.py", "return errors.collect(lambda future: future.result(), finishing)", "return [future.result() for future in finishing if not future.exception()]"),
     Gate("tags that another push set", "release/tagging.py", "if now not in (was, manifest.digest):", "if False:"),
     Gate("the record before the tags", "steps/release.py", "    area.record(", "    (lambda _: None)("),
     Gate("the bytes of a blob", "registry/client.py", "if part.size != size or f\"sha256:{part.sha256}\" != digest:", "if part.size != size:"),

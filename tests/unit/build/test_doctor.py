@@ -164,7 +164,7 @@ def test_an_engine_that_stops(tiny: Project, machine: dict[str, Any], monkeypatc
 
 
 def test_a_registry_over_plain_http(machine: dict[str, Any], edit: Edit) -> None:
-    machine["registry"] = {HTTP: 200}
+    machine["registry"] = {HTTP: 404}
     findings = examine(edit("namespace: team", "namespace: team\ninsecure: [registry.example.test:5000]"))
     assert findings["registry"][0] == "ok"
 

@@ -100,15 +100,7 @@ def test_credentials_from_docker_s_configuration(configure: Configure) -> None:
     assert credentials("docker.io") == Credentials(user="me", password=PASSWORD)
 
 
-def test_an_empty_configuration_is_no_login(docker_config: Path) -> None:
-    """The docker command accepts it, too."""
-    docker_config.write_bytes(b"")
-    assert credentials(HOST) is None
-
-
-@pytest.mark.parametrize(
-    "config", [{"auths": {HOST: {"auth": "%"}}}, {"auths": {HOST: "x"}}, {"auths": [1]}, {"credsStore": "missing"}]
-)
+@pytest.mark.parametrize("config", [{"auths": {HOST: {"auth": "%"}}}, {"auths": {HOST: "x"}}])
 def test_an_invalid_configuration(configure: Configure, config: object) -> None:
     configure(config)
     with pytest.raises(RegistryError):
@@ -135,11 +127,8 @@ def test_a_credential_helper(configure: Configure, helper: Callable[[str], None]
     assert credentials(HOST) == Credentials(identity=IDENTITY)
 
 
-@pytest.mark.parametrize("lines", [f"echo {PASSWORD}; exit 1", f"echo {PASSWORD}"], ids=["exit status", "no JSON"])
-def test_the_output_of_a_helper_that_fails_is_not_shown(
-    configure: Configure, helper: Callable[[str], None], lines: str
-) -> None:
-    helper(lines)
+def test_the_output_of_a_helper_that_fails_is_not_shown(configure: Configure, helper: Callable[[str], None]) -> None:
+    helper(f"echo {PASSWORD}; exit 1")
     configure({"credsStore": "test"})
     with pytest.raises(RegistryError) as caught:
         credentials(HOST)

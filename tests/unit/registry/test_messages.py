@@ -268,29 +268,14 @@ def test_a_blob_that_cannot_be_sent(lay: Lay, tmp_path: Path, content: bytes | N
     assert caught.value.hint.startswith(hint)
 
 
-@pytest.mark.parametrize(
-    ("config", "message", "hint"),
-    [
-        (
-            "{",
-            "cannot read Docker's configuration {}: ",
-            "Correct the file, or delete it and log in again:",
-        ),
-        ('{"auths": [1]}', "cannot read credentials from Docker's configuration {} (", "Correct {}."),
-        (
-            '{"credsStore": "test"}',
-            "cannot read credentials from the credential helper docker-credential-test, which {} names (StoreError)",
-            "Install the helper, or correct {}.",
-        ),
-    ],
-    ids=["no JSON", "invalid", "helper"],
-)
-def test_a_login_that_cannot_be_read(docker_config: Path, config: str, message: str, hint: str) -> None:
+@pytest.mark.parametrize(("config", "kind"), [('{"auths": [1]}', ""), ('{"credsStore": "test"}', "StoreError")])
+def test_a_login_that_cannot_be_read(docker_config: Path, config: str, kind: str) -> None:
     docker_config.write_text(config, encoding="utf-8")
     with pytest.raises(RegistryError) as caught:
         credentials(HOST)
-    assert str(caught.value).startswith(f"{HOST}: {message.format(docker_config)}")
-    assert caught.value.hint.startswith(hint.format(docker_config))
+    message = f"{HOST}: cannot read credentials from Docker's configuration or its credential helper ({kind}"
+    assert str(caught.value).startswith(message)
+    assert caught.value.hint == f"Correct {docker_config}, or install the helper that it names."
 
 
 def test_a_request_that_is_tried_again_is_reported_once(lay: Lay) -> None:

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from builder.common.errors import NoRegistryError, RegistryError
-from builder.registry import parallel
-from builder.registry.parallel import pipeline
+from builder.registry import transfer
+from builder.registry.transfer import pipeline
 
 WAIT_S = 10
 
@@ -86,7 +86,7 @@ def test_nothing_more_begins_without_the_registry(step: str) -> None:
 
 
 def test_an_interrupt_stops_what_is_being_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "GRACE_S", WAIT_S)
+    monkeypatch.setattr(transfer, "GRACE_S", WAIT_S)
     failed: list[int] = []
     stopped = threading.Event()
 

@@ -95,10 +95,10 @@ class ReleaseDesk:
 
     def add_image(self, planned: PlannedImage, **labels: str) -> Image:
         """An image as planned, with other labels."""
-        root = expected.of_plan(self.project, KnownLayers(self.project.root), planned)
+        promised_layers = expected.expected_layers(self.project, KnownLayers(self.project.root), planned)
         layers = []
         for number in range(len(planned.layers)):
-            promised = root.layers.get(number)
+            promised = promised_layers.get(number)
             layers.append(promised or Layer(digest=f"sha256:{number:064x}", diff_id=f"sha256:{number:064x}", size=1))
         history = [oci.history_line(layer) for layer in planned.layers]
         built = {**built_labels(planned.plan, "2026-11-01T00:00:00Z"), **labels}

@@ -25,7 +25,7 @@ from builder.plan.plan import Plan, PlannedImage
 from builder.registry import artifacts
 from builder.registry.client import Repository
 from builder.release.staging import StagedImage, StagedRelease
-from builder.steps.test import complete_tests, only_for
+from builder.steps.test import StagedTestOptions, complete_tests, only_for
 from tests.fakes.engine import INFO, FakeTester, MemoryConsole
 from tests.fakes.registry import MemoryArea, MemoryRegistry
 from tests.fakes.suites import passing_evidence, write_tests
@@ -131,7 +131,7 @@ class GpuMachine:
         )
         [outcome] = complete_tests(
             self.bench.context, area, StagedRelease(stamp="20261122", revision="", images=(staged,)),
-            Plan(images=(self.planned,)), tester, jobs=1, signer=signer, attach=attach,
+            Plan(images=(self.planned,)), tester, StagedTestOptions(jobs=1, signer=signer, attach=attach),
         )  # fmt: skip
         self.tested, self.target = tester.calls, tester.target
         return outcome
