@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from builder import __version__
-from builder.cli.options import CELLS, Size, debug_option
+from builder.cli.options import CELLS, debug_option, size_in_bytes
 from builder.common import errors
 from builder.common.errors import BuilderError, BuilderWarning, Terminated
 from builder.common.text import printable
@@ -104,7 +104,8 @@ Exit codes:
 )
 @click.option(
     "--store-limit",
-    type=Size(),
+    metavar="SIZE",
+    callback=size_in_bytes,
     default="0B",
     envvar="GPU_IMAGES_STORE_LIMIT",
     show_envvar=True,

@@ -108,13 +108,9 @@ def format_option(help_text: str = JSON_HELP, *forms: str) -> Callable[[_Command
     )
 
 
-class Size(click.ParamType[int]):
-    """Bytes, given as 40GB or 1.5G."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            return parse_size(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+def size_in_bytes(context: click.Context, option: click.Parameter, value: str | None) -> int | None:
+    """The callback of an option with a size, such as 40GB or 1.5G."""
+    try:
+        return None if value is None else parse_size(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error

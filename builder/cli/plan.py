@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import zip_longest
+from dataclasses import replace
 
 import click
 
 from builder.cli.context import Context
-from builder.cli.options import CELLS_HELP, Size, cells_argument, format_option
+from builder.cli.options import CELLS_HELP, cells_argument, format_option, size_in_bytes
 from builder.common.console import View
 from builder.common.errors import LockError, UsageError, for_cells
 from builder.common.text import counted, size
@@ -37,7 +37,7 @@ from builder.steps import ci
     help="Only the images that neither their tag in the registry nor their newest release has for this plan.",
 )
 @click.option(
-    "--disk", type=Size(), show_default="14GB",
+    "--disk", metavar="SIZE", callback=size_in_bytes, show_default="14GB",
     help="Disk of the machine that builds one part, for --format github and gitlab.",
 )  # fmt: skip
 @click.option("--publish", "is_release", is_flag=True, help="With --format gitlab: also stage and release the images.")
@@ -65,17 +65,18 @@ def plan_command(
             click.echo(f"{name}={json.dumps(sets)}")
         return
     planned = plan.make_plan(project, chosen)
-    images: Sequence[PlannedImage] = planned.images
     if revision:
-        images = ci.changed_images(ci.plan_digests(project, revision, View(context.err)), images)
+        before = ci.plan_digests(project, revision, View(context.err))
+        planned = replace(planned, images=tuple(ci.changed_images(before, planned.images)))
     if unreleased:
         from builder.release import staging, status  # noqa: PLC0415  0.2 s, which other plans would pay
 
         staging.require_registry(project)
-        images = status.unreleased(images, staging.StagingArea.of(project, context.host), context.host)
+        area = staging.StagingArea.of(project, context.host)
+        planned = replace(planned, images=tuple(status.unreleased(planned.images, area, context.host)))
 
+    images = planned.images
     unlocked, lock = ", ".join(planned.unlocked), for_cells("builder lock", planned.unlocked)
-    planned = Plan(images=tuple(images), unlocked=planned.unlocked)
     if form == "ids":
         click.echo("\n".join(image.id for image in images))
     elif form == "json":
@@ -118,7 +119,7 @@ def _print_images(context: Context, planned: Plan) -> None:
 
 
 def _print_layers(context: Context, image: PlannedImage) -> None:
-    """Prints one row per layer, beside the tags of the image."""
+    """Prints one row per layer, then the tags of the image."""
     rows = [
         (
             f"{layer.kind} {layer.name}" if layer.kind == "wheels" else layer.name,
@@ -128,8 +129,5 @@ def _print_layers(context: Context, image: PlannedImage) -> None:
         for layer in image.layers
     ]
     rows.append(("total", str(len(image.wheels)), size(image.bytes)))
-    table = [
-        (image.id if number == 0 else "", *(row or ("", "", "")), tag or "")
-        for number, (row, tag) in enumerate(zip_longest(rows, image.references, fillvalue=None))
-    ]
-    context.print_table(("CELL", "LAYER", "WHEELS", "SIZE", "TAGS"), table, right=("WHEELS", "SIZE"))
+    context.print_table(("LAYER", "WHEELS", "SIZE"), rows, right=("WHEELS", "SIZE"))
+    click.echo("\n".join([f"{image.id}:", *(f"  {reference}" for reference in image.references)]))
