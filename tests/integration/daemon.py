@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.integration.checkout import until
 
 START_S = 60
+ENOUGH = 8 << 30  # of its disk: a limit, not memory taken
 SIOCBRADDBR, SIOCBRDELBR = 0x89A0, 0x89A1  # linux/sockios.h
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 0x1
 SIOCSIFHWADDR, ARPHRD_ETHER = 0x8924, 1
@@ -150,6 +152,22 @@ class Daemon:
             ["docker", "--host", self.host, "version"], capture_output=True, timeout=START_S, check=False
         )
         return result.returncode == 0
+
+
+@contextmanager
+def engine(
+    *bases: str, programs: Path | None = None, features: tuple[str, ...] = (), cdi: Path | None = None
+) -> Iterator[Daemon]:
+    """An engine that runs, with base images of the machine's own."""
+    assert os.geteuid() == 0, "an engine of our own needs root"
+    with TemporaryDirectory(prefix="dockerd-") as folder:
+        daemon = Daemon(folder=Path(folder), port=free_port(), programs=programs, features=features, cdi=cdi)
+        with daemon.disk(ENOUGH):
+            daemon.start()
+            for base in bases:
+                if "@" not in base:  # one that was pulled is pulled again: saved, it would lose its digest
+                    daemon.take_image(base)
+            yield daemon
 
 
 def _as_root(*command: str) -> None:

@@ -13,10 +13,8 @@ from tests.integration.wheels import Distribution
 class Fault(Enum):
     """Faults of a project's page or files."""
 
-    PAGE_500 = auto()
     PAGE_STALLS = auto()
     FILE_STALLS = auto()
-    FILE_TRUNCATED = auto()
     FILE_HAS_OTHER_BYTES = auto()
 
 
@@ -92,20 +90,14 @@ class Index(Loopback):
             self._reply(request, 302, b"", ("Location", location))
         elif fault in (Fault.PAGE_STALLS, Fault.FILE_STALLS):
             self.stall(request)
-        elif fault is Fault.PAGE_500:
-            self._reply(request, 500, b"the index is ill")
         elif kind == "simple" and (page := self.page(project)) is not None:
             self._reply(request, 200, page.encode(), kind="text/html")
         elif kind == "files" and (content := self.content(project, file)) is not None:
-            self._send_file(request, content, fault)
+            if fault is Fault.FILE_HAS_OTHER_BYTES:
+                content = _with_another_time(content)
+            self._reply(request, 200, content, kind="application/octet-stream")
         else:
             self._reply(request, 404, b"no such thing")
-
-    def _send_file(self, request: Request, content: bytes, fault: Fault | None) -> None:
-        if fault is Fault.FILE_HAS_OTHER_BYTES:
-            content = _with_another_time(content)
-        sent = len(content) // 20 if fault is Fault.FILE_TRUNCATED else None
-        self._reply(request, 200, content, kind="application/octet-stream", sent=sent)
 
     def _reply(
         self,
@@ -114,10 +106,9 @@ class Index(Loopback):
         body: bytes,
         *headers: tuple[str, str],
         kind: str = "text/plain",
-        sent: int | None = None,
     ) -> None:
         self.answered.append(request.path)
-        request.reply(status, body, [("Content-Type", kind), ("Cache-Control", "no-store"), *headers], sent=sent)
+        request.reply(status, body, [("Content-Type", kind), ("Cache-Control", "no-store"), *headers])
 
 
 def _basic(user: str, password: str) -> str:

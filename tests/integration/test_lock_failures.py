@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,38 +46,20 @@ def upgrade(checkout: Checkout, index: Index, code: int = 4) -> str:
     return output
 
 
-@pytest.mark.parametrize(("fault", "code"), [(Fault.PAGE_STALLS, 13), (Fault.PAGE_500, 13), (Fault.FILE_TRUNCATED, 4)])
-def test_a_fault_of_the_index_names_the_package(locked: Checkout, index: Index, fault: Fault, code: int) -> None:
+def test_a_fault_of_the_index_names_the_package(locked: Checkout, index: Index) -> None:
     """Other faults, as uv words them: tests/unit/lock/test_resolve.py."""
-    index.faults["tinyframe"] = fault
-    assert "tinyframe" in upgrade(locked, index, code)
+    index.faults["tinyframe"] = Fault.PAGE_STALLS
+    assert "tinyframe" in upgrade(locked, index, 13)
 
 
-def _only_an_sdist(index: Index, release: str) -> None:
-    index.publish(wheels.sdist("tinyframe", release))
-
-
-def _yanked(index: Index, release: str) -> None:
-    index.publish(wheels.framework(release), yanked="it eats data")
-
-
-@pytest.mark.parametrize(
-    ("publish", "words"),
-    [
-        (_only_an_sdist, ["tinyframe", "wheel"]),
-        (_yanked, ["tinyframe", "yanked", "it eats data"]),
-    ],
-    ids=["only an sdist", "yanked"],
-)
-def test_a_release_that_cannot_be_locked_is_named_with_the_reason(
-    locked: Checkout, index: Index, publish: Callable[[Index, str], None], words: list[str]
-) -> None:
+def test_a_yanked_release_is_named_with_the_reason(locked: Checkout, index: Index) -> None:
+    """One without a wheel: tests/local/test_wheel_folder.py."""
     other = "1.0.9999"
-    publish(index, other)
+    index.publish(wheels.framework(other), yanked="it eats data")
     locked.edit("matrix.yaml", f"release: {locked.release}", f"release: {other}")
     output = upgrade(locked, index)
     index.withdraw("tinyframe", other)
-    for word in words:
+    for word in ("tinyframe", "yanked", "it eats data"):
         assert word in output
 
 

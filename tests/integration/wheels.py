@@ -103,8 +103,3 @@ def _padding(size: int) -> bytes:
 def extra(version: str) -> Distribution:
     """The one package of the component `extra`."""
     return wheel("tinyextra", version, {"tinyextra/__init__.py": f'VERSION = "{version}"\n'.encode()})
-
-
-def sdist(project: str, version: str) -> Distribution:
-    """An invalid wheel: only its name is valid, and nothing may unpack it."""
-    return Distribution(project=project, file=f"{project}-{version}.tar.gz", content=b"not even an archive")

@@ -6,17 +6,15 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
 from builder.common.errors import EngineError
 from builder.engine.client import GPU_HOOK, Engine
+from tests.integration import daemon as daemons
 from tests.integration.checkout import Checkout, without
 from tests.integration.conftest import NewCheckout
-from tests.integration.daemon import Daemon, free_port
 
-DISK = 4 << 30  # a limit, not memory taken
 # In place of GPUs; two device files that can be told apart.
 SPECIFICATION = """\
 cdiVersion: 0.5.0
@@ -37,21 +35,16 @@ containerEdits:
 @pytest.fixture(scope="module")
 def there(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
     """A checkout that uses that engine, which has the base image."""
-    assert os.geteuid() == 0, "these tests start an engine of their own, which needs root"
     checkout = new_checkout(tmp_path_factory.mktemp("there"))
     base = checkout.base_image()
-    with TemporaryDirectory(prefix="dockerd-") as folder, pytest.MonkeyPatch.context() as patch:
+    folder = tmp_path_factory.mktemp("cdi")
+    (folder / "nvidia.yaml").write_text(SPECIFICATION, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", without(tmp_path_factory.mktemp("bin"), GPU_HOOK))  # on a machine with `--gpus` too
-        (Path(folder) / "cdi").mkdir()
-        (Path(folder) / "cdi/nvidia.yaml").write_text(SPECIFICATION, encoding="utf-8")
-        daemon = Daemon(folder=Path(folder), port=free_port(), features=("cdi",), cdi=Path(folder) / "cdi")
-        with daemon.disk(DISK):
-            daemon.start()
+        with daemons.engine(base, features=("cdi",), cdi=folder) as daemon:
             checkout.engine = daemon.host
             if "@" in base:
                 checkout.docker("pull", "--quiet", base)
-            else:
-                daemon.take_image(base)
             checkout.docker("tag", base, "base:cdi")
             yield checkout
 
@@ -102,11 +95,8 @@ def test_a_gpu_that_the_engine_does_not_have(there: Checkout, engine: Engine) ->
 def test_without_the_feature_the_engine_has_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A specification alone is not enough: builder would request GPUs that the engine refuses."""
     monkeypatch.setenv("PATH", without(tmp_path, GPU_HOOK))
-    with TemporaryDirectory(prefix="dockerd-") as folder:
-        (Path(folder) / "nvidia.yaml").write_text(SPECIFICATION, encoding="utf-8")
-        daemon = Daemon(folder=Path(folder), port=free_port(), cdi=Path(folder))
-        with daemon.disk(DISK):
-            daemon.start()
-            monkeypatch.setenv("DOCKER_HOST", daemon.host)
-            info = Engine.connect().info()
-            assert (info.gpu_option, info.cdi_gpus) == ("", frozenset())
+    (tmp_path / "nvidia.yaml").write_text(SPECIFICATION, encoding="utf-8")
+    with daemons.engine(cdi=tmp_path) as daemon:
+        monkeypatch.setenv("DOCKER_HOST", daemon.host)
+        info = Engine.connect().info()
+        assert (info.gpu_option, info.cdi_gpus) == ("", frozenset())

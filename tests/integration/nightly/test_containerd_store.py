@@ -2,44 +2,35 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
 from builder.index import host
+from tests.integration import daemon as daemons
 from tests.integration import newer_docker, stores
 from tests.integration.checkout import EXTRA, PLAIN, ROOT, SHORT, Checkout, docker
 from tests.integration.conftest import NewCheckout
-from tests.integration.daemon import Daemon, free_port
 from tests.integration.engine_proxy import EngineProxy
 from tests.integration.registry import Server
 
 pytestmark = pytest.mark.skipif(
     not host.is_debian(), reason="only on Debian, whose archive has the newer engine that is unpacked here"
 )
-DISK = 4 << 30  # a limit, not memory taken
 OF_A_TAR = 50_000  # more than the headers of an archive take
 
 
 @pytest.fixture(scope="module")
 def engine(released_once: Checkout) -> Iterator[EngineProxy]:
     """The engine, with the base image of the machine's own."""
-    assert os.geteuid() == 0, "these tests start an engine of their own, which needs root"
     programs = newer_docker.unpack(ROOT / ".builder/test-cache/newer-docker")
     base = released_once.base_image("trixie")
-    with TemporaryDirectory(prefix="dockerd-") as folder:
-        daemon = Daemon(folder=Path(folder), port=free_port(), programs=programs, features=("containerd-snapshotter",))
-        with daemon.disk(DISK):
-            daemon.start()
-            output = docker("info", "--format", "{{.DriverStatus}}", host=daemon.host)
-            assert "io.containerd.snapshotter" in output, "this engine has another store"
-            if "@" not in base:  # one that was pulled is pulled again: saved, it would lose its digest
-                daemon.take_image(base)
-            with EngineProxy(daemon.folder / "proxy.sock", daemon.host).serving() as proxy:
-                yield proxy
+    with daemons.engine(base, programs=programs, features=("containerd-snapshotter",)) as daemon:
+        output = docker("info", "--format", "{{.DriverStatus}}", host=daemon.host)
+        assert "io.containerd.snapshotter" in output, "this engine has another store"
+        with EngineProxy(daemon.folder / "proxy.sock", daemon.host).serving() as proxy:
+            yield proxy
 
 
 @pytest.fixture(scope="module")

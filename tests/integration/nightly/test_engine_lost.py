@@ -6,35 +6,25 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
 from tests.integration import stores, wheels
 from tests.integration.checkout import OS_SCRIPT, PLAIN, Checkout, without
 from tests.integration.conftest import NewCheckout
-from tests.integration.daemon import Daemon, free_port
+from tests.integration.daemon import ENOUGH, Daemon, engine
 from tests.integration.engine_proxy import PULL, START, EngineProxy
 from tests.integration.index import Fault, Index
 
-ENOUGH = 8 << 30  # a limit, not memory taken
 ROOM = 150_000_000
 
 
 @pytest.fixture(scope="module")
 def daemon(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """The engine, with the base images of the machine's own."""
-    assert os.geteuid() == 0, "these tests start an engine of their own, which needs root"
     checkout = new_checkout(tmp_path_factory.mktemp("base"))
-    bases = [checkout.base_image(release) for release in ("bookworm", "trixie")]
-    with TemporaryDirectory(prefix="dockerd-") as folder:
-        daemon = Daemon(folder=Path(folder), port=free_port())
-        with daemon.disk(ENOUGH):
-            daemon.start()
-            for base in bases:
-                if "@" not in base:  # one that was pulled is pulled again: saved, it would lose its digest
-                    daemon.take_image(base)
-            yield daemon
+    with engine(*(checkout.base_image(release) for release in ("bookworm", "trixie"))) as daemon:
+        yield daemon
 
 
 @pytest.fixture

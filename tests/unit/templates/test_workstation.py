@@ -314,11 +314,6 @@ def test_a_container_that_waits_says_so_once_a_minute() -> None:
 # ---- the rest
 
 
-def test_the_sitecustomize_has_the_units_of_the_launcher() -> None:
-    text = (ROOT / "templates/base/files/usr/local/lib/gpu-memory-limit/sitecustomize.py").read_text()
-    assert all(f'"{unit}"' in text for unit in variables._UNITS)
-
-
 def test_only_copies_of_the_state_are_forgotten(tmp_path: Path) -> None:
     """`docker commit` copied the token, the host key and the secret of Jupyter's cookies."""
     first, copy = tmp_path / "first", tmp_path / "copy"
