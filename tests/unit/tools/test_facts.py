@@ -22,8 +22,8 @@ from builder.index.settings import IndexSettings
 from builder.matrix import facts
 from builder.matrix.facts import Build
 from tests.fakes.wire import Reply, Sent, Wire, part
-from tests.unit.compat.test_explain import MATRIX, Stored
-from tools.facts import check_facts, compare, exact_release, fat_binaries, missing_builds, missing_versions, read_build
+from tests.unit.compat.test_explain import MATRIX
+from tools.facts import check_facts, compare, exact_release, fat_binaries, read_build
 
 HOST = "index.example.test"
 SETTINGS = IndexSettings(url=f"https://{HOST}/simple/")
@@ -116,13 +116,6 @@ def test_jax_by_its_fat_binaries(monkeypatch: pytest.MonkeyPatch) -> None:
     build = read("jax-cuda12-plugin", "0.10.2")
     assert build.cuda == "12.9", "the first with PTX 8.8"
     assert build.architectures == ["sm_80", "sm_100", "sm_120", "compute_120"]
-
-
-def test_fat_binaries() -> None:
-    assert list(fat_binaries(LIBRARY)) == [
-        ("8.1", "sm", 120), ("8.8", "compute", 120), ("7.1", "sm", 80), ("7.1", "sm", 100),
-    ]  # fmt: skip
-    assert list(fat_binaries(b"nothing")) == []
 
 
 def test_an_endless_fat_binary() -> None:
@@ -268,18 +261,3 @@ def test_arguments_without_an_exact_release(text: str) -> None:
 )
 def test_an_exact_release(text: str, package: str, version: str) -> None:
     assert exact_release(text) == (package, Version(version))
-
-
-def test_versions_of_the_index_that_the_file_does_not_have() -> None:
-    """Not older ones than its oldest."""
-    known = facts.load_facts()
-    build = known.builds["torch"]["2.9.1"]
-    some = known.model_copy(
-        update={
-            "builds": {"torch": {"2.9.1": build, "2.11.0": build, "2.15.0": build}},
-            "toolkits": known.toolkits.model_copy(update={"drivers": {"13.0": "580", "13.2": "595"}}),
-        }
-    )
-    assert list(missing_builds(Stored(), some)) == [("torch", Version("2.14.1"))]
-    missing = ["toolkits.drivers lacks CUDA 13.4"]
-    assert [line.partition(": ")[0] for line in missing_versions(Stored(), some)] == missing
