@@ -26,6 +26,8 @@ from rich.table import Table
 from benchmarks import release, start
 from benchmarks.common import NAMESPACE, PORT, ROOT, Results, copy, registry, run
 from builder.build.assemble import Assembler
+from builder.build.layer_lookup import LayerLookup
+from builder.build.operating_systems import SystemLayers
 from builder.common.console import View
 from builder.common.reference import ImageRef
 from builder.common.text import duration, size
@@ -270,7 +272,7 @@ def publish(checkout: Path, store: Store, cell: str) -> dict[str, int]:
     image, settings = planned(checkout, cell), host.read_host()
     run = Run(checkout=Project(checkout), host=settings, store=store, view=View(Console(quiet=True)))
     with store.used():
-        assembler = Assembler(run)
+        assembler = Assembler(SystemLayers.of(LayerLookup.of(run)))
         missing = [layer for layer in image.layers if layer.wheels and not store.get_record(layer.inputs)]
         assembler.start([image])
         assembled = assembler.assemble(image)

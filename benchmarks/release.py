@@ -18,6 +18,8 @@ from rich.console import Console
 
 from benchmarks.common import BUILDER, PORT, Results, copy, registry, run
 from builder.build.assemble import Assembler
+from builder.build.layer_lookup import LayerLookup
+from builder.build.operating_systems import SystemLayers
 from builder.common.console import View
 from builder.common.text import size
 from builder.engine.run import Run
@@ -53,7 +55,7 @@ class Machine:
         run = Run(checkout=project, host=settings, store=store, view=view)
         suite = Suite.of(self.checkout)
         with store.used():
-            assembler = Assembler(run)
+            assembler = Assembler(SystemLayers.of(LayerLookup.of(run)))
             assembler.start(images)
             for image in images:
                 assembled = assembler.assemble(image)

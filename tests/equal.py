@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from builder.build.apt_container import ContainerApt
 from builder.build.assemble import Assembler
 from builder.build.dockerfile import DockerfileBuilder
+from builder.build.layer_lookup import LayerLookup
+from builder.build.operating_systems import SystemLayers
 from builder.cli.context import Context
-from builder.debian.archives import Archives
 from builder.engine.run import Run
 from builder.plan import plan
 from builder.plan.plan import Plan, PlannedImage
@@ -38,10 +38,8 @@ def main(cells: list[str]) -> int:
     status = 0
     for image in plan.make_locked_plan(project, project.select(cells)).images:
         with run.store.used():
-            assembled = _built(run, Assembler(run), image)
-        by_dockerfile = _built(
-            run, DockerfileBuilder(run, Archives(project.matrix, run.host, ContainerApt(run))), image
-        )
+            assembled = _built(run, Assembler(SystemLayers.of(LayerLookup.of(run))), image)
+        by_dockerfile = _built(run, DockerfileBuilder(SystemLayers.of(LayerLookup.of(run))), image)
         found: dict[str, tuple[Any, Any]] = {
             **differences(tree(assembled), tree(by_dockerfile)),
             **differences(inspect(assembled), inspect(by_dockerfile)),

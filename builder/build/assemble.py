@@ -20,14 +20,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from builder.build import operating_systems
-from builder.build.apt_container import ContainerApt
 from builder.build.context import LoadedImage, Origin
-from builder.build.layer_lookup import LayerLookup
-from builder.build.operating_systems import Mmdebstrap, SystemLayers
+from builder.build.operating_systems import SystemLayers
 from builder.common import errors
 from builder.common.console import Meter
 from builder.common.errors import BuilderError, BuildError, DamagedError, VerifyError
-from builder.debian.archives import Archives
+from builder.engine.client import LONGEST_S
 from builder.engine.load import Loader
 from builder.engine.run import Run
 from builder.index.download import CONNECTIONS, Fetcher, wheels_of_index
@@ -45,31 +43,21 @@ from builder.plan.layer_order import PlannedLayer
 from builder.plan.plan import PlannedImage
 
 ATTEMPTS = 4  # to splice wheels that another builder may remove meanwhile
+COMPILE_S = LONGEST_S // 2  # before the container ends
 _PROGRAM, _RESULT = "tmp/compile.py", "/tmp/bytecode.zip"  # noqa: S108  in a container that only this step uses
 
 
 class Assembler:
     """Makes the images of one run. `start` begins to make all layers, `build` waits for the layers of one image.
 
-    `jobs` operating systems are made at a time. `lookup` and `archives` are the objects that already looked for stale
-    locks: they skip the servers that did not respond.
+    `jobs` operating systems are made at a time.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        *,
-        jobs: int = 2,
-        lookup: LayerLookup | None = None,
-        archives: Archives | None = None,
-    ) -> None:
-        self._run = run
+    def __init__(self, systems: SystemLayers, *, jobs: int = 2) -> None:
+        self._systems, self._lookup = systems, systems.lookup
+        self._run = run = systems.run
         self._store = run.store
         self._loader = Loader(run.engine, run.store, str(run.project.root), run.view)
-        self._lookup = lookup or LayerLookup.of(run)
-        self._mmdebstrap = Mmdebstrap(run)
-        archives = archives or Archives(run.project.matrix, run.host, ContainerApt(run))
-        self._systems = SystemLayers(run, self._lookup, self._mmdebstrap, archives)
         self._fetcher: Fetcher[LockedWheel] | None = None
 
         # Files that `start` reads from the checkout.
@@ -238,7 +226,7 @@ class Assembler:
         wait = isinstance(sys.exception(), Exception | None)
         self._making_systems.shutdown(wait=wait, cancel_futures=True)
         if not wait:
-            self._mmdebstrap.stop()
+            self._systems.debian.stop()
         self._stopped.set()
         if self._fetcher:
             self._fetcher.stop()
@@ -328,22 +316,19 @@ class Assembler:
                 store.remove_damaged(wheels.digest for wheels in wheel_layers)
                 raise
             output: deque[str] = deque(maxlen=15)
-            with tar_path.open("rb") as archive, zip_path.open("wb") as out:
-                status = run.engine.run_to_file(
-                    os_image,
-                    checkout=str(run.project.root),
-                    command=[PYTHON, "-B", f"/{_PROGRAM}", _RESULT],
-                    files=archive,
-                    result=_RESULT,
-                    out=out,
-                    on_line=output.append,
-                    network_mode="none",
-                    environment={"PYTHONHASHSEED": "0"},
-                )
-            if status:
-                raise BuildError(
-                    f"compile.py ended with status {status} in the container that compiles bytecode\n{''.join(output)}"
-                )
+            command, variables = [PYTHON, "-B", f"/{_PROGRAM}", _RESULT], {"PYTHONHASHSEED": "0"}
+            with (
+                run.engine.running(os_image, checkout=str(run.project.root), network_mode="none") as container,
+                tar_path.open("rb") as archive,
+                zip_path.open("wb") as out,
+            ):
+                container.put(archive)
+                if status := container.run_by_line(command, variables, COMPILE_S, output.append):
+                    raise BuildError(
+                        f"compile.py ended with status {status} in the container that compiles bytecode\n"
+                        + "".join(output)
+                    )
+                container.read(_RESULT, out)
             with zip_path.open("rb") as archive:
                 entries = splice.prefetched_first(_bytecode_entries(archive), layer.prefetch)
                 return stored_layers.store_layer(store, layer, entries, lookup.known.get(layer.inputs))

@@ -9,13 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from builder.build.context import LoadedImage
-from builder.build.operating_systems import Mmdebstrap
-from builder.build.programs import Program, Programs
+from builder.build.operating_systems import SystemLayers
+from builder.build.programs import Program, Programs, last_lines
 from builder.common.errors import FREE_DISK, BuildError, DiskError, EngineError
 from builder.common.files import files_below
-from builder.debian.archives import Archives
 from builder.engine.model import is_disk_full
-from builder.engine.run import Run
 from builder.index.host import FOLDER
 from builder.index.logins import netrc_of
 from builder.matrix.project import Project
@@ -31,9 +29,9 @@ _STEP = re.compile(r"#\d+ (\[(?!internal).*)")  # of buildx's plain progress
 class DockerfileBuilder:
     """Builds each image from its whole Dockerfile. BuildKit's cache decides what must be built."""
 
-    def __init__(self, run: Run, archives: Archives) -> None:
-        self._run, self._archives = run, archives
-        self._programs, self._mmdebstrap = Programs(), Mmdebstrap(run)
+    def __init__(self, systems: SystemLayers) -> None:
+        self._run, self._archives, self._debian = systems.run, systems.archives, systems.debian
+        self._programs = Programs()
 
     def find(self, image: PlannedImage) -> LoadedImage | None:
         """None: only BuildKit can find out, when it builds the image."""
@@ -62,7 +60,7 @@ class DockerfileBuilder:
                 hint=f"Leave out --method, or run this on a machine for {image.cell.arch}.",
             )
         host = run.host.for_release(run.project.matrix.debian[image.debian])
-        base = self._mmdebstrap.base_image(image.debian)
+        base = self._debian.base_image(image.debian)
         with run.project.scratch() as scratch:
             context, id_file = Path(scratch) / "context", Path(scratch) / "id"
             for name, path in context_files(run.project, image).items():
@@ -109,8 +107,7 @@ class DockerfileBuilder:
             )
             if self._programs.run(program, on_line):
                 run.engine.check()  # buildx also fails if the engine has stopped
-                lines = log.read_text(encoding="utf-8").splitlines()[-_TAIL:]
-                output = "\n".join(f"  | {line}" for line in lines)
+                output = last_lines(log, _TAIL)
                 if is_disk_full(output):
                     raise DiskError(f"{image.id}: the disk filled up during the build", hint=FREE_DISK)
                 hint = f"Full log: {log.relative_to(root)}"
@@ -123,7 +120,7 @@ class DockerfileBuilder:
 
     def close(self) -> None:
         self._programs.stop()
-        self._mmdebstrap.stop()
+        self._debian.stop()
 
 
 def context_files(project: Project, image: PlannedImage) -> dict[str, Path]:

@@ -90,13 +90,20 @@ class Tester:
         return not (coverage.failure or is_gpu_missing)
 
     def check(self, images: Sequence[PlannedImage]) -> None:
-        """Raises ImageTestError if the packages of the tests are missing; with `--gpu require`, if GPU tests of these
-        images cannot run."""
+        """Raises ImageTestError or EngineError if something that the tests need is missing.
+
+        With `--gpu require`, also if GPU tests of these images cannot run.
+        """
         if missing := [package for module, package in PACKAGES.items() if find_spec(module) is None]:
             raise ImageTestError(
                 f"tests of images need packages that are not installed: {', '.join(missing)}",
                 hint="Install builder with its extra `images`; in a checkout of this repository: make .venv/.ready   "
                 "`builder build` makes images without testing them.",
+            )
+        if not self.gpu_command and not shutil.which("docker"):
+            raise EngineError(
+                "the image tests need the `docker` command",
+                hint="On Debian or Ubuntu: apt-get install docker.io   (docker-cli since Debian 13)",
             )
         if self._gpu_mode != gpus.REQUIRE:
             return
@@ -329,15 +336,6 @@ def new_tester(
     # Tests of one image, one after the other, use half of two processors: most wait for the start of a container.
     processes = math.ceil(1.5 * machine.processors() / min(jobs, max(1, len(images))))
     return Tester(run, gpu_mode=gpu_mode, junit=junit, processes=processes, gpu_command=gpu_command)
-
-
-def check_docker_client() -> None:
-    """Raises EngineError without the `docker` command, which the image tests need; before the build, which is slow."""
-    if not shutil.which("docker"):
-        raise EngineError(
-            "the image tests need the `docker` command",
-            hint="On Debian or Ubuntu: apt-get install docker.io   (docker-cli since Debian 13)",
-        )
 
 
 def _no_gpu_test(images: str, reason: str) -> ImageTestError:

@@ -8,7 +8,6 @@ Ubuntu; a container can run wherever the engine does. The result has Debian's ow
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import platform
@@ -16,48 +15,50 @@ import re
 import shutil
 import signal
 import subprocess
-import tarfile
 import threading
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 from urllib.parse import quote
 
 from builder.build.layer_lookup import LayerLookup
-from builder.build.programs import Program, Programs
+from builder.build.programs import Program, Programs, last_lines
 from builder.common import machine
 from builder.common.console import Meter
 from builder.common.errors import FREE_DISK, BuilderError, BuildError, DiskError, EngineError
 from builder.common.files import digest_of_data, digests_of_tree, short_digest
 from builder.common.reference import ImageRef
 from builder.debian import mmdebstrap as installation
+from builder.debian.apt import AptRunner
 from builder.debian.archives import CONNECTIONS, Archives
 from builder.debian.os_lock import OsLock
+from builder.engine.client import KILLED, LONGEST_S
 from builder.engine.model import is_disk_full
 from builder.engine.run import Run
 from builder.index.download import Fetcher
 from builder.index.host import FOLDER as HOST_FOLDER
+from builder.index.host import RunProgram
 from builder.index.wheels import arch_of
 from builder.layers import known_layers, os_layer
 from builder.layers.oci import Layer
 from builder.layers.store import BLOBS, PACKAGES
 from builder.lock.python_builds import PythonBuilds, uv_program
 from builder.matrix.project import Project
-from builder.matrix.schema import AMD64
 from builder.plan import layer_order
 from builder.plan.plan import BOOTSTRAP_INPUTS, STEPS, PlannedImage
 
 ROW = "os-"  # begins the name of every operating system in the view
-TIMEOUT_S = 3600
+TIMEOUT_S = LONGEST_S // 2  # before the container ends
+APT_S = 300
 TMPFS = 5 << 30  # bytes of a file system in memory
 FREE_MEMORY = TMPFS + (1 << 30)  # bytes that must be available for one system
 _TAIL = 8  # lines of output in a message
 _RESULT = "root.tar"
 _DEBS = "debs"  # the folder of the local repository
 _BIN = "bin"  # the first folder of the PATH of mmdebstrap.sh
+_HOST = "host"  # the folder of the settings for installing mmdebstrap in a container
 CONTAINER_FOLDER = "/build"
 # Messages of mmdebstrap, and what the view shows for them.
 _STEPS = {
@@ -73,6 +74,7 @@ _STEPS = {
 _ISOLATED = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 # In a container: mmdebstrap itself, from the archives that this machine uses for the container's release.
 _IN_CONTAINER = f"""\
+ln -s {CONTAINER_FOLDER}/{_HOST} /mnt/host
 . /mnt/host/env.sh
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -q
@@ -80,7 +82,7 @@ apt-get install -q -y --no-install-recommends {" ".join(installation.PACKAGES)}
 unset APT_CONFIG
 cd {CONTAINER_FOLDER}
 PATH={CONTAINER_FOLDER}/{_BIN}:$PATH
-exec sh steps/mmdebstrap.sh "$@"
+exec "$@"
 """
 
 # For a file system of another architecture, instead of mmdebstrap. In mmdebstrap.sh, this would change every layer.
@@ -125,13 +127,19 @@ class SystemLayers:
 
     run: Run
     lookup: LayerLookup
-    mmdebstrap: Mmdebstrap
+    debian: DebianRunner
     archives: Archives
+
+    @classmethod
+    def of(cls, lookup: LayerLookup) -> SystemLayers:
+        run = lookup.run
+        debian = DebianRunner(run)
+        return cls(run, lookup, debian, Archives(run.project.matrix, run.host, debian))
 
     def provide(self, image: PlannedImage, files: Mapping[str, bytes]) -> Layer:
         """Downloads the operating system that a registry has; otherwise, or if that fails, makes it from `files`.
 
-        Raises BuildError as `Mmdebstrap.run`, and if the operating system is not the known one.
+        Raises BuildError as `DebianRunner.make_system`, and if the operating system is not the known one.
         """
         view, name = self.run.view, row(image)
         if self.lookup.in_registry(image.os_inputs) and (downloaded := self.lookup.download(name, image.os_inputs)):
@@ -154,7 +162,7 @@ class SystemLayers:
             self.run.store.root / BLOBS,
             self.run.store.downloads,
             progress=Meter(run.view, name, "downloaded", sum(package.size for package in packages)).add,
-            stopped=self.mmdebstrap.stopped,
+            stopped=self.debian.stopped,
         )
         debs = fetcher.fetch_all(packages, CONNECTIONS)
         if python := image.locked_python:
@@ -164,7 +172,7 @@ class SystemLayers:
                 self.run.store.root / BLOBS,
                 self.run.store.downloads,
                 progress=Meter(run.view, name, "downloaded", 0).add,
-                stopped=self.mmdebstrap.stopped,
+                stopped=self.debian.stopped,
             )
             path = python_fetcher.fetch(python)
             files = {**files, f"steps/{python.file}": path.read_bytes()}
@@ -172,8 +180,7 @@ class SystemLayers:
 
         run.view.begin(name, "building")
         with run.project.scratch() as scratch:
-            locked = (image.os_lock, debs)
-            tar = self.mmdebstrap.run(name, arguments, files, Path(scratch), locked, image.cell.arch)
+            tar = self.debian.make_system(name, arguments, files, Path(scratch), image.os_lock, debs)
             run.view.note(name, "compressing")
             with self.run.store.new_blob() as blob, tar.open("rb") as source:
                 layer = os_layer.write_system(source, blob.file, image.os_layer.prefetch)
@@ -199,15 +206,19 @@ def obstacle_here() -> str:
     return "this machine does not allow it to create namespaces" if probe.returncode else ""
 
 
-class Mmdebstrap:
-    """Runs mmdebstrap for one run of the builder. Every method may be called from several threads."""
+class DebianRunner(AptRunner):
+    """Runs mmdebstrap, here or in a container of Debian's newest release, and apt in such a container, for one run.
+
+    Every method may be called from several threads.
+    """
 
     def __init__(self, run: Run) -> None:
+        super().__init__(run.view)
         self._run = run
         self.programs = Programs()
         self.stopped = threading.Event()
         self._choosing, self._pulling, self._counting = threading.Lock(), threading.Lock(), threading.Lock()
-        self._container: str | None = None  # the image to run in; empty: this machine
+        self._container: str | None = None  # the image to run mmdebstrap in; empty: this machine
         self._bases: dict[str, str | EngineError] = {}  # by release; or the error
         self._in_memory = 0  # file systems in memory now
 
@@ -219,118 +230,135 @@ class Mmdebstrap:
             with suppress(BuilderError):  # the next run removes them
                 self._run.engine.sweep(str(self._run.project.root))
 
-    def run(
-        self,
-        name: str,
-        arguments: Sequence[str],
-        files: Mapping[str, bytes],
-        folder: Path,
-        debs: tuple[OsLock, Mapping[str, Path]] | None = None,
-        arch: str = AMD64,
-    ) -> Path:
-        """Makes a file system in an empty `folder`; returns the path of its tar.
+    @contextmanager
+    def container(self) -> Iterator[RunProgram]:
+        """Starts a container; yields a function that runs programs in it, with the parameters of subprocess.run.
+
+        The folder of `$APT_CONFIG`, with the files that apt reads, is copied to the same path at the first use. apt's
+        lists of packages stay in the container. Raises EngineError if there is no engine, or no image of Debian.
+        """
+        project, host = self._run.project, self._run.host
+        image = self.base_image(project.matrix.newest_debian)
+        copied: set[Path] = set()
+        network, checkout = host.network or None, str(project.root)
+        with self._run.engine.running(image, checkout=checkout, network_mode=network) as container:
+
+            def run(
+                command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = APT_S, **_: object
+            ) -> subprocess.CompletedProcess[str]:
+                environment = {name: value for name, value in (env or {}).items() if name != "PATH"}
+                folder = Path(environment["APT_CONFIG"]).parent if "APT_CONFIG" in environment else None
+                if folder and folder not in copied:
+                    container.copy(folder, str(folder))
+                    copied.add(folder)
+                return container.run(command, environment, timeout)
+
+            yield run
+
+    def make_system(
+        self, name: str, arguments: Sequence[str], files: Mapping[str, bytes], folder: Path, lock: OsLock,
+        debs: Mapping[str, Path],
+    ) -> Path:  # fmt: skip
+        """Makes an operating system of locked packages in an empty `folder`; returns the path of its tar.
 
         `name` names the row in the view and the log. `arguments` are passed to mmdebstrap.sh, the Debian release first;
-        the script reads `files` (path -> content). `debs` are the packages to install, and their files by SHA-256;
-        without `debs`, mmdebstrap installs the archives' current packages, on this machine. `arch` is the architecture
-        of the file system. Raises BuildError with the last lines of the output, DiskError,
-        EngineError, UsageError for an archive with a password.
+        the script reads `files` (path -> content). `debs` are the files of the packages, by SHA-256. Raises BuildError
+        with the last lines of the output, DiskError, EngineError.
         """
-        project, engine, release = self._run.project, self._run.engine, arguments[0]
-        host = self._run.host.for_release(project.matrix.debian[release])
-        container = self._choose_container() if debs else ""
+        engine, container = self._run.engine, self._choose_container()
         place = CONTAINER_FOLDER if container else str(folder)
 
-        # A repository of the locked packages, whose hashes were checked; or the archives that this machine uses.
-        inputs, links = dict(files), dict[str, Path]()
-        if debs:
-            lock, paths = debs
-            links = {f"{_DEBS}/{package.file}": paths[package.sha256] for package in lock.packages}
-            inputs |= {
-                f"{_DEBS}/{file}": content for file, content in installation.repository_lists(lock, paths).items()
-            }
-            options, sources = [], f"deb [trusted=yes] copy:{quote(place)}/{_DEBS}/ ./\n"
-        else:
-            host.files(release, with_index=False)  # refuses a password, which the scripts of packages could read
-            options, sources = host.apt_options(release), host.sources_list(release)
-        if host.ca:
-            inputs["ca.crt"] = host.ca
-            options.append(f'Acquire::https::CAInfo "{place}/ca.crt";')
-        if options:
-            inputs["apt.conf"] = "".join(f"{option}\n" for option in options).encode()
-        if sources:
-            inputs["sources.list"] = sources.encode()
-        if arch != (engine.info().arch if container else arch_of(platform.machine())):
-            inputs[f"{_BIN}/mmdebstrap"] = _FOR_ARCH.format(arch=arch).encode()
-        # Nothing else of this machine: packages have scripts. apt reads the names of proxies in lower case.
-        proxies = {**host.proxies, **{key.lower(): value for key, value in host.proxies.items()}}
-        environment = {"LC_ALL": "C.UTF-8", **proxies}
+        # A repository of the packages, whose hashes were checked: this machine's archives are not read.
+        sources = f"deb [trusted=yes] copy:{quote(place)}/{_DEBS}/ ./\n"
+        own = engine.info().arch if container else arch_of(platform.machine())
+        _write_files(folder, {**files, "sources.list": sources.encode(), **_for_arch(lock.arch, own)})
+        _write_files(folder / _DEBS, installation.repository_lists(lock, debs))
+        for package in lock.packages:
+            (folder / _DEBS / package.file).symlink_to(debs[package.sha256])
+        if container:
+            _write_files(folder / _HOST, self._container_settings())
 
-        log = project.logs / f"{name}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        tail: deque[str] = deque(maxlen=_TAIL)
-
-        def on_line(line: str) -> str:
-            line = self._run.host.hide(line)
-            if step := next((step for pattern, step in _STEPS.items() if re.match(pattern, line)), ""):
-                self._run.view.note(name, step)
-            tail.append(f"  | {line.rstrip()}")
-            return line
-
-        with self._memory() as fits:
-            # The memory of a remote engine is unknown. Unpacked, packages take four to six times their size.
-            is_small = debs is None or 8 * sum(package.size for package in debs[0].packages) < TMPFS
-            is_in_memory = fits and is_small and (not container or engine.info().is_local)
+        words = ["sh", "steps/mmdebstrap.sh", *arguments]
+        # Unpacked, packages take four to six times their size. The memory of a remote engine is unknown.
+        is_small = 8 * sum(package.size for package in lock.packages) < TMPFS
+        with self._memory(is_small and (not container or engine.info().is_local)) as is_in_memory:
             if self.stopped.is_set():
                 raise BuildError(f"{name}: stopped")
             if container:
-                tmpfs = {f"{CONTAINER_FOLDER}/tmp": f"exec,suid,dev,size={TMPFS}"} if is_in_memory else {}  # noqa: S108  in the container
-                with (
-                    log.open("w", encoding="utf-8", buffering=1) as log_file,
-                    (folder / _RESULT).open("wb") as out,
-                    (folder / "input.tar").open("w+b") as archive,
-                ):
-                    self._write_container_files(archive, inputs, links)
-                    status = engine.run_to_file(
-                        container,
-                        checkout=str(project.root),
-                        command=["sh", "-euc", _IN_CONTAINER, "sh", *arguments],
-                        files=archive,
-                        result=f"{CONTAINER_FOLDER}/{_RESULT}",
-                        out=out,
-                        on_line=lambda line: log_file.write(on_line(line)),
-                        stopped=self.stopped,
-                        timeout_s=TIMEOUT_S,
-                        environment=environment,
-                        network_mode=host.network or None,
-                        # For the mounts of the new file system; the default profiles forbid them.
-                        cap_add=["SYS_ADMIN"],
-                        security_opt=["apparmor=unconfined", "seccomp=unconfined", "label=disable"],
-                        tmpfs=tmpfs,
-                    )
+                status = self._run_in_container(container, name, words, folder, is_in_memory=is_in_memory)
             else:
-                _write_folder(folder, inputs, links)
-                path = f"{folder}/{_BIN}:{os.environ.get('PATH', os.defpath)}"
-                variables = {"PATH": path, "HOME": os.environ.get("HOME", "/"), **environment}
-                program = Program(
-                    command=[*_ISOLATED, "sh", "steps/mmdebstrap.sh", *arguments],
-                    environment={**variables, "TMPFS": str(TMPFS)} if is_in_memory else variables,
-                    folder=folder,
-                    log=log,
-                    timeout_s=TIMEOUT_S,
+                status = self._run_here(name, words, folder, is_in_memory=is_in_memory)
+        self._check(name, folder, status)
+        return folder / _RESULT
+
+    def _run_here(self, name: str, words: Sequence[str], folder: Path, *, is_in_memory: bool = False) -> int:
+        """Runs mmdebstrap on this machine, in its own namespaces; returns its exit status."""
+        path = f"{folder}/{_BIN}:{os.environ.get('PATH', os.defpath)}"
+        environment = {"PATH": path, "HOME": os.environ.get("HOME", "/"), **self._environment()}
+        if is_in_memory:
+            environment["TMPFS"] = str(TMPFS)
+        command = [*_ISOLATED, *words]
+        program = Program(
+            command=command, environment=environment, folder=folder, log=self._log(name), timeout_s=TIMEOUT_S
+        )
+        return self.programs.run(program, partial(self._on_line, name))
+
+    def _run_in_container(
+        self, image: str, name: str, words: Sequence[str], folder: Path, *, is_in_memory: bool
+    ) -> int:
+        """Runs mmdebstrap in a container, in a copy of `folder`, and copies the result back; returns its status."""
+        command = ["sh", "-euc", _IN_CONTAINER, "sh", *words]
+        with self._run.engine.running(
+            image,
+            checkout=str(self._run.project.root),
+            network_mode=self._run.host.network or None,
+            # For the mounts of the new file system; the default profiles forbid them.
+            cap_add=["SYS_ADMIN"],
+            security_opt=["apparmor=unconfined", "seccomp=unconfined", "label=disable"],
+            tmpfs={f"{CONTAINER_FOLDER}/tmp": f"exec,suid,dev,size={TMPFS}"} if is_in_memory else {},  # noqa: S108  in the container
+        ) as container:
+            if self.stopped.is_set():  # `stop` found no container yet
+                raise BuildError(f"{name}: stopped")
+            container.copy(folder, CONTAINER_FOLDER)
+            with self._log(name).open("w", encoding="utf-8", buffering=1) as log:
+                status = container.run_by_line(
+                    command, self._environment(), TIMEOUT_S, lambda line: log.write(self._on_line(name, line))
                 )
-                status = self.programs.run(program, on_line)
+            if status == 0:
+                with (folder / _RESULT).open("wb") as out:
+                    container.read(f"{CONTAINER_FOLDER}/{_RESULT}", out)
+        return status
+
+    def _environment(self) -> dict[str, str]:
+        # Nothing else of this machine: packages have scripts. apt reads the names of proxies in lower case.
+        proxies = self._run.host.proxies
+        return {"LC_ALL": "C.UTF-8", **proxies, **{key.lower(): value for key, value in proxies.items()}}
+
+    def _log(self, name: str) -> Path:
+        log = self._run.project.logs / f"{name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return log
+
+    def _on_line(self, name: str, line: str) -> str:
+        """Shows the step that a line of the output begins; returns the line for the log."""
+        line = self._run.host.hide(line)
+        if step := next((step for pattern, step in _STEPS.items() if re.match(pattern, line)), ""):
+            self._run.view.note(name, step)
+        return line
+
+    def _check(self, name: str, folder: Path, status: int) -> None:
+        """Raises BuildError or DiskError, with the end of the log, unless mmdebstrap ended well."""
         if status == 0:
-            return folder / _RESULT
-        output = "\n".join(tail)
+            return
+        log = self._log(name)
+        output = last_lines(log, _TAIL)
         if is_disk_full(output):
             raise DiskError(f"{name}: the disk of {folder} is full\n{output}", hint=FREE_DISK)
-        # Python gives a signal as a negative status, a container as 128 and its number.
-        is_killed = status < 0 or (container and status == 128 + signal.SIGKILL)
+        is_killed = status in (-signal.SIGKILL, KILLED)
         how = f"was killed: after {TIMEOUT_S} s, or because memory ran out" if is_killed else "failed"
         raise BuildError(
             f"{name}: mmdebstrap {how} (status {status})\n{output}",
-            hint=f"Full log: {log.relative_to(project.root)}",
+            hint=f"Full log: {log.relative_to(self._run.project.root)}",
         )
 
     def base_image(self, release: str) -> str:
@@ -371,14 +399,31 @@ class Mmdebstrap:
                 hint="As root on Debian or Ubuntu: apt-get install mmdebstrap debian-archive-keyring",
             )
         run.view.say(f"base image: cannot be pulled; making {local} from Debian packages (about 15 s)")
+        name = f"base-{release}"
         with run.project.scratch() as scratch:
+            folder = Path(scratch)
+            own = _for_arch(run.engine.info().arch, arch_of(platform.machine()))
+            _write_files(folder, {**_read_steps(run.project), **own, **self._archive_settings(release, folder)})
             try:
-                files, arch = _read_steps(run.project), run.engine.info().arch
-                tar = self.run(f"base-{release}", [release], files, Path(scratch), arch=arch)
+                self._check(name, folder, self._run_here(name, ["sh", "steps/mmdebstrap.sh", release], folder))
             except BuildError as failure:
                 raise EngineError(str(failure), hint=f"Error of the registry: {pull_error}") from failure
-            run.engine.import_tar(tar, local)
+            run.engine.import_tar(folder / _RESULT, local)
         return str(local)
+
+    def _archive_settings(self, release: str, folder: Path) -> dict[str, bytes]:
+        """The files in `folder` for the archives that this machine uses. Raises UsageError for one with a password."""
+        host = self._run.host.for_release(self._run.project.matrix.debian[release])
+        host.files(release, with_index=False)  # refuses a password, which the scripts of packages could read
+        files, options = dict[str, bytes](), host.apt_options(release)
+        if host.ca:
+            files["ca.crt"] = host.ca
+            options.append(f'Acquire::https::CAInfo "{folder}/ca.crt";')
+        if options:
+            files["apt.conf"] = "".join(f"{option}\n" for option in options).encode()
+        if sources := host.sources_list(release):
+            files["sources.list"] = sources.encode()
+        return files
 
     def _choose_container(self) -> str:
         """The image of the container to run in; empty if this machine can run mmdebstrap, which is then installed."""
@@ -400,39 +445,25 @@ class Mmdebstrap:
         """
         return self._run.host.hide(obstacle_here() or installation.install_mmdebstrap(self._run.view))
 
-    def _write_container_files(self, out: BinaryIO, inputs: Mapping[str, bytes], links: Mapping[str, Path]) -> None:
-        """Writes a tar of the inputs of mmdebstrap.sh, and of the settings for installing mmdebstrap in the container.
+    def _container_settings(self) -> dict[str, bytes]:
+        """The files for installing mmdebstrap in the container.
 
-        mmdebstrap is installed from today's archives: the container's image may be newer than a snapshot.
+        It is installed from today's archives: the container's image may be newer than a snapshot.
         """
         project, host = self._run.project, self._run.host
         newest = project.matrix.newest_debian
         host = host.for_release(project.matrix.debian[newest])
-        files = {f"{CONTAINER_FOLDER}/{path}": content for path, content in inputs.items()}
-        files |= {
-            f"/mnt/host/{Path(path).name}": content for path, content in host.files(newest, with_index=False).items()
-        }
-        files["/mnt/host/env.sh"] = project.path(f"{HOST_FOLDER}/env.sh").read_bytes()
-        with tarfile.open(fileobj=out, mode="w") as tar:
-            for path, content in files.items():
-                info = tarfile.TarInfo(path)
-                info.size, info.mode = len(content), 0o755
-                tar.addfile(info, io.BytesIO(content))
-            for path, target in links.items():
-                info = tarfile.TarInfo(f"{CONTAINER_FOLDER}/{path}")
-                info.size, info.mode = target.stat().st_size, 0o644
-                with target.open("rb") as package:
-                    tar.addfile(info, package)
-        out.seek(0)
+        files = {Path(path).name: content for path, content in host.files(newest, with_index=False).items()}
+        return {**files, "env.sh": project.path(f"{HOST_FOLDER}/env.sh").read_bytes()}
 
     @contextmanager
-    def _memory(self) -> Iterator[bool]:
-        """Reserves memory for a file system while the block runs; yields True if it fits.
+    def _memory(self, is_small: bool) -> Iterator[bool]:
+        """Reserves memory for a small file system while the block runs; yields True if it fits.
 
         Counts those that other threads write to memory now.
         """
         with self._counting:
-            fits = machine.free_memory() >= FREE_MEMORY + self._in_memory * TMPFS
+            fits = is_small and machine.free_memory() >= FREE_MEMORY + self._in_memory * TMPFS
             self._in_memory += fits
         try:
             yield fits
@@ -441,15 +472,17 @@ class Mmdebstrap:
                 self._in_memory -= fits
 
 
-def _write_folder(folder: Path, inputs: Mapping[str, bytes], links: Mapping[str, Path]) -> None:
-    """Writes the inputs of mmdebstrap.sh, if they are not there yet, for a run on this machine."""
-    for path, content in inputs.items():
+def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Writes inputs of mmdebstrap.sh."""
+    for path, content in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
         (folder / path).chmod(0o755)
-    for path, target in links.items():
-        (folder / path).unlink(missing_ok=True)
-        (folder / path).symlink_to(target)
+
+
+def _for_arch(arch: str, own: str) -> dict[str, bytes]:
+    """The program that mmdebstrap.sh runs in place of mmdebstrap, for another architecture than its machine's `own`."""
+    return {} if arch == own else {f"{_BIN}/mmdebstrap": _FOR_ARCH.format(arch=arch).encode()}
 
 
 def _read_steps(project: Project) -> dict[str, bytes]:

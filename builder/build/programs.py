@@ -96,3 +96,8 @@ def _end(child: subprocess.Popen[str], grace_s: float) -> None:
                 os.killpg(child.pid, 0)
             os.killpg(child.pid, signal.SIGKILL)
     child.kill()
+
+
+def last_lines(log: Path, count: int) -> str:
+    """The last lines of a log, for a message."""
+    return "\n".join(f"  | {line}" for line in log.read_text(encoding="utf-8").splitlines()[-count:])

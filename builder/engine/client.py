@@ -12,21 +12,21 @@ import json
 import os
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import tarfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO, Literal
 
 import docker
 import requests
 from docker.errors import APIError, DockerException, ImageNotFound
 from docker.models.containers import Container
-from docker.types import LogConfig
 
 from builder.common import strict_yaml
 from builder.common.errors import EngineError, MatrixError, NoEngineError
@@ -42,6 +42,7 @@ CALL_S = 120
 LONGEST_S = 3600  # a container that tests run in: they take at most half an hour
 LONGEST_LINE = 1 << 16  # characters of a container's output that are kept in memory
 FIRST_S = 30  # an engine requests the manifest at once, or cannot reach the endpoint
+KILLED = 128 + signal.SIGKILL  # the status of a program
 _TIMED_OUT = 124  # the status of timeout(1)
 SYSTEM_CONTAINERD, CONTAINERD_ROOT = "/run/containerd/containerd.sock", "/var/lib/containerd"  # its defaults
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")  # Podman's default; older versions do not report their folders
@@ -157,10 +158,10 @@ class Engine:
             name = ImageRef.parse(reference)
             _check(action, self._api.pull(name.name, tag=name.digest or name.tag, stream=True, decode=True))
 
-    def pull_local(self, reference: str, feed: Callable[[Mapping[str, Any]], None]) -> None:
-        """Pulls an image that this process serves; `feed` is called with each message.
+    def pull_local(self, reference: str) -> Generator[Mapping[str, Any]]:
+        """Pulls an image that this process serves, and yields the engine's messages.
 
-        Raises EngineError or DiskError, and what `feed` raises, which cancels the pull. docker-py's own `pull` would
+        Closing the generator cancels the pull. Raises EngineError or DiskError. docker-py's own `pull` would
         wait for ever for the first message.
         """
         action = "pulling an image from the store"
@@ -173,7 +174,7 @@ class Engine:
                 getattr(raw, "_sock", raw).settimeout(SILENCE_S)
                 for message in self._api._stream_helper(response, decode=True):
                     _check(action, [message])
-                    feed(message)
+                    yield message
             finally:
                 response.close()
 
@@ -192,73 +193,6 @@ class Engine:
         with translated("loading"):
             response = self._post("/images/load", archive, {"quiet": True})
             _check("loading", self._api._stream_helper(response, decode=True))
-
-    def run_to_file(
-        self,
-        image: str,
-        *,
-        checkout: str,
-        command: Sequence[str],
-        files: BinaryIO,
-        result: str,
-        out: BinaryIO,
-        on_line: Callable[[str], object],
-        stopped: threading.Event | None = None,
-        timeout_s: float = SILENCE_S,
-        **settings: Any,
-    ) -> int:
-        """Runs a command in a new container that has the files of a tar, and returns its exit status.
-
-        Calls `on_line` with each line of its output, as `printable` text. If the status is 0, writes the file `result`
-        of the container to `out`. Kills the container after `timeout_s` seconds. Raises EngineError if `stopped` was
-        set before it starts. `settings` are passed to docker-py's `containers.create`.
-        """
-        # Other log drivers may not give the output back. Without a limit, a command could fill the engine's disk.
-        log_config = LogConfig(type=LogConfig.types.JSON, config={"max-size": "256m", "max-file": "2"})
-        with translated(f"running {command[0]}"):
-            containers: Any = self._client.containers
-            container = containers.create(
-                image, list(command), labels={RUN_LABEL: checkout}, log_config=log_config, **settings
-            )
-            timer = threading.Timer(timeout_s, _kill, [container])
-            timer.daemon = True
-            try:
-                if stopped and stopped.is_set():  # a sweep found no container yet
-                    raise EngineError(f"{command[0]}: stopped")
-                container.put_archive("/", files)
-                container.start()
-                timer.start()
-                # A carriage return ends a line, as for a program of this machine: progress is written with it.
-                decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
-                line = ""
-                for chunk in container.logs(stream=True, follow=True):
-                    *complete, line = (line + decoder.decode(chunk)).split("\n")
-                    for text in complete:
-                        on_line(printable(f"{text}\n"))
-                    if len(line) > LONGEST_LINE:
-                        on_line(printable(f"{line}\n"))
-                        line = ""
-                if line:
-                    on_line(printable(f"{line}\n"))
-                status = int(container.wait(timeout=SILENCE_S)["StatusCode"])
-                if status == 0:
-                    chunks = container.get_archive(result, chunk_size=1 << 20)[0]
-                    try:
-                        with tarfile.open(fileobj=_Chunks(chunks), mode="r|", bufsize=1 << 20) as tar:
-                            member = tar.next()
-                            content = tar.extractfile(member) if member else None
-                            if member is None or content is None:
-                                raise EngineError(f"{result} of the container is not a file")
-                            shutil.copyfileobj(content, out, 1 << 20)
-                    except tarfile.TarError as error:
-                        raise EngineError(f"Docker Engine did not return all of {result}: {error}") from error
-                    for _ in chunks:  # the engine does not remove a container while a client reads from it
-                        pass
-                return status
-            finally:
-                timer.cancel()
-                with _ignored_if_gone():  # another process removed it as an old container
-                    container.remove(force=True, v=True)
 
     def image(self, reference: str) -> ImageInfo | None:
         with translated(f"looking for image {reference}"):
@@ -364,12 +298,44 @@ class RunningContainer:
     """A container that runs until it is removed."""
 
     def __init__(self, container: Container) -> None:
-        self._container = container
+        self._container: Any = container
+
+    @property
+    def _api(self) -> Any:
+        return self._container.client.api
 
     def put(self, files: BinaryIO) -> None:
         """Copies the files of a tar to the root of the container."""
         with translated("copying files to a container"):
             self._container.put_archive("/", files)
+
+    def copy(self, folder: Path, target: str) -> None:
+        """Copies a folder to `target`, with the files that its links lead to; they belong to root there."""
+        with TemporaryFile(dir=folder) as archive:
+            with tarfile.open(fileobj=archive, mode="w", dereference=True) as tar:
+                tar.add(folder, target, filter=_of_root)
+            archive.seek(0)
+            self.put(archive)
+
+    def read(self, path: str, out: BinaryIO) -> None:
+        """Writes the content of a file to `out`."""
+        with translated(f"reading {path} of a container"):
+            # get_archive of docker-py returns chunks, but tarfile reads from a file.
+            answer = self._api._get(
+                self._api._url("/containers/{0}/archive", self._container.id),
+                params={"path": path}, headers={"Accept-Encoding": "identity"}, stream=True,
+            )  # fmt: skip
+            self._api._raise_for_status(answer)
+            try:
+                with tarfile.open(fileobj=answer.raw, mode="r|", bufsize=1 << 20) as tar:
+                    member = tar.next()
+                    content = tar.extractfile(member) if member else None
+                    if content is None:
+                        raise EngineError(f"{path} of the container is not a file")
+                    shutil.copyfileobj(content, out, 1 << 20)
+            except tarfile.TarError as error:
+                raise EngineError(f"Docker Engine did not return all of {path}: {error}") from error
+            answer.raw.read()  # the engine does not remove a container while a client reads from it
 
     def run(
         self, command: Sequence[str], environment: Mapping[str, str], timeout_s: float, *, user: str = ""
@@ -378,48 +344,75 @@ class RunningContainer:
 
         Raises subprocess.TimeoutExpired after `timeout_s` seconds, EngineError.
         """
+        streams = {1: bytearray(), 2: bytearray()}
         with translated(f"running {command[0]}"):
-            container: Any = self._container
-            api = container.client.api
-            words = ["timeout", f"{timeout_s:.0f}", *command]
-            program = api.exec_create(container.id, words, environment=dict(environment), user=user)["Id"]
-            # exec_start of docker-py reads the socket, not the buffer of its HTTP reader: output that arrives together
-            # with the headers is lost (docker-py issue 3332). A busy machine showed no output, with status 0.
-            request = {"Detach": False, "Tty": False}
-            answer = api._post_json(api._url("/exec/{0}/start", program), data=request, timeout=None)
-            frames, streams = io.BytesIO(api._result(answer, binary=True)), {1: b"", 2: b""}
-            while header := frames.read(8):
-                stream, length = struct.unpack(">BxxxL", header)
-                streams[stream] += frames.read(length)
-            # The output can end before the engine has the status.
-            deadline = time.monotonic() + CALL_S
-            while (status := api.exec_inspect(program)["ExitCode"]) is None:
-                if time.monotonic() > deadline:
-                    raise EngineError(f"the engine has no exit status of {command[0]}", hint="Restart the engine.")
-                time.sleep(0.05)
+            program, frames = self._start(["timeout", f"{timeout_s:.0f}", *command], environment, user)
+            for stream, data in frames:
+                streams[stream] += data
+            status = self._status(program)
         if status == _TIMED_OUT:
             raise subprocess.TimeoutExpired(list(command), timeout_s)
         output, errors = (streams[number].decode(errors="replace") for number in (1, 2))
         return subprocess.CompletedProcess(list(command), status, output, errors)
 
+    def run_by_line(
+        self, command: Sequence[str], environment: Mapping[str, str], timeout_s: float,
+        on_line: Callable[[str], object],
+    ) -> int:  # fmt: skip
+        """Runs a program, and calls `on_line` with each line of its output, as `printable` text.
 
-def _kill(container: Container) -> None:
-    with suppress(DockerException, requests.RequestException):
-        container.kill()
+        Returns its exit status: KILLED after `timeout_s` seconds, or if memory ran out. Raises EngineError.
+        """
+        with translated(f"running {command[0]}"):
+            words = ["timeout", "--signal=KILL", f"{timeout_s:.0f}", *command]
+            program, frames = self._start(words, environment)
+            # A carriage return ends a line, as for a program of this machine: progress is written with it.
+            decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
+            line = ""
+            for _, data in frames:
+                *complete, line = (line + decoder.decode(data)).split("\n")
+                for text in complete:
+                    on_line(printable(f"{text}\n"))
+                if len(line) > LONGEST_LINE:
+                    on_line(printable(f"{line}\n"))
+                    line = ""
+            if line:
+                on_line(printable(f"{line}\n"))
+            return self._status(program)
+
+    def _start(
+        self, words: Sequence[str], environment: Mapping[str, str], user: str = ""
+    ) -> tuple[str, Iterator[tuple[int, bytes]]]:
+        """Starts a program; returns its id and its output: 1 or 2 for the stream, and bytes."""
+        program = self._api.exec_create(self._container.id, list(words), environment=dict(environment), user=user)["Id"]
+        # exec_start of docker-py reads the socket, not the buffer of its HTTP reader: output that arrives together
+        # with the headers is lost (docker-py issue 3332). A busy machine showed no output, with status 0.
+        request = {"Detach": False, "Tty": False}
+        url = self._api._url("/exec/{0}/start", program)
+        answer = self._api._post_json(url, data=request, stream=True, timeout=None)
+        self._api._raise_for_status(answer)
+        return program, _frames(answer.raw)
+
+    def _status(self, program: str) -> int:
+        """The exit status of a program whose output has ended, which can be before the engine has the status."""
+        deadline = time.monotonic() + CALL_S
+        while (status := self._api.exec_inspect(program)["ExitCode"]) is None:
+            if time.monotonic() > deadline:
+                raise EngineError("the engine has no exit status of a program", hint="Restart the engine.")
+            time.sleep(0.05)
+        return int(status)
 
 
-class _Chunks(io.RawIOBase):
-    """Chunks of bytes, to be read as a file."""
+def _of_root(file: tarfile.TarInfo) -> tarfile.TarInfo:
+    file.uid = file.gid = 0
+    return file
 
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self._chunks = iter(chunks)
-        self._rest = b""
 
-    def read(self, size: int = -1) -> bytes:
-        while (size < 0 or len(self._rest) < size) and (chunk := next(self._chunks, b"")):
-            self._rest += chunk
-        data, self._rest = (self._rest[:size], self._rest[size:]) if size >= 0 else (self._rest, b"")
-        return data
+def _frames(output: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """The parts of a program's output: the number of the stream, and bytes. Source: Docker Engine API, attach."""
+    while len(header := output.read(8)) == 8:
+        stream, length = struct.unpack(">BxxxL", header)
+        yield stream, output.read(length)
 
 
 def _cdi_gpus(info: Mapping[str, Any], *, is_local: bool, is_podman: bool) -> frozenset[str]:

@@ -15,6 +15,7 @@ import json
 import secrets
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -98,16 +99,13 @@ class Loader:
         with Endpoint(contents) as endpoint:
             reference = endpoint.reference(digest_of_bytes(manifest))
             are_checked = False
-
-            def feed(message: Mapping[str, Any]) -> None:
-                nonlocal are_checked
-                progress(counter.feed(message))
-                if not are_checked and (endpoint.is_broken or counter.is_retrying):
-                    self._check_blobs(image)  # the engine would retry a damaged blob, with pauses
-                    are_checked = True
-
             try:
-                self._engine.pull_local(reference, feed)
+                with closing(self._engine.pull_local(reference)) as messages:
+                    for message in messages:
+                        progress(counter.feed(message))
+                        if not are_checked and (endpoint.is_broken or counter.is_retrying):
+                            self._check_blobs(image)  # the engine would retry a damaged blob, with pauses
+                            are_checked = True
             except EngineError as error:
                 if endpoint.is_used:
                     raise

@@ -5,26 +5,27 @@ Each image is built, tested and tagged separately: a failure stops no other imag
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-from builder.build.apt_container import ContainerApt
 from builder.build.assemble import Assembler
 from builder.build.context import LoadedImage
 from builder.build.dockerfile import DockerfileBuilder
-from builder.build.image_tests import Tester, check_docker_client, new_tester, why_not_run
+from builder.build.image_tests import NO_RESULTS, Tester, new_tester, why_not_run
 from builder.build.layer_lookup import LayerLookup
+from builder.build.operating_systems import SystemLayers
 from builder.build.outcomes import Outcome, for_each_image
 from builder.common.errors import BuilderError, LockError, StaleError, join
 from builder.common.reference import ImageRef
 from builder.compat import gpus
 from builder.debian import os_resolve
-from builder.debian.archives import Archives
 from builder.debian.os_lock import OS_LOCKS
 from builder.engine.run import Run
+from builder.evidence.results import Coverage
 from builder.layers import garbage, known_layers
 from builder.layers.store import BLOBS
 from builder.lock import diff
@@ -70,27 +71,24 @@ def make_images(run: Run, planned: Plan, options: ImageOptions) -> list[Outcome]
         tester = new_tester(run, planned.images, jobs=options.jobs, gpu_mode=options.gpu_mode, junit=options.junit)
     # Debian's archives delete a package when it has a newer version. For a person, that is no failure: today's packages
     # are locked, and the run goes on with them.
-    archives, lookup = Archives(run.project.matrix, run.host, ContainerApt(run)), LayerLookup.of(run)
-    by_dockerfile = options.method == DOCKERFILE  # it uses no layer and no package of the store
+    systems = SystemLayers.of(LayerLookup.of(run))
     has_new_locks = lock_stale_systems(
-        run, planned, None if by_dockerfile else lookup, archives, is_locked=options.locked
+        systems, planned, uses_store=options.method == ASSEMBLE, is_locked=options.locked
     )
     try:
         if has_new_locks:
             # images/ is still current: Dockerfiles name locks, not packages. Layers of the earlier packages are no
             # longer known.
             planned = render.load_checked_plan(run.project, [image.cell for image in planned.images])
-            lookup = LayerLookup.of(run)
-        if by_dockerfile:
+            systems = replace(systems, lookup=LayerLookup.of(run))
+        if options.method == DOCKERFILE:
             # These images do not have the layers of the plan, so that a smaller one may have other contents.
-            maker = DockerfileBuilder(run, archives)
-            return build_test_tag(run, maker, tester, with_all_tests(planned), options.jobs)
+            return build_test_tag(run, DockerfileBuilder(systems), tester, with_all_tests(planned), options.jobs)
 
         # With --store-limit, deletes unused files of the store: no other builder may use it meanwhile.
         garbage.make_room(run.store, planned.images)
         with run.store.used():
-            assembler = Assembler(run, jobs=options.jobs, lookup=lookup, archives=archives)
-            return build_test_tag(run, assembler, tester, planned, options.jobs)
+            return build_test_tag(run, Assembler(systems, jobs=options.jobs), tester, planned, options.jobs)
     except BuilderError as error:
         return [Outcome(image=image, error=error) for image in planned.images]
     finally:
@@ -98,17 +96,16 @@ def make_images(run: Run, planned: Plan, options: ImageOptions) -> list[Outcome]
             run.view.say(LOCKS_CHANGED)
 
 
-def lock_stale_systems(
-    run: Run, planned: Plan, lookup: LayerLookup | None, archives: Archives, *, is_locked: bool
-) -> bool:
+def lock_stale_systems(systems: SystemLayers, planned: Plan, *, uses_store: bool, is_locked: bool) -> bool:
     """Locks current packages for operating systems that must be made, but whose locked packages no archive has.
 
-    Without `lookup`, all operating systems must be made, from archives alone. Returns True if there were any such
+    Without `uses_store`, all operating systems must be made, from archives alone. Returns True if there were any such
     packages. With `is_locked` (--locked), raises StaleError instead, or the error of locking them.
     """
+    run, lookup = systems.run, systems.lookup
     project, view, store = run.project, run.view, run.store
     images = {image.os_inputs: image for image in planned.images}
-    if lookup:
+    if uses_store:
         with store.used():
             images = {
                 inputs: image
@@ -116,8 +113,8 @@ def lock_stale_systems(
                 if not (lookup.in_store(inputs) or lookup.in_registry(inputs))
             }
     requests = {image.os_request for image in images.values()}
-    blobs = store.root / BLOBS if lookup else None
-    new, failures = os_resolve.current_locks_of_stale(project, requests, archives, blobs)
+    blobs = store.root / BLOBS if uses_store else None
+    new, failures = os_resolve.current_locks_of_stale(project, requests, systems.archives, blobs)
     if is_locked and failures:
         raise join(failures, "locks failed")
     for failure in failures:  # without --locked, only the images that need this operating system fail, when built
@@ -156,60 +153,42 @@ def build_test_tag(
 
     Closes `maker`. Raises ImageTestError if required GPU tests cannot run, before anything is built.
     """
-    engine, view = run.engine, run.view
-    done: dict[str, Outcome] = {}
-    present: dict[str, LoadedImage | None] = {}
-
-    def make_image(image: PlannedImage) -> Outcome:
-        # Its layers become an image, and the engine loads it; the id is in the view, for users who want to look inside.
-        loaded = present[image.id] or maker.build(image)
-        note = loaded.id.removeprefix("sha256:")[:12]
-        reason = loaded.origin if tester is None else why_not_run(engine.info(), image)
-        if tester is None or reason:
-            view.end(image.id, "done", f"{note}, {reason}")
-            return Outcome(image=image, loaded=loaded)
-
-        # Only the tests that have not passed yet: those on a GPU may be new to this machine.
-        known = tester.coverage(image, loaded)
-        is_tested = tester.is_complete(image, known)
-        coverage = known if is_tested else tester.test(image, loaded, known)
-
-        # The full tag last: it marks a complete image. The store names the image as tested after that.
-        names = _missing_names(run, image, loaded)
-        for name in names:
-            engine.tag(loaded.id, ImageRef.parse(name))
-        maker.record_tagged(image)
-        if names or not is_tested:
-            # All names have one repository: of the other names, only the tags are shown.
-            tags = [f":{name.rpartition(':')[2]}" for name in image.local_names[1:]]
-            view.end(image.id, "done", f"{note}, {coverage.summary}\n  {', '.join([image.local_names[0], *tags])}")
-        elif not present[image.id]:
-            view.end(image.id, "done", f"{note}, unchanged")
-        return Outcome(image=image, loaded=loaded, tested=not is_tested, tagged=bool(names), coverage=coverage)
-
     with closing(maker):
-        engine.sweep(str(run.project.root))  # containers of killed runs
+        run.engine.sweep(str(run.project.root))  # containers of killed runs
         if tester:
             tester.check(planned.images)
 
         # An image is done if the engine has it as planned, its tests passed, and it has all its tags.
+        done: dict[str, Outcome] = {}
+        present: dict[str, _State] = {}
         todo = []
         for image in planned.images:
-            loaded = present[image.id] = maker.find(image)
-            if loaded and (finished := _finished(run, tester, image, loaded)):
-                done[image.id] = finished
-                if finished.coverage:
-                    maker.record_tagged(image)  # a run that was killed may not have
-            elif error := engine.info().foreign_error(image.cell.arch):
+            if loaded := maker.find(image):
+                present[image.id] = _state_of(run, tester, image, loaded)
+            if loaded and present[image.id].is_done:
+                done[image.id] = _finish(run, maker, tester, image, present[image.id])
+            elif error := run.engine.info().foreign_error(image.cell.arch):
                 done[image.id] = Outcome(image=image, error=error)
             else:
                 todo.append(image)
-        if todo and tester:
-            check_docker_client()
+
+        def make_image(image: PlannedImage) -> Outcome:
+            # Its layers become an image, and the engine loads it.
+            state = present.get(image.id) or _state_of(run, tester, image, maker.build(image))
+            outcome = _finish(run, maker, tester, image, state)
+            note = state.loaded.id.removeprefix("sha256:")[:12]  # for users who want to look inside
+            if state.is_done:
+                note += f", {state.untested or 'unchanged'}"
+            elif outcome.coverage:
+                # All names have one repository: of the other names, only the tags are shown.
+                tags = [f":{name.rpartition(':')[2]}" for name in image.local_names[1:]]
+                note += f", {outcome.coverage.summary}\n  {', '.join([image.local_names[0], *tags])}"
+            run.view.end(image.id, "done", note)
+            return outcome
 
         # Missing layers are made at the same time, once for all images. An image begins when its own are made.
-        with view.live():
-            missing = [image for image in todo if not present[image.id]]
+        with run.view.live():
+            missing = [image for image in todo if image.id not in present]
             try:
                 if missing:
                     maker.start(missing)
@@ -217,28 +196,67 @@ def build_test_tag(
                 done |= {image.id: Outcome(image=image, error=error) for image in missing}
                 missing = []
             todo = [image for image in todo if image.id not in done]
-            ready = chain((image for image in todo if present[image.id]), maker.as_ready(missing))
+            ready = chain((image for image in todo if image.id in present), maker.as_ready(missing))
             done |= for_each_image(run, tester, jobs, todo, make_image, ready)
     return [done[image.id] for image in planned.images]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _State:
+    """An image in the engine, and what is not done. `untested` is the reason that this run does not test it."""
+
+    loaded: LoadedImage
+    untested: str = ""
+    coverage: Coverage = NO_RESULTS
+    is_tested: bool = True
+    missing_names: Sequence[str] = ()
+
+    @property
+    def is_done(self) -> bool:
+        return self.is_tested and not self.missing_names
+
+
+def _state_of(run: Run, tester: Tester | None, image: PlannedImage, loaded: LoadedImage) -> _State:
+    reason = loaded.origin if tester is None else why_not_run(run.engine.info(), image)
+    if tester is None or reason:
+        return _State(loaded=loaded, untested=reason)
+    coverage = tester.coverage(image, loaded)
+    return _State(
+        loaded=loaded,
+        coverage=coverage,
+        is_tested=tester.is_complete(image, coverage),
+        missing_names=_missing_names(run, image, loaded),
+    )
+
+
+def _finish(
+    run: Run, maker: Assembler | DockerfileBuilder, tester: Tester | None, image: PlannedImage, state: _State
+) -> Outcome:
+    """Tests and tags an image in the engine, where that is not done."""
+    if tester is None or state.untested:
+        return Outcome(image=image, loaded=state.loaded)
+
+    # Only the tests that have not passed yet: those on a GPU may be new to this machine.
+    coverage = state.coverage if state.is_tested else tester.test(image, state.loaded, state.coverage)
+
+    # The full tag last: it marks a complete image. The store names the image as tested after that, also if a run that
+    # was killed has not.
+    for name in state.missing_names:
+        run.engine.tag(state.loaded.id, ImageRef.parse(name))
+    maker.record_tagged(image)
+    return Outcome(
+        image=image,
+        loaded=state.loaded,
+        tested=not state.is_tested,
+        tagged=bool(state.missing_names),
+        coverage=coverage,
+    )
 
 
 def with_all_tests(planned: Plan) -> Plan:
     """The plan, with images that must pass their thorough tests themselves, even if a smaller sibling is in it."""
     images = (replace(image, thorough=frozenset(image.components)) for image in planned.images)
     return replace(planned, images=tuple(images))
-
-
-def _finished(run: Run, tester: Tester | None, image: PlannedImage, loaded: LoadedImage) -> Outcome | None:
-    """The outcome of an image that passed its tests, and that the engine has under every tag; None for any other.
-
-    Without a tester, or if this machine does not run the image, it is finished when it is built.
-    """
-    if tester is None or why_not_run(run.engine.info(), image):
-        return Outcome(image=image, loaded=loaded)
-    coverage = tester.coverage(image, loaded)
-    if tester.is_complete(image, coverage) and not _missing_names(run, image, loaded):
-        return Outcome(image=image, loaded=loaded, coverage=coverage)
-    return None
 
 
 def _missing_names(run: Run, image: PlannedImage, loaded: LoadedImage) -> list[str]:

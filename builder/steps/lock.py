@@ -9,7 +9,7 @@ from textwrap import indent
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from builder.build.apt_container import ContainerApt
+from builder.build.operating_systems import DebianRunner
 from builder.build.outcomes import Report
 from builder.common.errors import BuilderError, FetchError, IncompleteError, LockError, UsageError, did_you_mean, join
 from builder.common.files import write_atomically
@@ -114,7 +114,7 @@ def lock(
 
 def _lock_systems(run: Run, chosen: Sequence[Cell], updates: _Updates, *, refresh: bool) -> None:
     """Locks Debian packages, one archive at a time, so that its failure is recorded under its name."""
-    project, runner = run.project, ContainerApt(run)
+    project, runner = run.project, DebianRunner(run)
     requests = os_lock.requests_of_cells(project.matrix, chosen)
     systems = {request: OS_LOCKS.find(project.root, request) for request in requests}
     stale = [request for request, system in systems.items() if refresh or system is None]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from builder.build.context import LoadedImage
 from builder.build.gpu_command import StagedTarget, inventory_of
-from builder.build.image_tests import Tester, check_docker_client, why_not_run
+from builder.build.image_tests import Tester, why_not_run
 from builder.build.outcomes import Outcome, for_each_image
 from builder.common import errors
 from builder.common.console import Meter, View
@@ -48,7 +48,6 @@ def retest_images(
 
     Raises ImageTestError or EngineError if tests cannot run.
     """
-    check_docker_client()
     tester.check(planned.images)
     planned = with_all_tests(planned)
 
@@ -94,11 +93,8 @@ def complete_tests(
             "the test results will not be signed: `builder release` on another machine will refuse them\n"
             "  -> Run this again with --sign KEY."
         )
-    loader: Loader | None = None
-    if not tester.gpu_command:
-        check_docker_client()
-        loader = Loader(run.engine, run.store, str(project.root), view)
     tester.check(planned.images)
+    loader = None if tester.gpu_command else Loader(run.engine, run.store, str(project.root), view)
     by_cell = {image.cell: image for image in release.images}
     known_layers, suite, trust = KnownLayers(project.root), Suite.of(*project.folders), Trust.of(project)
     loading = threading.Lock()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from builder.build.assemble import Assembler
 from builder.build.layer_lookup import LayerLookup
+from builder.build.operating_systems import SystemLayers
 from builder.common import git
 from builder.common.errors import RegistryError, StaleError, UsageError, VerifyError
 from builder.common.files import short_digest
@@ -131,7 +132,7 @@ def rebuild_image(run: Run, planned: PlannedImage) -> str:
     # In the checkout's folder of temporary files, which the next command empties if this one is killed.
     with run.project.locked("builder verify"), run.project.scratch() as folder:
         empty = replace(run, store=Store(Path(folder) / "store"))
-        assembler = Assembler(empty, lookup=LayerLookup(empty, KnownLayers(Path(folder))))
+        assembler = Assembler(SystemLayers.of(LayerLookup(empty, KnownLayers(Path(folder)))))
         with empty.store.used(), closing(assembler):
             assembler.start([planned])
             return assembler.assemble(planned).manifest.digest

@@ -9,7 +9,7 @@ import re
 import socket
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -108,13 +108,13 @@ class FakeEngine(Engine):
             raise EngineError(f"pulling {reference}: no registry answers")
         self.add_image(reference)
 
-    def pull_local(self, reference: str, feed: Callable[[Mapping[str, Any]], None]) -> None:
+    def pull_local(self, reference: str) -> Generator[Mapping[str, Any]]:
         """As an engine does: only the layers that it lacks, each checked."""
         if self.is_remote:
             raise EngineError("connection refused")
         registry, _, rest = reference.partition("/")
         name, _, manifest_digest = rest.partition("@")
-        feed({"status": "Pulling from it", "id": "it"})
+        yield {"status": "Pulling from it", "id": "it"}
         with closing(Loopback(registry)) as connection:
             manifest = json.loads(connection.content(f"/v2/{name}/manifests/{manifest_digest}", manifest_digest))
             image_id = manifest["config"]["digest"]
@@ -126,7 +126,7 @@ class FakeEngine(Engine):
                     continue
                 size = len(connection.content(f"/v2/{name}/blobs/{blob}", blob))
                 for status in ("Downloading", "Extracting"):
-                    feed({"status": status, "progressDetail": {"current": size, "total": size}, "id": blob})
+                    yield {"status": status, "progressDetail": {"current": size, "total": size}, "id": blob}
                 self.pulled[-1].append(blob)
                 self.blobs.add(blob)
         image_id = manifest_digest if self.settings.store == "containerd" else image_id

@@ -1,4 +1,4 @@
-"""A fake of `Mmdebstrap`, and the file systems that it makes."""
+"""A fake of `DebianRunner`, and the file systems that it makes."""
 
 from __future__ import annotations
 
@@ -7,44 +7,38 @@ import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from builder.build.operating_systems import Mmdebstrap
+from builder.build.operating_systems import DebianRunner
 from builder.common.files import write_atomically
 from builder.debian.os_lock import DebianPackage, OsLock
 from builder.engine.run import Run
 from builder.index.download import Fetcher
 from builder.lock.python_lock import LockedPython
-from builder.matrix.schema import AMD64
 
 DAY = 1_767_225_600  # 2026-01-01T00:00:00Z
 
 MakeTar = Callable[[str, Sequence[str], Mapping[str, bytes]], bytes]
 
 
-class FakeMmdebstrap(Mmdebstrap):
-    """Calls `make` with the name, the arguments and the files of each run, in place of mmdebstrap. `debs` are the
+class FakeDebian(DebianRunner):
+    """Calls `make` with the name, the arguments and the files of each system, in place of mmdebstrap. `debs` are the
     packages of each. Every release has a base image.
     """
 
     def __init__(self, run: Run, make: MakeTar = lambda *_: file_system()) -> None:
         super().__init__(run)
         self.make = make
-        self.debs: list[tuple[OsLock, Mapping[str, Path]] | None] = []
+        self.debs: list[tuple[OsLock, Mapping[str, Path]]] = []
 
-    def run(
-        self,
-        name: str,
-        arguments: Sequence[str],
-        files: Mapping[str, bytes],
-        folder: Path,
-        debs: tuple[OsLock, Mapping[str, Path]] | None = None,
-        arch: str = AMD64,
-    ) -> Path:
-        self.debs.append(debs)
+    def make_system(
+        self, name: str, arguments: Sequence[str], files: Mapping[str, bytes], folder: Path, lock: OsLock,
+        debs: Mapping[str, Path],
+    ) -> Path:  # fmt: skip
+        self.debs.append((lock, debs))
         (folder / "root.tar").write_bytes(self.make(name, arguments, files))
         return folder / "root.tar"
 
-    def base_image(self, release: str, arch: str = "") -> str:
-        return f"local/{release}{f'-{arch}' if arch not in ('', self._run.engine.info().arch) else ''}"
+    def base_image(self, release: str) -> str:
+        return f"local/{release}"
 
 
 class FakeFetcher(Fetcher[DebianPackage | LockedPython]):

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from rich.console import Console
 
-from builder.build.operating_systems import Mmdebstrap
+from builder.build.operating_systems import DebianRunner
 from builder.common.console import View
 from builder.common.files import digest_of_data, digests_of_tree
 from builder.common.lock_text import KNOWN_LAYERS
@@ -242,7 +242,7 @@ class Checkout:
         project = Project(self.root)
         settings, view = host.host_for_project(project), View(Console(file=io.StringIO()))
         run = Run(checkout=project, host=settings, store=Store(self.root / "store"), view=view)
-        return Mmdebstrap(run).base_image(release)
+        return DebianRunner(run).base_image(release)
 
     def plain_docker_build(self, settings: bytes = b"") -> str:
         """The image of PLAIN by `docker build` without the builder (templates/host/README.md).

@@ -7,16 +7,21 @@ import json
 import tarfile
 import threading
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from builder.build.assemble import Assembler
+from builder.build.layer_lookup import LayerLookup
+from builder.build.operating_systems import SystemLayers
 from builder.common.errors import BuilderError, RegistryError
 from builder.common.files import digest_of_bytes, digest_of_data, replacing, short_digest
 from builder.common.reference import ImageRef
 from builder.common.tasks import RetryPolicy
+from builder.debian.archives import Archives
+from builder.engine.client import RunningContainer
 from builder.engine.run import Run
 from builder.index.download import Fetcher, FileSource
 from builder.index.host import Host
@@ -31,7 +36,7 @@ from builder.plan.plan import PlannedImage
 from builder.registry.client import Repository
 from tests.fakes import locks
 from tests.fakes.engine import FakeEngine, MemoryConsole
-from tests.fakes.mmdebstrap import DAY, file_system
+from tests.fakes.mmdebstrap import DAY, FakeDebian, file_system
 from tests.fakes.run import new_run
 from tests.unit.layers import test_wheel
 
@@ -110,6 +115,34 @@ class World:
         return buffer.getvalue()
 
 
+class CompilingContainer(RunningContainer):
+    """Compiles the files of a tar."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def put(self, files: BinaryIO) -> None:
+        with tarfile.open(fileobj=files) as tar:
+            self.contents = {f"/{member.name}": file.read() for member in tar if (file := tar.extractfile(member))}
+
+    def run_by_line(
+        self, command: Sequence[str], environment: Mapping[str, str], timeout_s: float,
+        on_line: Callable[[str], object],
+    ) -> int:  # fmt: skip
+        assert environment == {"PYTHONHASHSEED": "0"}
+        *python, program, self.result = command
+        assert python == ["/opt/venv/bin/python", "-B"]
+        if self.world.compile_error:
+            on_line(self.world.compile_error)
+            return 1
+        self.program = self.contents.pop(program)
+        return 0
+
+    def read(self, path: str, out: BinaryIO) -> None:
+        assert path == self.result
+        out.write(self.world.compile(self.program, [path.removeprefix("/") for path in self.contents]))
+
+
 class CompilingEngine(FakeEngine):
     """Its containers compile bytecode; `before_compile` of the world gets the image that each one runs."""
 
@@ -117,32 +150,12 @@ class CompilingEngine(FakeEngine):
         super().__init__(registry=registry)
         self.world = world
 
-    def run_to_file(
-        self,
-        image: str,
-        *,
-        checkout: str,
-        command: Sequence[str],
-        files: BinaryIO,
-        result: str,
-        out: BinaryIO,
-        on_line: Callable[[str], object],
-        stopped: threading.Event | None = None,
-        timeout_s: float = 0,
-        **settings: Any,
-    ) -> int:
+    @contextmanager
+    def running(self, image: str, *, checkout: str, **options: Any) -> Iterator[RunningContainer]:
         assert self.image(image), "no system to compile in"
-        assert settings == {"network_mode": "none", "environment": {"PYTHONHASHSEED": "0"}}
+        assert options == {"network_mode": "none"}
         self.world.before_compile(image)
-        if self.world.compile_error:
-            on_line(self.world.compile_error)
-            return 1
-        with tarfile.open(fileobj=files) as tar:
-            contents = {f"/{member.name}": file.read() for member in tar if (file := tar.extractfile(member))}
-        *python, program, result_argument = command
-        assert (python, result_argument) == (["/opt/venv/bin/python", "-B"], result)
-        out.write(self.world.compile(contents.pop(program), [path.removeprefix("/") for path in contents]))
-        return 0
+        yield CompilingContainer(self.world)
 
 
 class FakeRepository(Repository):
@@ -216,8 +229,13 @@ class AssemblyBench:
         by_id = {image.id: image for image in planned.images}
         return [by_id[cell] for cell in cells]
 
+    def assembler(self) -> Assembler:
+        run, lookup = self.context, LayerLookup.of(self.context)
+        debian = FakeDebian(run, self.world.make_system)
+        return Assembler(SystemLayers(run, lookup, debian, Archives(self.project.matrix, run.host, debian)))
+
     def begin(self, images: Sequence[PlannedImage]) -> Assembler:
-        assembler = Assembler(self.context)
+        assembler = self.assembler()
         self.assemblers.append(assembler)
         assembler.start(images)
         return assembler
@@ -231,7 +249,7 @@ class AssemblyBench:
         return ids
 
     def record_tagged(self, cell: str) -> None:
-        Assembler(self.context).record_tagged(self.images(cell)[0])
+        self.assembler().record_tagged(self.images(cell)[0])
 
     def refresh(self, python: str = locks.PYTHON) -> None:
         """Locks newer Debian packages, and makes operating systems of them from now on."""
@@ -239,7 +257,7 @@ class AssemblyBench:
         locks.write_os_locks(self.project, "2.0-1", python)
 
     def find(self, cell: str) -> str:
-        found = Assembler(self.context).find(self.images(cell)[0])
+        found = self.assembler().find(self.images(cell)[0])
         return found.id if found else ""
 
     def stored(self, cell: str) -> Image:

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from builder.build import assemble, layer_lookup, operating_systems
-from builder.engine.run import Run
 from builder.layers import oci, stored_layers
 from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan.layer_order import PlannedLayer
-from tests.fakes.mmdebstrap import FakeFetcher, FakeMmdebstrap
+from tests.fakes.mmdebstrap import FakeFetcher
 from tests.unit.build.assembling import AssemblyBench, FakeRepository, WorldFetcher
 
 
@@ -37,16 +36,12 @@ def benches(tiny: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     def new_fetcher(*arguments: Any, **options: Any) -> WorldFetcher:
         return WorldFetcher(machines[-1].world, *arguments, **options)
 
-    def new_mmdebstrap(run: Run) -> FakeMmdebstrap:
-        return FakeMmdebstrap(run, machines[-1].world.make_system)
-
     def new_repository(*arguments: Any, **options: Any) -> FakeRepository:
         return FakeRepository(machines[-1].world, *arguments, **options)
 
     monkeypatch.setattr(stored_layers, "store_wheels", splice)
     monkeypatch.setattr(layer_lookup, "Repository", new_repository)
     monkeypatch.setattr(assemble, "Fetcher", new_fetcher)
-    monkeypatch.setattr(assemble, "Mmdebstrap", new_mmdebstrap)
     monkeypatch.setattr(operating_systems, "Fetcher", FakeFetcher)
     yield bench
     for machine in machines:

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from builder.build import dockerfile
-from builder.build.apt_container import ContainerApt
 from builder.build.context import LoadedImage
 from builder.build.dockerfile import DockerfileBuilder, context_files
+from builder.build.layer_lookup import LayerLookup
+from builder.build.operating_systems import SystemLayers
 from builder.build.programs import Program
 from builder.common.errors import BuildError, DiskError, EngineError
 from builder.common.files import digest_of_data
@@ -24,7 +25,7 @@ from builder.plan import plan, render
 from builder.plan.plan import PlannedImage
 from tests.fakes import locks
 from tests.fakes.engine import INFO, FakeEngine, MemoryConsole
-from tests.fakes.mmdebstrap import FakeMmdebstrap
+from tests.fakes.mmdebstrap import FakeDebian
 from tests.fakes.programs import FakePrograms
 from tests.fakes.run import new_run
 
@@ -79,8 +80,9 @@ class TinyProject:
 
     @property
     def builder(self) -> DockerfileBuilder:
-        archives = Archives(self.project.matrix, Host(archives=Apt(sources=SOURCES)), ContainerApt(self.run))
-        return DockerfileBuilder(self.run, archives)
+        debian = FakeDebian(self.run)
+        archives = Archives(self.project.matrix, Host(archives=Apt(sources=SOURCES)), debian)
+        return DockerfileBuilder(SystemLayers(self.run, LayerLookup.of(self.run), debian, archives))
 
     def build(self, image: PlannedImage | None = None) -> LoadedImage:
         """Builds an image in a run of its own."""
@@ -94,7 +96,6 @@ def checkout(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> TinyProject:
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     checkout = TinyProject(tiny)
     monkeypatch.setattr(dockerfile, "Programs", lambda: checkout.buildx)
-    monkeypatch.setattr(dockerfile, "Mmdebstrap", FakeMmdebstrap)
     return checkout
 
 

@@ -1,12 +1,13 @@
-"""mmdebstrap: whether it can run here, in memory or on the disk, with what settings, and why it failed."""
+"""mmdebstrap and apt: whether it can run here, in memory or on the disk, with what settings, and why it failed."""
 
 from __future__ import annotations
 
 import hashlib
-import io
-import tarfile
-import threading
-from collections.abc import Callable
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,11 +15,11 @@ from typing import Any, BinaryIO
 import pytest
 
 from builder.build import operating_systems
-from builder.build.operating_systems import Mmdebstrap
+from builder.build.operating_systems import DebianRunner
 from builder.build.programs import Program
 from builder.common.errors import BuildError, DiskError, EngineError, UsageError
 from builder.debian.os_lock import DebianPackage, OsLock
-from builder.engine.run import Run
+from builder.engine.client import KILLED, RunningContainer
 from builder.index.host import Apt, AptSource, Host
 from builder.matrix.project import Project
 from tests.fakes.engine import INFO, FakeEngine, MemoryConsole, Programs
@@ -34,44 +35,54 @@ HOST = Host(
     ca=b"pem",
 )
 ARGUMENTS = ["newbird", "946684800", "python3.11"]
-KILLED = 9
+BASE = f"example/base:new@sha256:{'2' * 64}"
 FULL = "tar: write error: No space left on device"
 
 
-class ContainerEngine(FakeEngine):
-    """Runs nothing in containers: `status` and `output` are those of the command. Keeps what each run got."""
+class MemoryContainer(RunningContainer):
+    """Runs nothing: `status` and `output` are those of mmdebstrap. Keeps its files and programs."""
 
-    def __init__(self, *, registry: bool = True) -> None:
-        super().__init__(registry=registry)
+    def __init__(self) -> None:
         self.status = 0
         self.output: list[str] = []
-        self.runs: list[dict[str, Any]] = []
-        self.inputs: list[dict[str, bytes]] = []
+        self.files: list[dict[str, bytes]] = []
+        self.programs: list[tuple[Sequence[str], Mapping[str, str], float]] = []
 
-    def run_to_file(
-        self,
-        image: str,
-        *,
-        checkout: str,
-        command: Any,
-        files: BinaryIO,
-        result: str,
-        out: BinaryIO,
+    def copy(self, folder: Path, target: str) -> None:
+        files = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
+        self.files.append({f"{target}/{name}": path.read_bytes() for name, path in files.items()})
+
+    def read(self, path: str, out: BinaryIO) -> None:
+        out.write(path.encode())
+
+    def run_by_line(
+        self, command: Sequence[str], environment: Mapping[str, str], timeout_s: float,
         on_line: Callable[[str], object],
-        stopped: threading.Event | None = None,
-        timeout_s: float = 0,
-        **settings: Any,
-    ) -> int:
-        assert stopped
-        assert timeout_s == operating_systems.TIMEOUT_S
-        self.runs.append({"image": image, "command": command, "result": result, **settings})
-        with tarfile.open(fileobj=io.BytesIO(files.read())) as tar:
-            contents = ((member.name, tar.extractfile(member)) for member in tar)
-            self.inputs.append({name: content.read() for name, content in contents if content})
+    ) -> int:  # fmt: skip
+        self.programs.append((command, environment, timeout_s))
         for line in self.output:
             on_line(f"{line}\n")
-        out.write(b"tar")
         return self.status
+
+    def run(
+        self, command: Sequence[str], environment: Mapping[str, str], timeout_s: float, *, user: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        self.programs.append((command, environment, timeout_s))
+        return subprocess.CompletedProcess(command, 100, "out", "E: error")
+
+
+class ContainerEngine(FakeEngine):
+    """Has one container; keeps the images and options with which it was started."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.container = MemoryContainer()
+        self.started: list[tuple[str, dict[str, Any]]] = []
+
+    @contextmanager
+    def running(self, image: str, *, checkout: str, **options: Any) -> Iterator[RunningContainer]:
+        self.started.append((image, options))
+        yield self.container
 
 
 def locked_tini(folder: Path) -> tuple[OsLock, dict[str, Path]]:
@@ -94,30 +105,25 @@ class Machine:
         self.commands = Programs(lambda _: (0, "", ""))
         self.children = FakePrograms()
         self.engine = ContainerEngine()
-        self.debs: tuple[OsLock, dict[str, Path]] | None = locked_tini(folder)
-        self.arch = "amd64"  # of the file system
-        monkeypatch.setattr("platform.machine", lambda: "x86_64")
+        self.container = self.engine.container
+        self.lock, self.debs = locked_tini(folder)
         self.console = MemoryConsole()
         self.keyring = folder / "keyring"
         self.keyring.touch()
         self.set_memory(ENOUGH)
+        monkeypatch.setattr("platform.machine", lambda: "x86_64")
         monkeypatch.setattr("os.geteuid", lambda: 0)
         monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}" if name in self.programs else None)
         monkeypatch.setattr("subprocess.run", self.commands)
         monkeypatch.setattr("builder.debian.mmdebstrap.KEYRING", str(self.keyring))
         monkeypatch.setattr("builder.common.machine.MEMINFO", folder / "meminfo")
         monkeypatch.setattr("builder.common.machine.CGROUP", folder)
-        run = new_run(project, engine=self.engine, host=HOST, console=self.console)
-        self.mmdebstrap = self.new_mmdebstrap(run)
-
-    def new_mmdebstrap(self, run: Run) -> Mmdebstrap:
-        """mmdebstrap whose programs are `children`."""
-        mmdebstrap = Mmdebstrap(run)
-        mmdebstrap.programs = self.children
-        return mmdebstrap
+        self.use(HOST)
 
     def use(self, host: Host) -> None:
-        self.mmdebstrap = self.new_mmdebstrap(replace(self.mmdebstrap._run, host=host))
+        """Begins a run with these settings, whose programs are `children`."""
+        self.debian = DebianRunner(new_run(self.project, engine=self.engine, host=host, console=self.console))
+        self.debian.programs = self.children
 
     def set_memory(self, free: int) -> None:
         (self.folder / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable:   {free >> 10} kB\n")
@@ -127,11 +133,12 @@ class Machine:
         (self.folder / "memory.current").write_text(f"{used}\n")
 
     def run(self, name: str = "scratch") -> Path:
-        """Makes a file system in a folder of its own; returns the folder."""
+        """Makes an operating system in a folder of its own; returns the folder."""
         scratch = self.folder / name
-        scratch.mkdir(exist_ok=True)
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
         files = {"steps/mmdebstrap.sh": b"script", "packages.json": b"lock"}
-        tar = self.mmdebstrap.run("os-x", ARGUMENTS, files, scratch, self.debs, self.arch)
+        tar = self.debian.make_system("os-x", ARGUMENTS, files, scratch, self.lock, self.debs)
         assert tar == scratch / "root.tar"
         return scratch
 
@@ -155,50 +162,48 @@ REASONS: dict[str, Callable[[Machine, pytest.MonkeyPatch], object]] = {
 }
 
 
-WRAPPER = '#!/bin/sh\nexec /usr/bin/mmdebstrap --architectures=arm64 "$@"\n'
-
-
 # ---- on this machine
 
 
-def test_another_architecture_is_an_option_of_mmdebstrap(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """mmdebstrap.sh is an input of every operating system: it finds another program of that name on its PATH."""
-    machine.run()
-    assert not (machine.folder / "scratch/bin").exists()
-    machine.arch = "arm64"
-    program, folder = machine.run_here(), machine.folder / "scratch"
-    assert program.environment["PATH"].startswith(f"{folder}/bin:")
-    assert (folder / "bin/mmdebstrap").read_text() == WRAPPER
-    assert (folder / "bin/mmdebstrap").stat().st_mode & 0o777 == 0o755
-
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
-    machine.use(HOST)
-    machine.run("in a container")
-    machine.arch = "amd64"
-    machine.run("without")
-    with_arch, without = machine.engine.inputs
-    assert with_arch["/build/bin/mmdebstrap"] == WRAPPER.encode()
-    assert "PATH=/build/bin:$PATH" in machine.engine.runs[0]["command"][2]
-    assert "/build/bin/mmdebstrap" not in without
-
-
-def test_it_runs_isolated_in_a_folder_of_its_own(machine: Machine) -> None:
-    """Without locked packages, apt reads the archives of this machine."""
-    machine.debs = None
-    program = machine.run_here()
+def test_locked_packages_are_installed_without_the_network(machine: Machine) -> None:
+    """apt needs neither this machine's archives nor their proxy or password."""
+    password = AptSource(kind="main", uri="http://u:p@mirror.example.test/debian")
+    machine.use(replace(HOST, archives=Apt(sources=(password,), proxy="http://proxy.example.test")))
+    folder = machine.run("a folder")
+    [program] = machine.children.calls
     assert list(program.command)[-5:] == ["sh", "steps/mmdebstrap.sh", *ARGUMENTS]
     assert {"unshare", "--mount", "--pid", "--kill-child"} <= set(program.command)
-    assert program.folder == machine.folder / "scratch"
-    assert machine.engine.runs == []
-    files = {path.relative_to(program.folder).as_posix(): path.read_text() for path in program.folder.rglob("*.*")}
+    assert program.folder == folder
+    assert machine.engine.started == []
+    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert b"Filename: ./tini_2.0_amd64.deb" in files.pop("debs/Packages")
+    assert files.pop("debs/Release")
     assert files == {
-        "steps/mmdebstrap.sh": "script",
-        "packages.json": "lock",
-        "root.tar": "tar",
-        "ca.crt": "pem",
-        "apt.conf": f'Acquire::https::CAInfo "{program.folder}/ca.crt";\n',
-        "sources.list": HOST.sources_list("newbird"),
+        "steps/mmdebstrap.sh": b"script",
+        "packages.json": b"lock",
+        "debs/tini_2.0_amd64.deb": deb("tini"),
+        "sources.list": f"deb [trusted=yes] copy:{machine.folder}/a%20folder/debs/ ./\n".encode(),
+        "root.tar": b"tar",
     }
+
+
+@pytest.mark.parametrize("in_container", [False, True])
+def test_another_architecture_is_an_option_of_mmdebstrap(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, in_container: bool
+) -> None:
+    """mmdebstrap.sh is an input of every operating system: it finds another program of that name on its PATH."""
+    if in_container:
+        monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert not (machine.run() / "bin").exists()
+    package = replace(machine.lock.packages[0], architecture="arm64")
+    machine.lock = replace(machine.lock, packages=(package,))
+    program = machine.run("arm64") / "bin/mmdebstrap"
+    assert program.read_text() == '#!/bin/sh\nexec /usr/bin/mmdebstrap --architectures=arm64 "$@"\n'
+    assert program.stat().st_mode & 0o777 == 0o755
+    if in_container:
+        assert "PATH=/build/bin:$PATH" in machine.container.programs[-1][0][2]
+    else:
+        assert machine.children.calls[-1].environment["PATH"].startswith(f"{program.parent}:")
 
 
 def test_packages_get_nothing_of_this_machine_but_its_proxies(
@@ -235,15 +240,14 @@ def test_a_container_of_the_newest_release_runs_it_where_this_machine_cannot(
 ) -> None:
     REASONS[reason](machine, monkeypatch)
     assert operating_systems.obstacle_here() == reason
-    assert (machine.run() / "root.tar").read_bytes() == b"tar"
+    assert (machine.run() / "root.tar").read_bytes() == b"/build/root.tar"
     machine.run("again")
     assert machine.children.calls == []
-    assert machine.engine.calls == [f"pull example/base:new@sha256:{'2' * 64}"]
-    first, _ = machine.engine.runs
-    assert first["image"] == f"example/base:new@sha256:{'2' * 64}"
-    assert first["command"][-3:] == ARGUMENTS
-    assert first["result"] == "/build/root.tar"
-    assert set(first["environment"]) == {"LC_ALL", "HTTP_PROXY", "http_proxy"}
+    assert machine.engine.calls == [f"pull {BASE}"]
+    assert [image for image, _ in machine.engine.started] == [BASE, BASE]
+    command, environment, _ = machine.container.programs[0]
+    assert command[-5:] == ["sh", "steps/mmdebstrap.sh", *ARGUMENTS]
+    assert set(environment) == {"LC_ALL", "HTTP_PROXY", "http_proxy"}
     line = f"mmdebstrap cannot run here ({reason}): running it in a container of Debian newbird\n"
     assert machine.console.text.count(line) == 1
 
@@ -253,74 +257,84 @@ def test_a_container_gets_the_same_files_and_the_settings_to_install_mmdebstrap(
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     machine.run()
-    [files] = machine.engine.inputs
+    [files] = machine.container.files
     assert files["/build/steps/mmdebstrap.sh"] == b"script"
-    assert files["/build/apt.conf"] == b'Acquire::https::CAInfo "/build/ca.crt";\n'
     assert files["/build/sources.list"] == b"deb [trusted=yes] copy:/build/debs/ ./\n"
     assert files["/build/debs/tini_2.0_amd64.deb"] == deb("tini")
-    assert b"Package: tini" in files["/build/debs/Packages"]
-    names = {Path(name).name for name in files if name.startswith("/mnt/host/")}
+    names = {Path(name).name for name in files if name.startswith("/build/host/")}
     assert names == {"env.sh", "ca.crt", "apt.conf", "sources.list"}, "not the package index, which may need a password"
-    assert files["/mnt/host/sources.list"] == HOST.sources_list("newbird").encode()
+    assert files["/build/host/sources.list"] == HOST.sources_list("newbird").encode()
 
 
 def test_nothing_starts_after_it_was_stopped(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container would outlive the builder."""
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     machine.run()
-    machine.mmdebstrap.stop()
+    machine.debian.stop()
     assert machine.engine.calls[-1] == "sweep"
     with pytest.raises(BuildError):
         machine.run("again")
-    assert len(machine.engine.runs) == 1
+    assert len(machine.engine.started) == 1
 
 
-def test_an_archive_with_a_password_is_refused(machine: Machine) -> None:
-    """The scripts of packages could read it."""
-    password = Apt(sources=(AptSource(kind="main", uri="http://u:p@mirror.example.test/debian"),))
-    machine.use(Host(archives=password))
-    machine.debs = None
-    with pytest.raises(UsageError):
-        machine.run()
-    assert machine.children.calls == []
-
-
-# ---- locked packages
-
-
-def test_locked_packages_are_installed_without_the_network(machine: Machine, tmp_path: Path) -> None:
-    """apt needs neither this machine's archives nor their proxy or password."""
-    password = AptSource(kind="main", uri="http://u:p@mirror.example.test/debian")
-    machine.use(replace(HOST, archives=Apt(sources=(password,), proxy="http://proxy.example.test")))
-    folder = tmp_path / "a folder"
-    folder.mkdir()
-    machine.mmdebstrap.run("os-x", ARGUMENTS, {"packages.json": b"lock"}, folder, machine.debs)
-    expected = f"deb [trusted=yes] copy:{tmp_path}/a%20folder/debs/ ./\n"
-    assert (folder / "sources.list").read_text() == expected
-    assert (folder / "apt.conf").read_text() == f'Acquire::https::CAInfo "{folder}/ca.crt";\n'
-    assert (folder / "debs/tini_2.0_amd64.deb").read_bytes() == deb("tini")
-    assert "Filename: ./tini_2.0_amd64.deb" in (folder / "debs/Packages").read_text()
-    assert (folder / "debs/Release").exists()
+def test_apt_reads_the_same_files_in_a_container(machine: Machine) -> None:
+    """They are copied once: apt's lists of packages stay in the container."""
+    machine.use(Host(archives=Apt(sources=(AptSource(kind="main", uri="http://127.0.0.1:80/debian"),))))
+    configuration = machine.folder / "apt/apt.conf"
+    configuration.parent.mkdir()
+    configuration.write_text("settings")
+    environment = {"APT_CONFIG": str(configuration), "PATH": "/this/machine", "HTTP_PROXY": "http://p.example.test"}
+    with machine.debian.container() as run:
+        for _ in range(2):
+            done = run(["apt-get", "update"], capture_output=True, text=True, env=environment, timeout=5, check=False)
+        run(["apt-config", "dump"])
+    assert (done.returncode, done.stdout, done.stderr) == (100, "out", "E: error")
+    assert machine.engine.started == [(BASE, {"network_mode": "host"})]
+    assert machine.container.files == [{str(configuration): b"settings"}]
+    update = (["apt-get", "update"], {name: environment[name] for name in ("APT_CONFIG", "HTTP_PROXY")}, 5)
+    assert machine.container.programs == [update, update, (["apt-config", "dump"], {}, operating_systems.APT_S)]
 
 
 # ---- base images
 
 
 def test_a_base_image_is_pulled_once(machine: Machine) -> None:
-    name = machine.mmdebstrap.base_image("newbird")
-    assert name == machine.mmdebstrap.base_image("newbird") == f"example/base:new@sha256:{'2' * 64}"
-    assert machine.engine.calls == [f"pull {name}"]
+    assert machine.debian.base_image("newbird") == machine.debian.base_image("newbird") == BASE
+    assert machine.engine.calls == [f"pull {BASE}"]
 
 
-def test_a_base_image_that_cannot_be_pulled_is_made(machine: Machine) -> None:
+def test_a_base_image_that_cannot_be_pulled_is_made_from_this_machines_archives(machine: Machine) -> None:
     machine.engine.registry = False
-    names = [machine.mmdebstrap.base_image(release) for release in ("newbird", "newbird", "oldbird")]
+    written: list[dict[str, bytes]] = []
+    run = machine.children.run
+
+    def keep(program: Program, on_line: Callable[[str], str]) -> int:
+        written.append({path.name: path.read_bytes() for path in program.folder.glob("*") if path.is_file()})
+        return run(program, on_line)
+
+    machine.children.run = keep  # type: ignore[method-assign]
+    names = [machine.debian.base_image(release) for release in ("newbird", "newbird", "oldbird")]
     assert names[0] == names[1] != names[2]
     assert names[0].startswith("gpu-images/base:newbird-")
     assert [list(program.command)[-1] for program in machine.children.calls] == ["newbird", "oldbird"]
     assert [call for call in machine.engine.calls if call.startswith("import")] == [
         f"import {name}" for name in names[1:]
     ]
+    folder = machine.children.calls[0].folder
+    assert written[0] == {
+        "ca.crt": b"pem",
+        "apt.conf": f'Acquire::https::CAInfo "{folder}/ca.crt";\n'.encode(),
+        "sources.list": HOST.sources_list("newbird").encode(),
+    }
+
+
+def test_an_archive_with_a_password_is_refused(machine: Machine) -> None:
+    """The scripts of packages could read it."""
+    machine.engine.registry = False
+    machine.use(Host(archives=Apt(sources=(AptSource(kind="main", uri="http://u:p@mirror.example.test/debian"),))))
+    with pytest.raises(UsageError):
+        machine.debian.base_image("newbird")
+    assert machine.children.calls == []
 
 
 def test_without_a_registry_and_without_root_there_is_no_base_image(
@@ -340,7 +354,7 @@ def test_a_base_image_that_cannot_be_made_is_an_error_of_the_engine(machine: Mac
     machine.engine.registry = False
     machine.children.status, machine.children.output = 25, ["E: http://mirror.example.test/debian 404"]
     with pytest.raises(EngineError, match=r"E: http://<mirror>/debian 404") as caught:
-        machine.mmdebstrap.base_image("newbird")
+        machine.debian.base_image("newbird")
     assert caught.value.hint.startswith("Error of the registry: pulling example/base")
 
 
@@ -365,17 +379,15 @@ def test_files_are_written_to_memory_if_there_is_enough(
         machine.limit_memory(limit, used)
     assert ("TMPFS" in machine.run_here().environment) is expected
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    machine.mmdebstrap = Mmdebstrap(machine.mmdebstrap._run)
+    machine.use(HOST)
     machine.engine.settings = replace(INFO, is_local=True)
     machine.run("in a container")
-    assert bool(machine.engine.runs[0]["tmpfs"]) is expected
+    assert bool(machine.engine.started[0][1]["tmpfs"]) is expected
 
 
 def test_packages_that_may_fill_the_memory_are_unpacked_on_the_disk(machine: Machine) -> None:
-    assert machine.debs
-    lock, files = machine.debs
-    large = replace(lock.packages[0], size=operating_systems.TMPFS // 8)
-    machine.debs = replace(lock, packages=(large, *lock.packages[1:])), files
+    large = replace(machine.lock.packages[0], size=operating_systems.TMPFS // 8)
+    machine.lock = replace(machine.lock, packages=(large,))
     assert "TMPFS" not in machine.run_here().environment
 
 
@@ -410,7 +422,7 @@ def test_two_at_once_need_memory_for_two(machine: Machine) -> None:
             BuildError,
             r"^os-x: mmdebstrap failed \(status 25\)\n[\s\S]*\| E: Unable to",
         ),
-        (KILLED, "I: running", BuildError, "mmdebstrap was killed: after 3600 s, or because memory ran out"),
+        (KILLED, "I: running", BuildError, "mmdebstrap was killed: after 1800 s, or because memory ran out"),
     ],
 )
 def test_why_it_failed(
@@ -419,9 +431,9 @@ def test_why_it_failed(
 ) -> None:  # fmt: skip
     if in_container:
         monkeypatch.setattr("os.geteuid", lambda: 1000)
-    for runner, killed in ((machine.children, -9), (machine.engine, 137)):
-        runner.status = killed if status == KILLED else status
-        runner.output = ["I: begins"] * 20 + [output]
+    machine.children.status = -signal.SIGKILL if status == KILLED else status
+    machine.container.status = status
+    machine.children.output = machine.container.output = ["I: begins"] * 20 + [output]
     with pytest.raises(error, match=message) as caught:
         machine.run()
     assert len(str(caught.value).splitlines()) == 9

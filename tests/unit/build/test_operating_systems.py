@@ -30,7 +30,7 @@ from builder.matrix.project import Project
 from builder.plan import plan
 from tests.fakes import locks
 from tests.fakes.engine import FakeEngine, MemoryConsole
-from tests.fakes.mmdebstrap import FakeFetcher, FakeMmdebstrap, file_system
+from tests.fakes.mmdebstrap import FakeDebian, FakeFetcher, file_system
 from tests.fakes.run import FakeApt, new_run
 from tests.fakes.wire import Reply, Wire
 from tests.unit.layers.toc import check_by_specification
@@ -65,7 +65,7 @@ class OneSystem:
 
     def make(self) -> Layer:
         lookup = WithoutRegistry(self.run, self.known)
-        self.fake = FakeMmdebstrap(self.run, self.mmdebstrap)
+        self.fake = FakeDebian(self.run, self.mmdebstrap)
         files = operating_systems.read_inputs(self.run.project, self.image)
         archives = Archives(self.run.project.matrix, self.run.host, FakeApt())
         systems = SystemLayers(self.run, lookup, self.fake, archives)

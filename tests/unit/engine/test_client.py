@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 import tarfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import docker
 import pytest
 import requests
 from docker.errors import APIError, DockerException, ImageNotFound
+from docker.models.containers import Container
 from urllib3.exceptions import ProtocolError
 
 from builder.common.errors import DiskError, EngineError, NoEngineError
 from builder.common.reference import ImageRef
 from builder.engine.address import EngineAddress
-from builder.engine.client import Engine
+from builder.engine.client import Engine, RunningContainer
 from builder.engine.model import EngineInfo, translated
 from tests.fakes.engine import INFO
 
@@ -157,7 +159,7 @@ LOCAL = f"127.0.0.1:80/a/image@sha256:{'0' * 64}"
 
 
 def pull_local(engine: Engine, _: Path) -> None:
-    engine.pull_local(LOCAL, lambda _: None)
+    list(engine.pull_local(LOCAL))
 
 
 def import_tar(engine: Engine, file: Path) -> None:
@@ -186,19 +188,18 @@ def test_an_error_in_the_stream_of_an_answer(
 def test_a_local_pull_names_the_digest_and_has_a_short_time_limit_until_it_starts() -> None:
     """The engine may take long over a large layer, but not to reach this machine."""
     pull = Answer({"status": "a"}, {"status": "b"})
-    fed: list[Mapping[str, Any]] = []
-    pull.engine().pull_local(LOCAL, fed.append)
+    assert list(pull.engine().pull_local(LOCAL)) == [{"status": "a"}, {"status": "b"}]
     assert pull.asked == [("/images/create", {"fromImage": "127.0.0.1:80/a/image", "tag": "sha256:" + "0" * 64})]
     assert pull.timeouts == [30, 3600]
-    assert fed == [{"status": "a"}, {"status": "b"}]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), EngineError("x")], ids=["Ctrl-C", "error"])
-def test_a_local_pull_is_cancelled(error: BaseException) -> None:
+def test_a_local_pull_is_cancelled() -> None:
     """The engine stops when the connection is closed."""
     pull = Answer({"status": "x"})
-    with pytest.raises(type(error)):
-        pull.engine().pull_local(LOCAL, raising(error))
+    messages = pull.engine().pull_local(LOCAL)
+    next(messages)
+    assert not pull.is_closed
+    messages.close()
     assert pull.is_closed
 
 
@@ -291,83 +292,100 @@ def test_sweep_skips_what_is_removed_or_in_use() -> None:
     assert filters == [{"label": "io.github.gpu-images.run=/checkout"}]
 
 
-class FakeContainer:
-    """Runs nothing; `status` is the exit status of its command."""
+class ProgramApi:
+    """The API of an engine with a container `c1`, in which each program writes `output`."""
 
-    def __init__(self, status: int = 0) -> None:
-        self.status = status
-        self.calls: list[str] = []
+    def __init__(self, *output: bytes) -> None:
+        self.output = b"".join(struct.pack(">BxxxL", 1, len(chunk)) + chunk for chunk in output)
+        self.archive = b""
+        self.words: list[str] = []
+        self._url = str.format
 
-    def create(self, image: str, command: list[str], **options: Any) -> FakeContainer:
-        self.calls.append(f"create {image} {' '.join(command)}")
-        self.options = options
-        return self
+    def container(self) -> RunningContainer:
+        return RunningContainer(Container(attrs={"Id": "c1"}, client=cast("Any", SimpleNamespace(api=self))))
 
-    def put_archive(self, path: str, files: BinaryIO) -> None:
-        self.calls.append(f"put {path} {files.read().decode()}")
+    def exec_create(self, _: str, words: list[str], **__: object) -> dict[str, str]:
+        self.words = words
+        return {"Id": "e1"}
 
-    def start(self) -> None:
-        self.calls.append("start")
+    def _post_json(self, _: str, **options: object) -> SimpleNamespace:
+        assert options["stream"]
+        return SimpleNamespace(raw=io.BytesIO(self.output))
 
-    def wait(self, **_: object) -> dict[str, int]:
-        return {"StatusCode": self.status}
+    def exec_inspect(self, _: str) -> dict[str, int]:
+        return {"ExitCode": 3}
 
-    def logs(self, **_: object) -> Iterator[bytes]:
-        return iter([b"first li", b"ne\nsec", b"ond \xc3", b"\xa9 \xff\nrest"])
+    def _get(self, url: str, **_: object) -> SimpleNamespace:
+        assert url == "/containers/c1/archive"
+        return SimpleNamespace(raw=io.BytesIO(self.archive))
 
-    def get_archive(self, path: str, **_: object) -> tuple[Iterator[bytes], dict[str, object]]:
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as tar:
-            info = tarfile.TarInfo(path.rpartition("/")[2])
-            info.size = len(RESULT)
-            tar.addfile(info, io.BytesIO(RESULT))
-        return iter([buffer.getvalue()[:700], buffer.getvalue()[700:]]), {}
+    def _raise_for_status(self, _: object) -> None:
+        """It is 200."""
 
-    def remove(self, **options: object) -> None:
-        self.calls.append(f"remove {options}")
-
-    def run_to_file(self) -> tuple[int, bytes, list[str]]:
-        """Exit status, result and lines of output."""
-        out, lines = io.BytesIO(), list[str]()
-        status = engine(create=self.create).run_to_file(
-            "sha256:1", checkout="/checkout", command=["py", "x"], files=io.BytesIO(b"tar"), result="/tmp/r", out=out,
-            on_line=lines.append, network_mode="none",
-        )  # fmt: skip
-        return status, out.getvalue(), lines
+    def put_archive(self, _: str, path: str, files: BinaryIO) -> bool:
+        assert path == "/"
+        self.archive = files.read()
+        return True
 
 
-def test_run_to_file_copies_files_in_and_the_result_out() -> None:
-    container = FakeContainer()
-    assert container.run_to_file() == (0, RESULT, ["first line\n", "second é \ufffd\n", "rest\n"])
-    assert container.calls == ["create sha256:1 py x", "put / tar", "start", "remove {'force': True, 'v': True}"]
-    assert container.options["network_mode"] == "none"
-    assert container.options["labels"] == {"io.github.gpu-images.run": "/checkout"}
-    assert container.options["log_config"].config["max-size"] == "256m"  # else it could fill the engine's disk
+@pytest.mark.parametrize(
+    ("output", "lines"),
+    [
+        ([b"first li", b"ne\nsec", b"ond \xc3", b"\xa9 \xff\nrest"], ["first line\n", "second é \ufffd\n", "rest\n"]),
+        # The output controls no terminal.
+        (
+            [b"\x1b[3", b"1mred\x1b[0m 10%\r", b"\n20%\r30%\n", b"\x1b]0;title\x07end\x9b"],
+            ["red 10%\n", "20%\n", "30%\n", "end\ufffd\n"],
+        ),
+        # A line without an end is not kept in memory.
+        ([b"x" * 40_000] * 4, ["x" * 80_000 + "\n"] * 2),
+    ],
+    ids=["text", "terminal", "long"],
+)
+def test_the_output_of_a_program_by_line(output: list[bytes], lines: list[str]) -> None:
+    api, seen = ProgramApi(*output), list[str]()
+    assert api.container().run_by_line(["py", "x"], {}, 60, seen.append) == 3
+    assert seen == lines
+    assert api.words == ["timeout", "--signal=KILL", "60", "py", "x"]
 
 
-def test_a_command_that_fails_gives_its_status_and_leaves_no_container() -> None:
-    container = FakeContainer(status=3)
-    status, result, lines = container.run_to_file()
-    assert (status, result, lines[0]) == (3, b"", "first line\n")
-    assert container.calls[-1].startswith("remove")
+def test_a_folder_is_copied_with_the_files_that_its_links_lead_to(tmp_path: Path) -> None:
+    """They belong to root: an id of this machine may not exist for a rootless engine."""
+    (tmp_path / "blob").write_bytes(RESULT)
+    folder = tmp_path / "folder"
+    folder.mkdir(mode=0o755)
+    (folder / "a.deb").symlink_to(tmp_path / "blob")
+    api = ProgramApi()
+    api.container().copy(folder, "/build")
+    with tarfile.open(fileobj=io.BytesIO(api.archive)) as tar:
+        assert tar.getnames() == ["build", "build/a.deb"]
+        assert {(member.uid, member.gid) for member in tar} == {(0, 0)}
+        content = tar.extractfile("build/a.deb")
+        assert content
+        assert content.read() == RESULT
 
 
-def test_a_line_without_an_end_is_not_kept_in_memory() -> None:
-    container = FakeContainer()
-    container.logs = lambda **_: iter([b"x" * 40_000] * 4)  # type: ignore[method-assign]
-    lines = container.run_to_file()[2]
-    assert [len(line) for line in lines] == [80_001, 80_001]
+def archive_of(content: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        info = tarfile.TarInfo("r")
+        info.size = len(content)
+        tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
 
 
-def test_the_output_of_a_container_controls_no_terminal() -> None:
-    container = FakeContainer()
-    chunks = [b"\x1b[3", b"1mred\x1b[0m 10%\r", b"\n20%\r30%\n", b"\x1b]0;title\x07end\x9b"]
-    container.logs = lambda **_: iter(chunks)  # type: ignore[method-assign]
-    assert container.run_to_file()[2] == ["red 10%\n", "20%\n", "30%\n", "end\ufffd\n"]
+def test_a_file_of_a_container() -> None:
+    api, out = ProgramApi(), io.BytesIO()
+    api.archive = archive_of(RESULT)
+    api.container().read("/tmp/r", out)
+    assert out.getvalue() == RESULT
+    api.archive = api.archive[:700]
+    with pytest.raises(EngineError):
+        api.container().read("/tmp/r", out)
 
 
 class FakeRunning:
-    """A container that is started, filled and removed."""
+    """A container that is started and removed."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -376,20 +394,16 @@ class FakeRunning:
         self.calls.append(f"run {image} {' '.join(command)} {options['labels']} {options['network_mode']}")
         return self
 
-    def put_archive(self, path: str, files: BinaryIO) -> None:
-        self.calls.append(f"put {path} {files.read().decode()}")
-
     def remove(self, **options: object) -> None:
         self.calls.append(f"remove {options}")
 
 
 def test_a_container_is_removed_at_the_end() -> None:
     fake = FakeRunning()
-    with engine(run=fake.run).running("debian", checkout="/checkout", network_mode="host") as container:
-        container.put(io.BytesIO(b"tar"))
+    with engine(run=fake.run).running("debian", checkout="/checkout", network_mode="host"):
+        assert len(fake.calls) == 1
     assert fake.calls == [
         "run debian sleep 3600 {'io.github.gpu-images.run': '/checkout'} host",
-        "put / tar",
         "remove {'force': True, 'v': True}",
     ]
 

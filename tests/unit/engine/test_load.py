@@ -6,7 +6,7 @@ import gzip
 import io
 import json
 import tarfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -239,9 +239,9 @@ def test_the_engine_does_not_retry_a_damaged_layer(store: Store, monkeypatch: py
     store.path(image.layers[0].digest).write_bytes(b"x")
     after: list[str] = []
 
-    def pull(_: str, feed: Callable[[Mapping[str, Any]], None]) -> None:
-        feed({"status": "Downloading", "id": "1", "progressDetail": {"current": 1}})
-        feed({"status": "Retrying in 5 seconds", "id": "1"})
+    def pull(_: str) -> Iterator[Mapping[str, Any]]:
+        yield {"status": "Downloading", "id": "1", "progressDetail": {"current": 1}}
+        yield {"status": "Retrying in 5 seconds", "id": "1"}
         after.append("the engine goes on")
 
     monkeypatch.setattr(engine, "pull_local", pull)
@@ -265,8 +265,8 @@ def test_a_pull_that_fails_is_not_hidden_by_an_archive(
     engine.blobs.clear()
     pull = engine.pull_local
 
-    def fail(reference: str, feed: Callable[[Mapping[str, Any]], None]) -> None:
-        pull(reference, feed)
+    def fail(reference: str) -> Iterator[Mapping[str, Any]]:
+        yield from pull(reference)
         raise error
 
     monkeypatch.setattr(engine, "pull_local", fail)
@@ -303,7 +303,7 @@ def test_an_engine_that_cannot_reach_this_machine_gets_archives(store: Store, mo
     images = [put_image(store, b"a", b"b"), put_image(store, b"a", b"c")]
     tries: list[str] = []
 
-    def pull(reference: str, _: object) -> None:
+    def pull(reference: str) -> None:
         tries.append(reference)
         raise EngineError("connection refused")
 
