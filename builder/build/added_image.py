@@ -104,11 +104,11 @@ def choose_wheels(
     packages, constraints = [str(package.requirement) for package in requested], parent.constraints
     versions = program.versions(target, packages, constraints, dict(had))
     chosen = {package.name: versions[package.name] for package in requested if package.name in versions}
-    lines = [
-        _describe(program, target, parent, package, is_new=(package.name, version) not in had, version=version)
-        for package in requested
-        if (version := chosen.get(package.name))
-    ]
+    lines = []
+    for package in requested:
+        if version := chosen.get(package.name):
+            is_new = (package.name, version) not in had
+            lines.append(_describe(program, target, parent, package, version, is_new=is_new))
     try:
         listing = _wheels(program, target, parent, versions)
     except LockError:
@@ -138,7 +138,7 @@ def _target(program: Uv, index: str, parent: Parent, addition: Addition, request
     indexes = {name: index for name, offered in files.items() if offered}
     if index and not indexes:
         raise UsageError(f"{addition.target}: {addition.request.index} has none of {listed(names, SHOWN)}")
-    for name in indexes.keys() & held:
+    for name in sorted(indexes.keys() & held):
         wheel = parent.packages[name]
         hashes = {file.filename: file.digests.get("sha256") for file in files[name]}
         if hashes.get(wheel.file, wheel.sha256) != wheel.sha256:

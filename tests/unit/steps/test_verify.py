@@ -13,14 +13,14 @@ import pytest
 from builder.common.errors import EngineError, UsageError, VerifyError
 from builder.common.reference import ImageRef
 from builder.evidence import signing
-from builder.evidence.signing import Signer, Trust
+from builder.evidence.signing import Trust
 from builder.layers import oci
 from builder.layers.oci import CONFIG_TYPE, MANIFEST_TYPE, Descriptor
-from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.matrix.schema import Trusted
 from builder.plan.plan import make_locked_plan
 from builder.release import expected
+from builder.release.additions import Addition
 from builder.release.attestations import Finding
 from builder.release.image_sources import find_images, sources_in_registry
 from builder.steps import verify
@@ -28,7 +28,7 @@ from builder.steps.verify import verify_image
 from tests.fakes.engine import FakeEngine
 from tests.fakes.run import new_run
 from tests.unit.release.parents import plain, project
-from tests.unit.steps.test_add import PARENT, TARGET, Bench, ImportingEngine, addition, install
+from tests.unit.steps.adding import LOCAL, PARENT, TARGET, Bench, ImportingEngine, RecordingSigner, addition
 
 CELL = "qz-0.5-cu129-py311-board"
 NOBODY = Trust(signers=[], root=Path.cwd())
@@ -58,27 +58,13 @@ class Desk:
     bench: Bench
     signatures: Signatures = field(default_factory=Signatures)
 
-    def add(self, **options: Any) -> None:
-        signatures = self.signatures
-
-        class MemorySigner(Signer):
-            def sign_manifest(
-                self,
-                repository: Any,
-                digest: str,
-                annotations: Mapping[str, str] = {},
-                statements: Mapping[str, bytes] = {},
-                is_same: Any = None,
-            ) -> None:
-                signatures.statements |= {(digest, kind): [text] for kind, text in statements.items()}
-                signatures.manifests.setdefault(digest, []).append(dict(annotations))
-
-        given = addition("einops", env={"TEAM": "vision"})
-        self.bench.add(options.pop("addition", given), signer=MemorySigner(key="k"), **options)
-        self.bench.target.contents |= {
-            digest: content for digest, content in self.bench.parent.registry.contents.items()
-            if digest not in self.bench.parent.registry.types
-        }  # fmt: skip
+    def add(self, given: Addition | None = None, engine: FakeEngine | None = None) -> None:
+        signer = RecordingSigner(key="k")
+        self.bench.add(given or addition("einops", env={"TEAM": "vision"}), signer=signer, engine=engine)
+        for digest, notes, statements in signer.signed:
+            self.signatures.statements |= {(digest, kind): [text] for kind, text in statements.items()}
+            self.signatures.manifests.setdefault(digest, []).append(dict(notes))
+        self.bench.mount()
 
     def forge(
         self, change: Callable[[dict[str, Any]], object], change_manifest: Callable[[Any], object] = list
@@ -107,11 +93,7 @@ class Desk:
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    desk = Desk(bench := Bench(Store(tmp_path / "store")))
-    install(bench, monkeypatch)
-    bench.parent.push("1")
-    bench.offer(project("einops", version="0.8"))
-    bench.share()
+    desk = Desk(Bench.install(tmp_path / "store", monkeypatch))
     desk.add()
     monkeypatch.setattr(signing, "signer_of_manifest", desk.signatures.signer_of)
     monkeypatch.setattr(signing, "statements_of_image", desk.signatures.statements_of)
@@ -193,11 +175,10 @@ def test_without_signatures_nothing_is_read(desk: Desk) -> None:
 
 
 def test_a_parent_of_the_store(desk: Desk) -> None:
-    local = ImageRef.parse("vision:1")
-    desk.bench.add(addition("einops", target=local), engine=ImportingEngine())
+    desk.bench.add(addition("einops", target=LOCAL), engine=ImportingEngine())
     desk.bench.target.others = {}
     desk.bench.offer(project("tqdm", version="4"))
-    desk.add(addition=addition("tqdm", parent=local, target=replace(TARGET, tag="1")))
+    desk.add(addition("tqdm", parent=LOCAL))
     finding = desk.findings()["parent"]
     assert (finding.state, finding.detail) == ("signed", "vision is in no registry, only this image names it")
 
