@@ -245,9 +245,10 @@ class Tester:
 
     def _why_unfit(self, image: PlannedImage, gpu: Device, driver: str) -> str:
         """The reason that the image does not run on this GPU (an old driver, no code for it), or an empty string."""
-        needs = gpu_support.needs_of_labels(image.settings.labels)
+        known = facts.load_facts()
+        needs = gpu_support.needs_of_cell(self._run.project.matrix, image.cell, known)
         try:
-            verdict = gpu_support.judge(gpu, driver, needs, facts.load_facts())
+            verdict = gpu_support.judge(gpu, driver, needs, known)
         except errors.UsageError:  # an unknown form of driver version: the test will show it
             return ""
         return f"{gpu.name}: {'; '.join(verdict.reasons)}" if verdict.runs is False else ""

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from builder.common.errors import RefusedError, UsageError
 from builder.matrix.cells import Cell
-from builder.matrix.facts import Build, Facts
-from builder.matrix.schema import AMD64, ARM64, CPU, Arch, Matrix
-from builder.matrix.tags import ARCHITECTURES_LABEL, BUILT_FOR_LABEL, CELL_LABEL, CUDA_LABEL, DRIVER_LABEL, LABEL
+from builder.matrix.facts import Facts
+from builder.matrix.schema import AMD64, CPU, Arch, Matrix
 
 _CAPABILITY = re.compile(r"(?:(?:sm|compute)_)?([1-9][0-9]?)\.?([0-9])")
 _ARCHITECTURE = re.compile(r"(sm|compute)_([1-9][0-9]?)([0-9])([af]?)")
 _DRIVER = re.compile(r"[0-9]{3}(\.[0-9]{1,4}){0,2}")
-_CUDA = re.compile(rf"[0-9]{{1,2}}(\.[0-9]{{1,4}}){{1,2}}|{CPU}")
-_FRAMEWORK = re.compile(r"[a-z][a-z0-9]{0,23}")
 # Words in the names that drivers report that do not identify the chip: "NVIDIA A100-SXM4-80GB",
 # "NVIDIA H100 80GB HBM3", "NVIDIA GeForce GTX 1080 with Max-Q Design".
 _NOT_CHIP = re.compile(
@@ -69,39 +65,18 @@ class Verdict:
     reasons: tuple[str, ...] = ()
 
 
-def needs_of_build(cuda: str, build: Build | None, facts: Facts, framework: str = "") -> ImageNeeds:
-    """The needs of an image for `cuda` (a version or `cpu`) with this build of its framework."""
-    if cuda == CPU:
-        return ImageNeeds(cuda=CPU, framework=framework)
-    return ImageNeeds(
-        cuda=cuda,
-        driver=facts.driver(cuda),
-        architectures=tuple(build.architectures) if build else (),
-        compiled=build.cuda if build else "",
-        framework=framework,
-    )
-
-
 def needs_of_cell(matrix: Matrix, cell: Cell, facts: Facts) -> ImageNeeds:
     """The needs of the image of a cell."""
-    needs = needs_of_build(cell.cuda, facts.build_of_cell(matrix, cell), facts, cell.framework)
-    return replace(needs, arch=cell.arch)
-
-
-def needs_of_labels(labels: Mapping[str, str]) -> ImageNeeds:
-    """The needs of an image by its labels alone. Values of an unexpected form are ignored."""
-
-    def value(label: str, form: re.Pattern[str]) -> str:
-        text = labels.get(label, "")
-        return text if form.fullmatch(text) else ""
-
+    if cell.is_cpu:
+        return ImageNeeds(cuda=CPU, framework=cell.framework, arch=cell.arch)
+    build = facts.build_of_cell(matrix, cell)
     return ImageNeeds(
-        cuda=value(CUDA_LABEL, _CUDA),
-        driver=value(DRIVER_LABEL, _DRIVER),
-        architectures=tuple(filter(_ARCHITECTURE.fullmatch, labels.get(ARCHITECTURES_LABEL, "").split())),
-        compiled=value(BUILT_FOR_LABEL, _CUDA),
-        framework=value(f"{LABEL}.framework", _FRAMEWORK),
-        arch=ARM64 if labels.get(CELL_LABEL, "").endswith(f"-{ARM64}") else AMD64,
+        cuda=cell.cuda,
+        driver=facts.driver(cell.cuda),
+        architectures=tuple(build.architectures) if build else (),
+        compiled=build.cuda if build else "",
+        framework=cell.framework,
+        arch=cell.arch,
     )
 
 
@@ -137,8 +112,6 @@ def judge(gpu: Device, driver: str, image: ImageNeeds, facts: Facts) -> Verdict:
     """
     if driver and not _DRIVER.fullmatch(driver):
         raise UsageError(f"invalid driver version {driver!r}: use e.g. 570.124.06", hint="`nvidia-smi` shows it.")
-    if not image.cuda:
-        return Verdict(runs=None, reasons=("its labels name no CUDA version",))
     generation = facts.gpus.get(gpu.capability)
     # Some GPUs of a compute capability exist only with an ARM CPU: then the name decides.
     is_for_arm = generation and (not generation.names or _chip(gpu.name) in map(_chip, generation.arm))

@@ -23,8 +23,9 @@ from builder.engine.model import EngineInfo
 from builder.evidence import results
 from builder.evidence.results import Coverage, Evidence, Proof, coverage_of
 from builder.evidence.suite import GPU_TESTS, Suite
+from builder.matrix import facts
+from builder.matrix.facts import Build, Driver
 from builder.matrix.project import Project
-from builder.matrix.tags import ARCHITECTURES_LABEL, CUDA_LABEL, DRIVER_LABEL
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from tests.fakes.engine import INFO, FakeEngine, MemoryConsole
@@ -275,6 +276,16 @@ def test_a_component_without_a_test_is_no_pass(
 
 H100 = Gpu(name="NVIDIA H100", capability="9.0", memory=80 * 10**9, free=70 * 10**9, index=1, uuid="GPU-1")
 BUSY = replace(H100, free=1, index=0, uuid="GPU-0")
+K80 = replace(H100, name="Tesla K80", capability="3.7")
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Replaces parts of facts.yaml."""
+    present = facts.load_facts()
+    return lambda **parts: monkeypatch.setattr(facts, "load_facts", lambda: present.model_copy(update=parts))
+
+
 REQUIRED = "--gpu require, but GPU tests cannot run"
 GPU_CASES: dict[str, tuple[tuple[Gpu, ...], bool, str, str, str]] = {
     "no GPU": ((), True, "passed", "not run", "no NVIDIA driver on this machine"),
@@ -411,23 +422,23 @@ def test_gpu_off(image: PlannedImage, child: type[Child], tester: MakeTester) ->
     assert coverage.failure == ""
 
 
-REQUIREMENTS: dict[str, tuple[tuple[Gpu, ...], str, dict[str, str], str]] = {
-    "nothing": ((H100,), "570.86.10", {}, ""),
-    "no GPU": ((), "570.86.10", {}, "no NVIDIA driver"),
-    "busy": ((BUSY,), "570.86.10", {}, "no GPU has 8 GB free"),
-    "driver too old": ((H100,), "470.82.01", {DRIVER_LABEL: "525.60.13"}, "driver 470.82.01 is too old"),
-    "no code for it": ((H100,), "570.86.10", {ARCHITECTURES_LABEL: "sm_70"}, "neither machine code nor PTX"),
-    "unknown form of driver version": ((H100,), "bogus", {DRIVER_LABEL: "525.60.13"}, ""),
+REQUIREMENTS: dict[str, tuple[tuple[Gpu, ...], str, str]] = {
+    "nothing": ((H100,), "570.86.10", ""),
+    "no GPU": ((), "570.86.10", "no NVIDIA driver"),
+    "busy": ((BUSY,), "570.86.10", "no GPU has 8 GB free"),
+    "driver too old": ((H100,), "470.82.01", "driver 470.82.01 is too old"),
+    "no code for it": ((K80,), "570.86.10", "neither machine code nor PTX"),
+    "unknown form of driver version": ((H100,), "bogus", ""),
 }
 
 
-@pytest.mark.parametrize(("present", "driver", "labels", "reason"), REQUIREMENTS.values(), ids=REQUIREMENTS.keys())
+@pytest.mark.parametrize(("present", "driver", "reason"), REQUIREMENTS.values(), ids=REQUIREMENTS.keys())
 @pytest.mark.usefixtures("on_gpu", "child")
 def test_gpu_required(
-    image: PlannedImage, tester: MakeTester,
-    present: tuple[Gpu, ...], driver: str, labels: dict[str, str], reason: str,
+    image: PlannedImage, tester: MakeTester, known: Callable[..., None],
+    present: tuple[Gpu, ...], driver: str, reason: str,
 ) -> None:  # fmt: skip
-    image = replace(image, settings=replace(image.settings, labels={CUDA_LABEL: "12.9", **labels}))
+    known(builds={"quartz[cuda]": {"0.5.3": Build(cuda="12.9", architectures=["sm_90"], source="made up")}})
     required, auto = (tester(*present, mode=mode, driver=driver) for mode in (gpus.REQUIRE, gpus.AUTO))
     if not reason:
         required.check([image])
@@ -571,12 +582,12 @@ def test_a_command_runs_no_image_tests(image: PlannedImage, child: type[Child], 
     assert child.runs == []
 
 
+@pytest.mark.usefixtures("child")
 def test_a_command_on_a_gpu_that_the_image_does_not_support_is_no_failure_of_the_image(
-    tiny: Project, image: PlannedImage, child: type[Child], by_command: image_tests.Tester
+    tiny: Project, image: PlannedImage, by_command: image_tests.Tester, known: Callable[..., None]
 ) -> None:
     """Evidence of it would hold back the release until that GPU passes."""
-    labels = {CUDA_LABEL: "12.9", DRIVER_LABEL: "580.65.06"}
-    image = replace(image, settings=replace(image.settings, labels=labels))
+    known(drivers={"12": Driver(minimum="580.65.06", source="made up")})
     with pytest.raises(ImageTestError, match="its GPU tests ran on an unsuitable GPU: NVIDIA H100: driver 570"):
         by_command.test(image, LOADED, image_proof(tiny, image), TARGET)
     assert results.read_evidence(tiny.state, LOADED.digest) == []

@@ -9,9 +9,9 @@ import pytest
 from builder.common.errors import RefusedError, UsageError
 from builder.compat import gpu_support
 from builder.compat.gpu_support import Device, ImageNeeds, Verdict
-from builder.matrix import facts
-from builder.matrix.facts import Build
-from builder.matrix.tags import ARCHITECTURES_LABEL, BUILT_FOR_LABEL, CELL_LABEL, CUDA_LABEL, DRIVER_LABEL
+from builder.matrix import cells, facts
+from builder.matrix.project import Project
+from tests.paths import ROOT
 
 KNOWN = facts.load_facts()
 TORCH_128 = ImageNeeds(
@@ -87,8 +87,6 @@ def test_a_gpu_with_an_arm_cpu_runs_images_for_arm64() -> None:
         device = gpu_support.find_gpu(name, KNOWN)
         assert gpu_support.judge(device, "580.65.06", image, KNOWN).runs is False
         assert gpu_support.judge(device, "580.65.06", replace(image, arch="arm64"), KNOWN).runs
-    assert gpu_support.needs_of_labels({CELL_LABEL: "pt-2.15-cu132-py313-jupyter-arm64"}).arch == "arm64"
-    assert gpu_support.needs_of_labels({CELL_LABEL: "pt-2.15-cu132-py313-jupyter"}).arch == "amd64"
 
 
 @pytest.mark.parametrize(
@@ -161,7 +159,6 @@ def test_a_gpu_with_an_arm_cpu_runs_images_for_arm64() -> None:
         # CPU, and unknown properties
         ("RTX 5090", "390.12", CPU, True, ("a CPU image needs no GPU",)),
         ("A100", "570", ImageNeeds(cuda="12.8"), None, ("the GPUs that its framework was compiled for are unknown",)),
-        ("GB10", "570", ImageNeeds(cuda=""), None, ("its labels name no CUDA version",)),
         ("GB10", "", CPU, False, (ARM.format("GB10"),)),
     ],
 )  # fmt: skip
@@ -212,15 +209,12 @@ def test_other_gpus_of_the_same_compute_capability_have_any_cpu(name: str) -> No
 
 
 def test_a_caveat_is_shown_where_the_image_runs() -> None:
-    build = Build(cuda="12.8", architectures=["sm_90", "sm_100", "compute_120"], source="x")
-    jax, pytorch = (gpu_support.needs_of_build("12.8", build, KNOWN, framework) for framework in ("jax", "pt"))
+    jax, pytorch = (replace(TORCH_128, framework=framework) for framework in ("jax", "pt"))
     verdict = gpu_support.judge(gpu("B200"), "580", jax, KNOWN)
     assert verdict.runs is True
     assert any("silently corrupt data" in reason for reason in verdict.reasons)
     assert gpu_support.judge(gpu("H100"), "580", jax, KNOWN) == Verdict(runs=True)
     assert gpu_support.judge(gpu("B200"), "580", pytorch, KNOWN) == Verdict(runs=True)
-    labels = {"io.github.gpu-images.framework": "jax", CUDA_LABEL: "12.8", ARCHITECTURES_LABEL: "sm_100"}
-    assert gpu_support.judge(gpu("B200"), "580", gpu_support.needs_of_labels(labels), KNOWN) == verdict
 
 
 def test_a_gpu_of_unknown_compute_capability() -> None:
@@ -234,33 +228,18 @@ def test_an_invalid_driver_version(driver: str) -> None:
         gpu_support.judge(gpu("A100"), driver, TORCH_128, KNOWN)
 
 
-def test_needs_of_a_build() -> None:
-    build = Build(cuda="12.5.1", architectures=["sm_80"], source="x")
-    assert gpu_support.needs_of_build("12.8", build, KNOWN) == ImageNeeds(
-        cuda="12.8", driver="525.60.13", architectures=("sm_80",), compiled="12.5.1"
+def test_needs_of_a_cell() -> None:
+    matrix = Project(ROOT).matrix
+    cuda, cpu, arm64 = (
+        cells.cell_of_id(matrix, name, "x")
+        for name in ("tf-2.21-cu128-py311", "tf-2.21-cpu-py311", "pt-2.15-cu132-py313-jupyter-arm64")
     )
-    assert gpu_support.needs_of_build("12.8", None, KNOWN) == ImageNeeds(cuda="12.8", driver="525.60.13")
-    assert gpu_support.needs_of_build("cpu", build, KNOWN) == CPU
-
-
-def test_needs_of_labels() -> None:
-    labels = {
-        CUDA_LABEL: "12.8",
-        DRIVER_LABEL: "525.60.13",
-        ARCHITECTURES_LABEL: "sm_60 sm_70 sm_80 sm_89 compute_90",
-        BUILT_FOR_LABEL: "12.5.1",
-    }
-    assert gpu_support.needs_of_labels(labels) == TF_220
-    assert gpu_support.needs_of_labels({}) == ImageNeeds(cuda="")
-    assert gpu_support.needs_of_labels({CUDA_LABEL: "cpu"}) == CPU
-
-
-def test_labels_of_an_unexpected_form_are_ignored() -> None:
-    labels = {
-        CUDA_LABEL: "12.8",
-        DRIVER_LABEL: "\x1b[2J525",
-        ARCHITECTURES_LABEL: "sm_ all sm_80\u0660",
-        BUILT_FOR_LABEL: "latest",
-    }
-    assert gpu_support.needs_of_labels(labels) == ImageNeeds(cuda="12.8")
-    assert gpu_support.needs_of_labels({CUDA_LABEL: "12"}) == ImageNeeds(cuda="")
+    build = KNOWN.builds["tensorflow"]["2.21.0"]
+    assert gpu_support.needs_of_cell(matrix, cuda, KNOWN) == ImageNeeds(
+        cuda="12.8", driver="525.60.13", architectures=tuple(build.architectures), compiled=build.cuda,
+        framework="tensorflow",
+    )  # fmt: skip
+    unknown = KNOWN.model_copy(update={"builds": {}})
+    assert gpu_support.needs_of_cell(matrix, cuda, unknown).architectures == ()
+    assert gpu_support.needs_of_cell(matrix, cpu, KNOWN) == replace(CPU, framework="tensorflow")
+    assert gpu_support.needs_of_cell(matrix, arm64, KNOWN).arch == "arm64"
