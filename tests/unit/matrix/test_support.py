@@ -90,9 +90,6 @@ def test_a_cell_outside_the_matrix(tiny: Project, know: Callable[..., None]) -> 
 def test_days_around_an_end(
     tiny: Project, today: date, is_near: bool, is_over: bool, know: Callable[..., None]
 ) -> None:
-    end = support.end_of(tiny.matrix, ("debian", "newbird"))
-    assert end is not None
-    assert (end.is_near(today), end.is_over(today)) == (is_near, is_over)
     cells = tiny.select(["qz-0.5-cu129-*"])
     know(frameworks={})
     warnings = support.warnings(tiny.matrix, cells, today)
