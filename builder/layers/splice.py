@@ -134,7 +134,7 @@ class _LayerWriter:
         self._unpacked += len(header) + entry.size + len(padding)
         described = estargz.describe_file(info)
         self._toc.append(described)
-        if isinstance(entry.content, Zipped) and entry.content.is_deflated:
+        if isinstance(entry.content, Zipped) and entry.content.is_deflated and entry.size:
             self._copy(entry.content, entry.sha256, described)
         elif entry.content is not None:
             self._compress(entry, entry.content, described)
@@ -154,29 +154,27 @@ class _LayerWriter:
         self.blob.put((member, described), len(plain))
 
     def _copy(self, content: Zipped, sha256: str, described: dict[str, Any]) -> None:
-        """Copies a deflate stream, as one member. An empty file has no member, but its stream is checked, too."""
-        size = content.size
-        if size:
-            self.put_headers()
-            digest = f"sha256:{sha256}"
-            described |= {"size": size, "digest": digest, "offset": 0, "chunkDigest": digest}
-            self.blob.put((GZIP_HEADER, described), len(GZIP_HEADER))
-        inflater = None if self._diff_id and (sha256 or not size) else _Inflater(content, sha256)
+        """Copies a deflate stream, as one member."""
+        self.put_headers()
+        digest = f"sha256:{sha256}"
+        described |= {"size": content.size, "digest": digest, "offset": 0, "chunkDigest": digest}
+        self.blob.put((GZIP_HEADER, described), len(GZIP_HEADER))
+        inflater = None if self._diff_id and sha256 else _Inflater(content, sha256)
         for data in _raw_pieces(content):
-            if size:
-                self.blob.put((data, None), len(data))
+            self.blob.put((data, None), len(data))
             if inflater:
                 self.tar.put((inflater, data), len(data))
         if inflater:
             self.tar.put((inflater, b""), 0)  # the end, where the content is checked
-        if size:
-            trailer = struct.pack("<II", content.crc, size & 0xFFFFFFFF)
-            self.blob.put((trailer, None), len(trailer))
-            if inflater:
-                self._inflated.append((described, inflater))
+            self._inflated.append((described, inflater))
+        trailer = struct.pack("<II", content.crc, content.size & 0xFFFFFFFF)
+        self.blob.put((trailer, None), len(trailer))
 
     def _compress(self, entry: Entry, content: Zipped | bytes, described: dict[str, Any]) -> None:
-        """Compresses a content in chunks of MEMBER bytes; each one is a member and an entry of the TOC."""
+        """Compresses a content in chunks of MEMBER bytes; each one is a member and an entry of the TOC.
+
+        An empty file has no member, but its deflate stream is checked, too.
+        """
         content_hash, done = hashlib.sha256(), 0
         chunk = described
         for plain in _split(content):
@@ -395,14 +393,6 @@ class _Worker:
 def read_zipped(content: Zipped) -> bytes:
     """All of a small content; raises SpliceError."""
     return b"".join(_plain(content))
-
-
-def sha256(content: Zipped | bytes) -> str:
-    """Hex digest of a content of any size; raises SpliceError."""
-    content_hash = hashlib.sha256()
-    for plain in _plain(content):
-        content_hash.update(plain)
-    return content_hash.hexdigest()
 
 
 def _plain(content: Zipped | bytes) -> Iterator[bytes]:
