@@ -131,26 +131,6 @@ def test_a_list_that_cannot_be_read(tmp_path: Path, status: int, output: str) ->
         fetch(fail, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ('"format": 1', '"format": 0'),
-        (SHA256, SHA256[:-1]),
-        ('"release": "3.12.12"', '"release": "3.12.13"'),
-        ("cpython-3.12.12+", "cpython-3.12.11+"),
-        ("cpython-", "../cpython-"),
-        ("\n}", "\n }"),
-    ],
-)
-def test_an_edited_lock_is_refused(tmp_path: Path, old: str, new: str) -> None:
-    (tmp_path / "locks").mkdir()
-    text = PYTHON_LOCKS.dump(LOCKED)
-    assert text.count(old) == 1
-    (tmp_path / PYTHON_LOCKS.path(LOCKED.release)).write_text(text.replace(old, new))
-    with pytest.raises(LockError):
-        PYTHON_LOCKS.read(tmp_path, "3.12.12")
-
-
 def fetch(run: Callable[..., Any], folder: Path) -> Path:
     (folder / "blobs").mkdir()
     fetcher = Fetcher(builds(run).archives(), folder / "blobs")

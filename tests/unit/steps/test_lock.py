@@ -168,8 +168,10 @@ def test_check(tiny: Project) -> None:
     """One lock covers all cells of its group. A missing lock is named once."""
     checks.check_locks(tiny, tiny.select([f"{LOCKED}*", f"{LOCKED_QUARTZ}*"]))
     assert stale_lines(tiny, f"{LOCKED}*", f"{OLD_39}*") == [f"locks/{OLD_39}.json: missing"]
+    [system] = {os_lock.request_of_cell(tiny.matrix, cell).path for cell in tiny.select([LOCKED])}
+    (tiny.root / system).unlink()
     (tiny.root / "locks/gone.json").write_text("{}")
-    assert stale_lines(tiny, LOCKED) == ["locks/gone.json: belongs to no cell"]
+    assert stale_lines(tiny, LOCKED) == [f"{system}: missing", "locks/gone.json: belongs to no cell"]
 
 
 def test_check_says_why_a_lock_is_stale_for_a_cell(edit: Edit) -> None:
@@ -196,33 +198,6 @@ def test_update_resolves_the_stale_groups_of_the_chosen_cells(tiny: Project, res
     assert resolver.update(tiny, "*-cu1210-*") == []
     assert resolver.preferred == {}
     assert resolver.said == []
-
-
-CHANGES: dict[str, tuple[str, str, list[str]]] = {
-    "release of a framework": ("release: 0.5.3", "release: 0.5.4", [LOCKED_QUARTZ, QUARTZ_39]),
-    "component of a variant": ("packages: [notebook]", "packages: [notebook>=2]", GROUPS[:-1]),
-    "new group": (
-        '{release: 0.5.3, cuda: ["12.9"]',
-        '{release: 0.5.3, cuda: ["12.9", "12.10"]',
-        ["qz-0.5-cu1210-py311"],
-    ),
-}
-
-
-@pytest.mark.parametrize(("old", "new", "resolved"), CHANGES.values(), ids=CHANGES.keys())
-def test_a_change_leaves_the_locks_of_groups_that_it_does_not_concern(
-    tiny: Project, edit: Edit, resolver: FakeResolver, old: str, new: str, resolved: list[str]
-) -> None:
-    """Even if the index has newer versions in the meantime."""
-    write(tiny, dict(zip(GROUPS, "012345", strict=True)))
-    before = contents(tiny)
-    resolver.newest = "10"
-    project = edit(old, new)
-    assert resolver.update(project, "*") == paths(*resolved)
-    assert list(resolver.preferred) == resolved
-    after = contents(tiny)
-    assert {group for group in after if after[group] != before.get(group)} == set(resolved)
-    checks.check_locks(project, project.cells)
 
 
 def test_an_unused_component_leaves_the_lock(tiny: Project, edit: Edit, resolver: FakeResolver) -> None:
