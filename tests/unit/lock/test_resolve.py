@@ -218,17 +218,10 @@ def test_a_failure_is_one_of_the_requirements_or_of_the_index(
     assert hint in caught.value.hint
     assert output.splitlines()[-1].split(": ")[-1].replace("`", "") in str(caught.value).replace("`", "")
     assert len(uv.calls) == 1, "it is tried once"
-
-
-def test_uv_in_its_own_words_without_decoration(tiny: Project, uv: Uv) -> None:
-    uv.result = 2, NO_SOLUTION
-    with pytest.raises(LockError) as caught:
-        uv.resolve(tiny, GROUP)
-    assert str(caught.value).splitlines() == [
-        f"{GROUP}: cannot be resolved to wheels",
-        "  No solution found when resolving dependencies",
-        "  Because you require ember==1.0 and ember==1.1, we can conclude that your requirements are unsatisfiable.",
-    ]
+    if output == NO_SOLUTION:
+        heading, *lines = str(caught.value).splitlines()
+        assert heading == f"{NO_TOOLKIT}: cannot be resolved to wheels"
+        assert [line[:24] for line in lines] == ["  No solution found when", "  Because you require em"]
 
 
 # ---- a stand-in for uv
@@ -427,11 +420,6 @@ def test_wheels_for_arm64_are_for_its_platform(edit: Edit, uv: Uv) -> None:
         "aarch64.whl"
     }
     assert GROUP_LOCKS.parse(GROUP_LOCKS.dump(lock), lock.group) == lock
-    uv.linux = LINUX
-    resolver.lock(project.groups[GROUP], None, {})
-    assert len([call for call in uv.calls if call.is_toolkit]) == 2, (
-        "the toolkit of one platform is not that of another"
-    )
 
 
 def test_versions_are_chosen_for_the_whole_group_then_wheels_for_each_component(tiny: Project, uv: Uv) -> None:
@@ -491,16 +479,14 @@ def test_versions_of_the_toolkit_are_preferences(tiny: Project, uv: Uv) -> None:
     assert lock.toolkit == {}, "the framework does not require it"
 
 
-def test_the_toolkit_is_resolved_once_for_each_python(tiny: Project, uv: Uv) -> None:
-    resolver = uv.resolver(tiny)
-    for group in ("em-1.10-cu1210-py39", "qz-0.5-cu1210-py39", GROUP, NO_TOOLKIT):
-        resolver.lock(tiny.groups[group], None, {})
-    assert [(call.packages, call.python) for call in uv.calls if call.is_toolkit] == [
-        ([TOOLKIT], "3.9"),
-        ([TOOLKIT], "3.11"),
-    ]
-    assert [call.python for call in uv.version_calls] == ["3.9", "3.9", "3.11", "3.11"]
-    assert [call.preferred.get(SUMS) for call in uv.version_calls] == ["12.10.1", "12.10.1", "12.10.1", None]
+def test_the_toolkit_is_resolved_once_for_each_python_and_platform(edit: Edit, uv: Uv) -> None:
+    project = edit('python: ["3.11", "3.9"]', 'python: ["3.11", "3.9"]\n        arch: [amd64, arm64]')
+    resolver = uv.resolver(project)
+    for group in ("em-1.10-cu1210-py39", "qz-0.5-cu1210-py39", GROUP, NO_TOOLKIT, f"{GROUP}-arm64"):
+        uv.linux = LINUX.replace("x86_64", "aarch64") if "arm64" in group else LINUX
+        resolver.lock(project.groups[group], None, {})
+    assert [call.python for call in uv.calls if call.is_toolkit] == ["3.9", "3.11", "3.11"]
+    assert [call.preferred.get(SUMS) for call in uv.version_calls] == ["12.10.1", "12.10.1", "12.10.1", None, "12.10.1"]
 
 
 def test_constraints_of_the_line_hold_and_preferred_versions_are_taken(edit: Edit, uv: Uv) -> None:
@@ -537,15 +523,14 @@ def test_size_and_licence_of_a_wheel_are_requested_once(tiny: Project, uv: Uv) -
     assert {(wheel.size, wheel.license) for wheel in again.wheels} == {(77, "BSD")}
 
 
-def test_a_size_that_the_index_lists_is_not_requested(tiny: Project, uv: Uv) -> None:
+@pytest.mark.parametrize(("listed", "is_requested"), [(4321, False), (0, True)])
+def test_a_size_that_the_index_lists_is_not_requested(tiny: Project, uv: Uv, listed: int, is_requested: bool) -> None:
     """It was requested with HEAD, which some indexes refuse. Source: PEP 700, PEP 751."""
-    uv.listed = ", size = 4321"
+    uv.listed = f", size = {listed}"
     lock = uv.resolve(tiny, NO_TOOLKIT)
-    assert {wheel.size for wheel in lock.wheels} == {4321}
-    assert not any("size" in message for message in uv.messages)
-    uv.console = MemoryConsole()
-    uv.listed = ", size = 0"
-    assert 0 not in {wheel.size for wheel in uv.resolve(tiny, NO_TOOLKIT).wheels}
+    assert ({wheel.size for wheel in lock.wheels} == {4321}) is not is_requested
+    assert all(wheel.size for wheel in lock.wheels)
+    assert any("size" in message for message in uv.messages) is is_requested
 
 
 # ---- beside a present lock
@@ -630,13 +615,8 @@ def test_a_change_of_what_is_locked_resolves_all_again(tiny: Project, edit: Edit
     uv.newest = "3.0"
     lock = uv.resolve(project, NO_TOOLKIT, present, {"pip": "1.0", "other": "1.5"})
     [choice] = uv.version_calls
-    assert choice.bounds == lock.basis.constraints
-    assert choice.preferred == {**present.versions, "other": "1.5"}
-    group = project.groups[NO_TOOLKIT]
-    needs = lockfile.group_requirements(project.matrix, group)
-    assert uv.closures == list(needs.values())
-    assert {name: part.requirements for name, part in lock.components.items()} == needs
-    assert lock.basis == lockfile.basis(project.matrix, group[0])
+    assert (choice.bounds, choice.preferred) == (lock.basis.constraints, {**present.versions, "other": "1.5"})
+    assert lockfile.stale_reason(project.matrix, lock, project.groups[NO_TOOLKIT]) == ""
 
 
 # ---- the reason why a cell does not resolve
