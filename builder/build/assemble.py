@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from builder.build import operating_systems
-from builder.build.context import LoadedImage, Origin
 from builder.build.operating_systems import SystemLayers
 from builder.common import errors
 from builder.common.console import Meter
 from builder.common.errors import BuilderError, BuildError, DamagedError, VerifyError
 from builder.engine.client import LONGEST_S
 from builder.engine.load import Loader
+from builder.engine.model import LoadedImage, Origin
 from builder.engine.run import Run
 from builder.index.download import CONNECTIONS, Fetcher, wheels_of_index
 from builder.index.releases import Index

@@ -8,12 +8,11 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from builder.build.context import LoadedImage
 from builder.build.operating_systems import SystemLayers
 from builder.build.programs import Program, Programs, last_lines
 from builder.common.errors import FREE_DISK, BuildError, DiskError, EngineError
 from builder.common.files import files_below
-from builder.engine.model import is_disk_full
+from builder.engine.model import LoadedImage, is_disk_full
 from builder.index.host import FOLDER
 from builder.index.logins import netrc_of
 from builder.matrix.project import Project

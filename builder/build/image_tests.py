@@ -15,21 +15,21 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from builder.build import pytest_run
-from builder.build.context import LoadedImage, project_of_tests
 from builder.build.gpu_command import GpuCommand, GpuResults, StagedTarget
 from builder.build.programs import Programs
+from builder.build.pytest_run import PytestRun, describe
 from builder.common import errors, machine
 from builder.common.errors import EngineError, ImageTestError
 from builder.common.text import listed
 from builder.compat import gpu_support, gpus
 from builder.compat.gpu_support import Device
 from builder.compat.gpus import Gpu
-from builder.engine.model import EngineInfo
+from builder.engine.model import EngineInfo, LoadedImage
 from builder.engine.run import Run
 from builder.evidence.results import Coverage, Evidence, Kind, Requirement, coverage_of, local_coverage, write_evidence
-from builder.evidence.suite import IMAGE_TESTS, Suite, gpu_test
+from builder.evidence.suite import IMAGE_TESTS, RUNNER, Suite, gpu_test
 from builder.matrix import facts
+from builder.matrix.project import Project
 from builder.plan.plan import PlannedImage
 
 PACKAGES = {
@@ -42,6 +42,25 @@ TESTS_EACH = 10  # a process for fewer takes longer to start than it saves
 LOGS: dict[Kind, str] = {"image": "test", "gpu": "gpu"}  # the part of a log's name that identifies the tests
 NO_RESULTS = Coverage()
 _NO_TEST = "no GPU test: "
+
+
+def project_of_tests(run: Run) -> Project:
+    """The checkout, or a copy of its test files, so that all are below one root. The checkout must be locked.
+
+    Test files import each other, so those of a team that extends the shipped ones are copied together. The copy has the
+    state of the checkout.
+    """
+    project = run.project
+    if len(project.folders) == 1:
+        return project
+    root = project.state / "tests"
+    shutil.rmtree(root, ignore_errors=True)
+    for name in Suite.of(*project.folders).files.keys() - {RUNNER}:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(next(path for folder in project.folders if (path := folder / name).is_file()), root / name)
+    shutil.copyfile(project.folders[-1] / "pyproject.toml", root / "pyproject.toml")  # pytest's options
+    (root / project.state.name).symlink_to("..")
+    return Project(root)
 
 
 def why_not_run(engine: EngineInfo, image: PlannedImage) -> str:
@@ -135,11 +154,10 @@ class Tester:
                     f"{image.id}: its image tests have not passed, and `test.gpu_command` runs only GPU tests",
                     hint="First run on a machine with Docker: builder test --staged STAMP --gpu off",
                 )
-            results.append(self._run_files(image, loaded, "image", self._files(image), no_gpu=no_gpu))
+            results.append(self._run_files(image, loaded, "image", no_gpu=no_gpu))
         if not no_gpu and known.gpu != "passed":
-            paths = [self._project.root / f"tests/gpu/test_{name}.py" for name in image.components]
-            files = [path for path in paths if path.is_file()]
             if self.gpu_command and target:
+                files = self._gpu_files(image)
                 gpu_results = self.gpu_command.run(image.id, target, files, self._project, self._programs, self._suite)
                 for gpu in gpu_results.report.devices:
                     device = Device(name=gpu.name, capability=gpu.capability)
@@ -148,13 +166,13 @@ class Tester:
                             f"{image.id}: its GPU tests ran on an unsuitable GPU: {reason}",
                             hint="Let `test.gpu_command` in matrix.yaml choose another machine.",
                         )
-                results.append(self._run_files(image, loaded, "gpu", files, gpu_results=gpu_results))
+                results.append(self._run_files(image, loaded, "gpu", gpu_results=gpu_results))
             else:
                 with self._pool.lease(
                     lambda gpu: not self._why_unfit(image, gpu, self._pool.read()[0]), lambda: self._programs.stopped
                 ) as leased:
                     if leased:
-                        results.append(self._run_files(image, loaded, "gpu", files, leased))
+                        results.append(self._run_files(image, loaded, "gpu", leased))
                     else:
                         no_gpu = self._why_no_gpu(image) or "no GPU became free"
                         if results:  # the image tests ran before this was known
@@ -188,6 +206,10 @@ class Tester:
                 hint="Write at least one test for each component: docs/components.md.",
             )
         return files
+
+    def _gpu_files(self, image: PlannedImage) -> list[Path]:
+        paths = [self._project.root / f"tests/gpu/test_{name}.py" for name in image.components]
+        return [path for path in paths if path.is_file()]
 
     def _machine(self, leased: Sequence[Gpu] = ()) -> dict[str, str]:
         """The machine that the tests run on, as evidence names it."""
@@ -256,16 +278,16 @@ class Tester:
     # ---- pytest
 
     def _run_files(
-        self, image: PlannedImage, loaded: LoadedImage, kind: Kind, files: list[Path], leased: Sequence[Gpu] = (), *,
+        self, image: PlannedImage, loaded: LoadedImage, kind: Kind, leased: Sequence[Gpu] = (), *,
         no_gpu: str = "", gpu_results: GpuResults | None = None,
     ) -> Evidence:  # fmt: skip
-        """Runs test files in a pytest process of their own, on the leased GPUs, and writes the evidence.
+        """Runs the tests of a kind in a pytest process of their own, on the leased GPUs, and writes the evidence.
 
-        If a command `found` results, the GPU tests check these results, and start no container. Raises ImageTestError
-        if the tests were stopped, EngineError if the engine does not respond.
+        With `gpu_results` of a command, the GPU tests check these results, and start no container. Raises
+        ImageTestError if the tests were stopped, EngineError if the engine does not respond.
         """
         root = self._project.root
-        subject = pytest_run.describe(image, loaded.id, str(root))
+        subject = describe(image, loaded.id, str(root))
         variables: Mapping[str, str] = {}
         if self.gpu_command and gpu_results:
             subject["report"] = gpu_results.report.model_dump()
@@ -296,11 +318,16 @@ class Tester:
                 self._view.note(image.id, " ".join(line.rpartition("::")[2].split()))
             return line
 
+        run = PytestRun(
+            root=root,
+            files=self._files(image) if kind == "image" else self._gpu_files(image),
+            subject=subject,
+            options=options,
+            variables=variables,
+            log=self._log(image, kind),
+        )
         with self._project.scratch() as scratch:
-            results = pytest_run.run_tests(
-                self._programs, root, Path(scratch), files, subject,
-                options=options, variables=variables, log=self._log(image, kind), on_line=on_line,
-            )  # fmt: skip
+            results = run.run(self._programs, Path(scratch), on_line)
         if results.failed and not gpu_results:
             self._run.engine.check()  # that may be why they failed
         if self._programs.stopped:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
-from builder.build.context import LoadedImage, Origin
 from builder.build.image_tests import Tester
 from builder.common import errors, machine
 from builder.common.errors import BuilderError
 from builder.common.text import counted, size
+from builder.engine.model import LoadedImage, Origin
 from builder.engine.run import Run
 from builder.evidence.results import Coverage
 from builder.plan.plan import PlannedImage

@@ -56,36 +56,43 @@ class Results:
     figures: tuple[dict[str, Any], ...]
 
 
-def run_tests(
-    programs: Programs, root: Path, scratch: Path, files: Sequence[Path], subject: Mapping[str, object], *,
-    options: Sequence[str], variables: Mapping[str, str], log: Path, on_line: Callable[[str], str],
-) -> Results:  # fmt: skip
-    """Runs test files of the checkout `root` for the image that `subject` describes, and returns their results.
+@dataclass(frozen=True, kw_only=True)
+class PytestRun:
+    """Test files of the checkout `root` for the image that `subject` describes.
 
-    `scratch` is an empty folder, `options` go to pytest, `variables` tell docker-py where the engine is. `on_line`
-    is as for `Programs.run`.
+    `options` go to pytest, `variables` tell docker-py where the engine is.
     """
-    described, report, figures = (scratch / name for name in ("image.json", "report.jsonl", "figures.jsonl"))
-    described.write_text(json.dumps(subject), encoding="utf-8")
-    command = [
-        sys.executable, "-m", "pytest", "-v", "--color=no", "-p", "no:cacheprovider", "--rootdir", str(root),
-        f"--basetemp={scratch}/pytest", "--durations=10", *map(str, files), *options,
-    ]  # fmt: skip
-    environment = {
-        **os.environ,
-        **variables,
-        "PYTEST_ADDOPTS": "",  # a user's options must not leave tests out
-        # No plugins either: importing all plugins of this environment takes 0.8 s.
-        "PYTEST_PLUGINS": "",
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "PYTEST_XDIST_WORKER": "",  # set if tests of this program run it
-        "IMAGE_TEST_SUBJECT": str(described),
-        "IMAGE_TEST_REPORT": str(report),
-        "IMAGE_TEST_FIGURES": str(figures),
-    }
-    program = Program(command=command, environment=environment, folder=root, log=log, timeout_s=TIMEOUT_S)
-    status = programs.run(program, on_line)
-    return read_results(report, figures, status, files, root)
+
+    root: Path
+    files: Sequence[Path]
+    subject: Mapping[str, object]
+    options: Sequence[str]
+    variables: Mapping[str, str]
+    log: Path
+
+    def run(self, programs: Programs, scratch: Path, on_line: Callable[[str], str]) -> Results:
+        """Runs the tests in `scratch`, an empty folder; `on_line` is as for `Programs.run`."""
+        described, report, figures = (scratch / name for name in ("image.json", "report.jsonl", "figures.jsonl"))
+        described.write_text(json.dumps(self.subject), encoding="utf-8")
+        command = [
+            sys.executable, "-m", "pytest", "-v", "--color=no", "-p", "no:cacheprovider", "--rootdir", str(self.root),
+            f"--basetemp={scratch}/pytest", "--durations=10", *map(str, self.files), *self.options,
+        ]  # fmt: skip
+        environment = {
+            **os.environ,
+            **self.variables,
+            "PYTEST_ADDOPTS": "",  # a user's options must not leave tests out
+            # No plugins either: importing all plugins of this environment takes 0.8 s.
+            "PYTEST_PLUGINS": "",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTEST_XDIST_WORKER": "",  # set if tests of this program run it
+            "IMAGE_TEST_SUBJECT": str(described),
+            "IMAGE_TEST_REPORT": str(report),
+            "IMAGE_TEST_FIGURES": str(figures),
+        }
+        program = Program(command=command, environment=environment, folder=self.root, log=self.log, timeout_s=TIMEOUT_S)
+        status = programs.run(program, on_line)
+        return read_results(report, figures, status, self.files, self.root)
 
 
 def read_results(report: Path, figures: Path, status: int, files: Sequence[Path], root: Path) -> Results:

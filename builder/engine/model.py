@@ -18,6 +18,8 @@ from builder.index.wheels import PLATFORMS, arch_of
 from builder.matrix.schema import Arch
 
 CDI_KIND = "nvidia.com/gpu"
+# How an image came into the engine: built in this run, loaded from the store, or present before.
+Origin = Literal["built", "loaded", "present"]
 EMULATION_HINT = (
     "On Debian or Ubuntu, as root: apt-get install qemu-user-static binfmt-support   In a container or a minimal VM, "
     "first: mount -t binfmt_misc none /proc/sys/fs/binfmt_misc"
@@ -99,6 +101,18 @@ class ImageInfo:
     tags: tuple[str, ...]
     created: str
     layers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedImage:
+    """An image in the engine. `digest` is the digest of the image's manifest.
+
+    An image built from a Dockerfile has no manifest before a push: `digest` is then the image's id in the engine.
+    """
+
+    id: str
+    digest: str
+    origin: Origin = "present"
 
 
 # ---- errors of docker-py and of the engine, as errors of builder

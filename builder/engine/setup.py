@@ -18,8 +18,7 @@ from tempfile import TemporaryDirectory
 from builder.common.console import View
 from builder.common.errors import EngineError, NoEngineError
 from builder.debian import mmdebstrap
-from builder.engine.address import SOCKET, engine_address
-from builder.engine.client import Engine
+from builder.engine.client import SOCKET, Engine, engine_address
 from builder.engine.model import EngineInfo
 from builder.index import host
 

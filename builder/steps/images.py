@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal
 
 from builder.build.assemble import Assembler
-from builder.build.context import LoadedImage
 from builder.build.dockerfile import DockerfileBuilder
 from builder.build.image_tests import NO_RESULTS, Tester, new_tester, why_not_run
 from builder.build.layer_lookup import LayerLookup
@@ -24,6 +23,7 @@ from builder.common.reference import ImageRef
 from builder.compat import gpus
 from builder.debian import os_resolve
 from builder.debian.os_lock import OS_LOCKS
+from builder.engine.model import LoadedImage
 from builder.engine.run import Run
 from builder.evidence.results import Coverage
 from builder.layers import garbage, known_layers

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from builder.build.context import LoadedImage
 from builder.build.gpu_command import StagedTarget, inventory_of
 from builder.build.image_tests import Tester, why_not_run
 from builder.build.outcomes import Outcome, for_each_image
@@ -20,6 +19,7 @@ from builder.common.console import Meter, View
 from builder.common.errors import BuilderError, EngineError, ImageTestError, UsageError
 from builder.common.text import listed
 from builder.engine.load import Loader
+from builder.engine.model import LoadedImage
 from builder.engine.run import Run
 from builder.evidence import reports, results
 from builder.evidence.results import Requirement

@@ -19,7 +19,6 @@ from typing import Any
 from docker.models.containers import Container
 from rich.console import Console
 
-from builder.build.context import LoadedImage
 from builder.build.dockerfile import DockerfileBuilder
 from builder.build.gpu_command import GpuCommand, StagedTarget
 from builder.build.image_tests import NO_RESULTS, Tester
@@ -27,7 +26,7 @@ from builder.common.errors import BuilderError, EngineError, ImageTestError
 from builder.common.files import digest_of_bytes, digest_of_data
 from builder.common.reference import ImageRef
 from builder.engine.client import Engine, RunningContainer
-from builder.engine.model import EngineInfo, ImageInfo
+from builder.engine.model import EngineInfo, ImageInfo, LoadedImage
 from builder.evidence.results import OWN, Coverage, Evidence, Proof, coverage_of
 from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import PlannedImage

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from builder.build import dockerfile
-from builder.build.context import LoadedImage
 from builder.build.dockerfile import DockerfileBuilder, context_files
 from builder.build.layer_lookup import LayerLookup
 from builder.build.operating_systems import SystemLayers
@@ -16,6 +15,7 @@ from builder.build.programs import Program
 from builder.common.errors import BuildError, DiskError, EngineError
 from builder.common.files import digest_of_data
 from builder.debian.archives import Archives
+from builder.engine.model import LoadedImage
 from builder.index.host import Apt, AptSource, Host
 from builder.index.settings import IndexSettings
 from builder.lock.lockfile import GROUP_LOCKS

@@ -13,13 +13,12 @@ from typing import ClassVar, Self
 import pytest
 
 from builder.build import image_tests
-from builder.build.context import LoadedImage
 from builder.build.gpu_command import ChecksReport, GpuCommand, GpuResults, StagedTarget
 from builder.build.pytest_run import describe, read_results
 from builder.common.errors import EngineError, ImageTestError
 from builder.compat import gpus
 from builder.compat.gpus import Gpu
-from builder.engine.model import EngineInfo
+from builder.engine.model import EngineInfo, LoadedImage
 from builder.evidence import results
 from builder.evidence.results import Coverage, Evidence, Proof, coverage_of
 from builder.evidence.suite import GPU_TESTS, Suite

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from builder.build.context import project_of_tests
+from builder.build.image_tests import project_of_tests
 from builder.engine.run import Run
 from builder.evidence.suite import Suite
 from builder.matrix.project import Project

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from builder.build.context import LoadedImage, Origin
 from builder.build.outcomes import Outcome
 from builder.cli.images import summary
 from builder.common.errors import BuildError
+from builder.engine.model import LoadedImage, Origin
 from builder.matrix.project import Project
 from builder.plan import plan
 from tests.unit.cli.conftest import CELL

@@ -10,7 +10,7 @@ import pytest
 
 from builder.common.errors import EngineError
 from builder.engine import setup
-from builder.engine.address import SOCKET, engine_address
+from builder.engine.client import SOCKET, engine_address
 
 REMOTE = "tcp://build.example.test:2376"
 

@@ -22,8 +22,7 @@ from urllib3.exceptions import ProtocolError
 
 from builder.common.errors import DiskError, EngineError, NoEngineError
 from builder.common.reference import ImageRef
-from builder.engine.address import EngineAddress
-from builder.engine.client import Engine, RunningContainer
+from builder.engine.client import Engine, EngineAddress, RunningContainer
 from builder.engine.model import EngineInfo, translated
 from tests.fakes.engine import INFO
 

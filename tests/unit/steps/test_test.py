@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import pytest
 
-from builder.build.context import LoadedImage
 from builder.build.gpu_command import GpuCommand, StagedTarget
 from builder.build.image_tests import NO_RESULTS
 from builder.build.outcomes import Outcome
 from builder.common.console import View
 from builder.common.errors import BuildError, ImageTestError, RegistryError
+from builder.engine.model import LoadedImage
 from builder.evidence import reports, results, signing
 from builder.evidence.results import Coverage, Evidence, Requirement
 from builder.evidence.signing import Signer, Trust
