@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import posixpath
 import re
 import subprocess
 import sys
@@ -36,7 +35,7 @@ from builder.matrix.schema import Trusted
 from builder.registry import artifacts
 from builder.release.additions import Addition
 from builder.steps.add import IMPORTS
-from tests.unit.layers.test_wheel import Wheel, pack
+from tests.unit.layers.test_wheel import Wheel
 from tests.unit.release.parents import ParentImage, plain, project
 from tests.unit.steps.adding import LOCAL, PARENT, TARGET, Bench, ImportingEngine, RecordingSigner, addition, locked
 
@@ -174,20 +173,6 @@ def test_a_package_of_the_parent_moves_and_its_files_are_hidden(bench: Bench) ->
         "/new.py",
     ]
     assert f"{TINY}-1.9.dist-info" not in child.files, "importlib.metadata would find it"
-
-
-@pytest.mark.parametrize("path", ["ember/__init__.py", "../../../../../usr/local/bin/start", "../../../pyvenv.cfg"])
-def test_a_record_hides_no_file_of_others(bench: Bench, path: str) -> None:
-    """An old wheel may list any path: those of the framework, the launcher and the system stay."""
-    record = {"RECORD": f"tinylib.py,,\n{path},,\n".encode()}
-    evil = pack({"tinylib.py": b""}, name="tinylib-1.9-py3-none-any.whl", info="tinylib-1.9.dist-info", parts=record)
-    bench.parent.layers[0] = bench.parent.wheels(project("ember"), evil)
-    bench.push_parent()
-    bench.offer(project("einops", version="0.8"), project("tinylib", version="1.8"))
-    bench.add()
-    files = bench.child().files
-    assert posixpath.normpath(f"opt/venv/lib/python/site-packages/{path}") in files
-    assert f"{TINY}.py" not in files
 
 
 def test_another_package_of_the_parent_may_have_to_move_too(bench: Bench) -> None:
