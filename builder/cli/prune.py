@@ -31,9 +31,8 @@ def prune_command(context: Context, keep: int, delete: bool, form: str) -> None:
     """List what is not needed in staging; with --delete, delete it.
 
     Keeps the newest staged releases; for each public tag without a stamp, the newest release that contains its image;
-    images of this checkout's plan; images with tags of other tools; images that were staged with --images-only less
-    than 7 days ago; and the records of what was published. The rest of staging is not needed: releases, their images
-    and attachments. If a release cannot be read, nothing is deleted.
+    images of this checkout's plan; images with tags of other tools; and the records of what was published. The rest of
+    staging is not needed: releases, their images and attachments. If a release cannot be read, nothing is deleted.
 
     Nothing in the public repositories is deleted: stamped tags never move, and users may depend on them.
 
@@ -54,7 +53,7 @@ def prune_command(context: Context, keep: int, delete: bool, form: str) -> None:
     plans = [plan_tag(image.plan) for image in plan.make_plan(project, project.cells).images]
     with view.live():
         contents = prune.read_registries(area, public, plans, view)
-    items = prune.unneeded(contents, keep, context.today)
+    items = prune.unneeded(contents, keep)
     if form == "text":
         for item in items:
             context.out.print(Text(str(item)), soft_wrap=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
 from functools import partial
 from typing import Literal
 
@@ -22,7 +21,6 @@ from builder.registry.client import INDEXES, Repository
 from builder.registry.transfer import look_up
 from builder.release.staging import INDEX, PREFIX, RELEASED, StagedRelease, StagingArea
 
-NEW = timedelta(days=7)  # other machines may still list images that were staged without a release this recently
 _PLAN_TAG = re.compile(rf"plan-{SHA256_HEX}", re.ASCII)
 # The index of what is attached to an image; with a suffix, what cosign stores for it.
 _ATTACHED_TAG = re.compile(rf"sha256-({SHA256_HEX})(?:\.[a-z]+)?", re.ASCII)
@@ -47,14 +45,12 @@ class RepositoryContents:
 class RegistryContents:
     """The contents of staging.
 
-    `releases` are all staged releases, the newest first. `lists` are the lists of images that were staged without a
-    release, by tag. `published` are the digests behind public tags without a stamp, `plans` the tags of this checkout's
-    plan.
+    `releases` are all staged releases, the newest first. `published` are the digests behind public tags without a
+    stamp, `plans` the tags of this checkout's plan.
     """
 
     documents: RepositoryContents
     releases: Sequence[StagedRelease]
-    lists: Mapping[str, StagedRelease]
     staged: Sequence[RepositoryContents]
     published: Collection[str]
     plans: Collection[str]
@@ -91,16 +87,14 @@ def kept(releases: Sequence[StagedRelease], published: Collection[str], keep: in
     return chosen
 
 
-def unneeded(contents: RegistryContents, keep: int, today: date) -> list[Item]:
+def unneeded(contents: RegistryContents, keep: int) -> list[Item]:
     """The manifests that are not needed, in the order to delete them. Pure."""
     # Documents are first, so that none lists a deleted image. Then each image, with its plan tag, then its attachments,
     # and last the tag that lists them: after an interruption, the next run finds the rest by tag.
     current = {f"{PREFIX}{release.stamp}": release for release in kept(contents.releases, contents.published, keep)}
-    first_day = f"{today - NEW:%Y%m%d}"
-    current |= {tag: staged for tag, staged in contents.lists.items() if staged.stamp >= first_day}
     needed = {image.digest for release in current.values() for image in release.images}
     documents = contents.documents
-    old = {*(f"{PREFIX}{release.stamp}" for release in contents.releases), *contents.lists} - current.keys()
+    old = {f"{PREFIX}{release.stamp}" for release in contents.releases} - current.keys()
     # Two tags may name one manifest, and deleting it deletes both.
     used = {digest for tag, digest in documents.tags.items() if tag not in old}
     gone = {digest: tag for tag, digest in documents.tags.items() if tag in old and digest not in used}
@@ -165,33 +159,26 @@ def read_registries(
 
     Raises VerifyError, RegistryError if anything that may be needed cannot be read.
     """
-    index, document = area.open(INDEX), partial(_document, area)
-    releases = [release for _, release in look_up(document, (f"{PREFIX}{stamp}" for stamp in area.stamps()))]
-    lists = dict(look_up(document, area.lists()))
+    releases = [release for _, release in look_up(partial(_release, area), area.stamps())]
     images: dict[str, set[str]] = {repository.name.rpartition("/")[2]: set() for repository in public}
-    for image in (image for release in (*releases, *lists.values()) for image in release.images):
+    for image in (image for release in releases for image in release.images):
         images.setdefault(image.repository, set()).add(image.digest)
     return RegistryContents(
-        documents=_read_repository(index, (), view),
+        documents=_read_repository(area.open(INDEX), (), view),
         releases=releases,
-        lists=lists,
         staged=[_read_repository(area.open(name), listed, view) for name, listed in images.items()],
         published=set().union(*(_published(repository) for repository in public)),
         plans=plans,
     )
 
 
-def _document(area: StagingArea, tag: str) -> StagedRelease:
-    """The release or the list of images with this tag."""
-    stamp = tag.removeprefix(PREFIX)
-    is_list = stamp == tag
+def _release(area: StagingArea, stamp: str) -> StagedRelease:
     try:
-        return area.read_list(tag) if is_list else area.read(stamp)
+        return area.read(stamp)
     except VerifyError as error:
-        name = f"list {tag}" if is_list else f"release {stamp}"
         raise VerifyError(
-            f"{name} cannot be read, so it is unknown which images are needed; nothing was deleted: {error}",
-            hint=f"If its images are not needed, delete {area.repository(INDEX)}:{tag} in the registry, "
+            f"release {stamp} cannot be read, so it is unknown which images are needed; nothing was deleted: {error}",
+            hint=f"If its images are not needed, delete {area.repository(INDEX)}:{PREFIX}{stamp} in the registry, "
             "then run this again.",
         ) from error
 

@@ -2,13 +2,11 @@
 
 An image is in the repository <staging>/<its name>, with its reports attached and the tag of its plan. The document is
 in <staging>/releases, as an artifact with the tag `release-<stamp>`, signed if there is a signer. Other machines need
-nothing else to test and to release the images. Images that are staged without a release are listed by day, under tags
-that begin with `images-`.
+nothing else to test and to release the images.
 """
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,8 +38,7 @@ from builder.registry.transfer import Sent
 TYPE = "application/vnd.gpu-images.release.v1+json"
 RELEASED_TYPE = "application/vnd.gpu-images.released.v1+json"
 ROLLED_BACK_TYPE = "application/vnd.gpu-images.rolled-back.v1+json"
-INDEX, PREFIX, RELEASED, ROLLED_BACK, LIST = "releases", "release-", "released-", "rolled-back-", "images-"
-_LIST_TAG = re.compile(rf"{LIST}([0-9]{{8}})-[0-9a-f]{{12}}", re.ASCII)
+INDEX, PREFIX, RELEASED, ROLLED_BACK = "releases", "release-", "released-", "rolled-back-"
 _HINT = "Stage the images again."
 UNSCANNED = "unscanned"
 _Line = Annotated[oci.Printable, StringConstraints(max_length=600)]
@@ -205,27 +202,6 @@ class StagingArea:
         if release.stamp != stamp:
             raise VerifyError(f"{tag} has the stamp {release.stamp}, expected {stamp}", hint=_HINT)
         return release
-
-    def list_images(self, day: str, images: Sequence[StagedImage]) -> None:
-        """Records that images were staged on a day without a release, so that `prune` keeps them for some time.
-
-        Each list has a tag of its own: several machines may write theirs at the same time.
-        """
-        content = StagedRelease(stamp=day, revision="", images=tuple(images)).model_dump_json().encode()
-        self._put(f"{LIST}{day}-{short_digest(digest_of_bytes(content))}", TYPE, content)
-
-    def lists(self) -> list[str]:
-        """The tags of the lists of images that were staged without a release."""
-        return list(filter(_LIST_TAG.fullmatch, self.open(INDEX).list_tags()))
-
-    def read_list(self, tag: str) -> StagedRelease:
-        """A list; its stamp is the day. Raises RegistryError, VerifyError."""
-        match = _LIST_TAG.fullmatch(tag)
-        if match and (staged_list := self._document(tag, match[1])):
-            return staged_list
-        raise RegistryError(
-            f"{self.repository(INDEX)}: no list {tag}", hint="Another machine may have deleted it: run this again."
-        )
 
     def released(self, stamp: str) -> StagedRelease | None:
         """The record of the images that a release published; None if it published nothing.

@@ -33,26 +33,22 @@ def stage(
 ) -> Report:
     """Pushes the images of a plan that passed their tests by digest, and attaches their reports, signed by `signer`.
 
-    Then lists them as a release of today and of this commit. With `images_only`, lists them for the day alone. Also
-    attaches this machine's results to images that another machine staged. With a `lookup`, images that are neither in
-    the store nor staged are staged too, without test results. The caller holds the store.
+    Then lists them as a release of today and of this commit, unless they are `images_only`. Also attaches this
+    machine's results to images that another machine staged. With a `lookup`, images that are neither in the store nor
+    staged are staged too, without test results. The caller holds the store.
 
     Raises one error for all images that are neither in the store nor in staging, before anything is sent, and one for
     all failures.
     """
     if not plan.images:  # built-in sets may be empty; an empty release would be the newest one
         return Report()
-    day = f"{run.today:%Y%m%d}"
     signer = signer and signer.with_trust(run.project)
     suite = Suite.of(*run.project.folders)
     images = errors.collect(
         lambda planned: find_candidate(run, area, suite, planned, lookup), plan.images, "images cannot be staged"
     )
 
-    # Without a release, list them before any is pushed: `prune` deletes what no list names.
     listed = [StagedImage.of(image.planned, image.digest) for image in images]
-    if images_only:
-        area.list_images(day, listed)
 
     # One image after another; the attachments of one go up while the next one is pushed.
     def push_image(image: Candidate) -> Sent | None:
@@ -90,7 +86,8 @@ def stage(
     report = Report(outcomes=outcomes)
     if not images_only:
         in_order = sorted(listed, key=lambda image: image.cell)
-        report.stamp = area.write(run.project, day, git.state(run.project.root), in_order, signer).stamp
+        day, revision = f"{run.today:%Y%m%d}", git.state(run.project.root)
+        report.stamp = area.write(run.project, day, revision, in_order, signer).stamp
     return report
 
 

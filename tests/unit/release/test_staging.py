@@ -213,19 +213,6 @@ def test_a_document_that_cannot_be_read(place: StagingArea, registry: MemoryRegi
         place.read("20261122")
 
 
-def test_images_without_a_release_are_listed_by_day(place: StagingArea) -> None:
-    """Each list has its own tag, and none is a release."""
-    other = IMAGE.model_copy(update={"cell": "d"})
-    for image in (IMAGE, other, IMAGE):
-        place.list_images("20261122", [image])
-    assert [place.read_list(tag).images for tag in place.lists()] == [(IMAGE,), (other,)]
-    assert {place.read_list(tag).stamp for tag in place.lists()} == {"20261122"}
-    assert place.stamps() == []
-    for tag in ("images-20261122-0123456789ab", "release-20261122"):
-        with pytest.raises(RegistryError, match=f"releases: no list {tag}"):
-            place.read_list(tag)
-
-
 def test_only_what_writes_requests_the_right_to_push(registry: MemoryRegistry) -> None:
     rights: list[bool] = []
 
@@ -236,10 +223,9 @@ def test_only_what_writes_requests_the_right_to_push(registry: MemoryRegistry) -
 
     place = Place("registry.example.test/staging", "", Host())
     place.stamps()
-    place.lists()
-    assert rights == [False, False]
-    place.list_images("20261122", [IMAGE])
-    assert rights == [False, False, True]
+    assert rights == [False]
+    place.record(StagedRelease(stamp="20261122", revision="abc", images=()))
+    assert rights == [False, True]
 
 
 def test_what_was_released(place: StagingArea, tmp_path: Path) -> None:
