@@ -380,11 +380,6 @@ def test_an_invalid_combination(text: str, message: str) -> None:
     assert message in f"{refused.value}\n{refused.value.hint}"
 
 
-@pytest.mark.parametrize(("tag", "cuda"), [("cu118", "11.8"), ("cu1210", "12.10"), ("cpu", "cpu")])
-def test_cuda_tags(tag: str, cuda: str) -> None:
-    assert explain.cell_of_combination(CHECKED, f"pt-2.9-{tag}-py310").cuda == cuda
-
-
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """The command, with the matrix above, the stored index and a resolver that finds no conflict."""

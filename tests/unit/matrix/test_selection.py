@@ -1,27 +1,20 @@
-"""Properties of cells, of groups and their locks, of tags and of layers, over generated matrices.
+"""Properties of cells, of groups and of tags, over generated matrices.
 
 The matrices have CUDA versions that do not sort as text, the cpu, and several lines of a framework with components.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from random import Random
+from collections.abc import Iterable
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from builder.common.strict_yaml import Located
-from builder.index.wheels import LockedWheel
-from builder.lock import lockfile
-from builder.lock.lockfile import Lock, LockedComponent
 from builder.matrix import cells, reader, tags
 from builder.matrix.cells import CUDA, Cell
 from builder.matrix.schema import CPU, Matrix
-from builder.plan import layer_order
-from builder.plan.layer_order import LARGE, PlannedLayer
-from tests.fakes.locks import entry
 
 CUDAS = ("12.9", "12.10", "9.2", CPU)
 PYTHONS = ("3.9", "3.11")
@@ -74,9 +67,6 @@ def matrices(draw: st.DrawFn) -> Matrix:
         }
     data = BASE | {"frameworks": frameworks}
     return reader.read_matrix(Located("matrix.yaml", data, {}))
-
-
-randoms = st.randoms(use_true_random=True)  # seeded by Hypothesis; to draw each number takes most of the time
 
 
 @given(matrices())
@@ -139,92 +129,6 @@ def test_a_group_is_one_environment_without_its_variants(matrix: Matrix) -> None
         assert all(cells.components(matrix, cell)[: len(foundation)] == foundation for cell in members)
         plain = next(cell for cell in members if cell.variant == "plain")
         assert cells.components(matrix, plain) == foundation
-
-
-# ---- locks of groups
-
-SHARED = (entry("sums", "1", 10), entry("tools", "1", LARGE))
-BLAS, FFT = (entry(name, "1", LARGE, "py3-none-manylinux_2_28_x86_64") for name in ("nvidia-blas", "nvidia-fft"))
-
-
-def lock_of(matrix: Matrix, members: Sequence[Cell], needs: Mapping[str, Iterable[LockedWheel]]) -> Lock:
-    """A group's lock: each component needs a wheel of its own name and those in `needs`, CUDA's not on the cpu."""
-    parts: dict[str, LockedComponent] = {}
-    wheels: dict[str, LockedWheel] = {}
-    for component, requirements in lockfile.group_requirements(matrix, members).items():
-        more = [wheel for wheel in needs.get(component, ()) if wheel in SHARED or not members[0].is_cpu]
-        own = {wheel.name: wheel for wheel in (entry(component, "1", 10), *more)}
-        parts[component] = LockedComponent(requirements=requirements, wheels=sorted(own))
-        wheels |= own
-    basis = lockfile.basis(matrix, members[0])
-    ordered = tuple(wheels[name] for name in sorted(wheels))
-    return Lock(group=members[0].group, basis=basis, held=[], toolkit={}, components=parts, wheels=ordered)
-
-
-some_needs = st.dictionaries(
-    st.sampled_from(["python", "legacy", "board", "lab", *FRAMEWORKS]),
-    st.lists(st.sampled_from([*SHARED, BLAS, FFT]), unique_by=lambda wheel: wheel.name),
-)
-
-
-@given(matrices(), some_needs)
-def test_a_cell_has_the_wheels_of_its_components_and_no_more(
-    matrix: Matrix, needs: dict[str, list[LockedWheel]]
-) -> None:
-    for members in groups(cells.expand(matrix)).values():
-        lock = lock_of(matrix, members, needs)
-        entries = {wheel.name: wheel for wheel in lock.wheels}
-        for cell in members:
-            parts = [name for name in cells.components(matrix, cell) if name in lock.components]
-            locked = lockfile.of_cell(matrix, cell, lock)
-            wheels = {wheel.name: wheel for wheel in locked.wheels}
-            assert len(wheels) == len(locked.wheels)
-            assert set(wheels) == {name for part in parts for name in lock.components[part].wheels}
-            for name, wheel in wheels.items():
-                assert (wheel.file, wheel.sha256, wheel.size) == (
-                    entries[name].file,
-                    entries[name].sha256,
-                    entries[name].size,
-                )
-                first = next(part for part in parts if name in lock.components[part].wheels)
-                is_below = first in cells.foundation(matrix, cell)
-                assert wheel.component == (CUDA if wheel.is_cuda and is_below else first)
-
-
-def stacks(
-    matrix: Matrix, needs: Mapping[str, Iterable[LockedWheel]], random: Random
-) -> dict[str, tuple[Cell, tuple[PlannedLayer, ...]]]:
-    """Cell id -> the cell and its layers."""
-    result = {}
-    for members in groups(cells.expand(matrix)).values():
-        lock = lock_of(matrix, members, needs)
-        for cell in members:
-            locked = lockfile.of_cell(matrix, cell, lock).wheels
-            wheels = random.sample(locked, len(locked))  # in any order
-            lowest = layer_order.lowest_layers(cell, cells.foundation(matrix, cell), wheels, "sha256:compiler")
-            os = PlannedLayer(kind="os", name="os", component="base", inputs="sha256:os", python=cell.python, debian=7)
-            upper = layer_order.upper_layers(cell, lowest, wheels, "sha256:compiler")
-            result[cell.id] = cell, (*lowest, os, *upper)
-    return result
-
-
-@given(matrices(), some_needs, randoms)
-def test_cells_of_a_group_share_their_layers_up_to_the_operating_system(
-    matrix: Matrix, needs: dict[str, list[LockedWheel]], random: Random
-) -> None:
-    below: dict[str, tuple[PlannedLayer, ...]] = {}
-    for cell, stacked in stacks(matrix, needs, random).values():
-        [place] = [number for number, layer in enumerate(stacked) if layer.kind == "os"]
-        assert below.setdefault(cell.group, stacked[: place + 1]) == stacked[: place + 1]
-        assert {wheel.component for layer in stacked[:place] for wheel in layer.wheels} <= {
-            CUDA,
-            *cells.foundation(matrix, cell),
-        }
-        if cell.variant == "plain":
-            assert not stacked[place + 1 :]
-
-
-# ---- tags and layers of all cells
 
 
 @given(matrices())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +13,7 @@ from packaging.requirements import Requirement
 
 from builder.common.errors import BuilderError, LockError, MatrixError, StaleError
 from builder.debian.os_lock import OS_LOCKS
-from builder.lock.lockfile import GROUP_LOCKS, Lock
+from builder.lock.lockfile import GROUP_LOCKS
 from builder.lock.python_lock import PYTHON_LOCKS
 from builder.matrix import facts
 from builder.matrix.project import Project
@@ -382,57 +381,19 @@ def dockerfile(project: Project) -> str:
     return render.render(project, locked)[f"images/{GROUP}/jupyter.Dockerfile"]
 
 
-def big(text: str, *, lines: int, cudas: int, pythons: int) -> str:
-    """The tiny matrix with long axes, every framework line with all of both."""
-    names = {
-        axis: [f"{n // 100 + 1}.{n % 100}" for n in range(count)] for axis, count in (("c", cudas), ("p", pythons))
-    }
-    axes = {axis: "[" + ", ".join(f'"{name}"' for name in names[axis]) + "]" for axis in names}
-    rows = {
-        "python:\n": "".join(f'  "{name}": {{debian: newbird}}\n' for name in names["p"]),
-        "cuda:\n": "".join(f'  "{name}": {{}}\n' for name in names["c"]),
-    }
-    for head, more in rows.items():
-        text = re.sub(rf"(?m)^{head}(  .*\n)+", head + more, text)
-    more = "".join(
-        f'      "7.{n}": {{release: 7.{n}.0, cuda: {axes["c"]}, python: {axes["p"]}}}\n' for n in range(lines)
-    )
-    text = re.sub(r"(?ms)(package: ember\n    versions:\n).*?(?=  quartz:)", lambda match: match[1] + more, text)
-    text = re.sub(r'(?m)^      "0.5": .*$', more.splitlines()[0], text)
-    return re.sub(r"(?ms)^exclude:.*\Z", "", text)
-
-
-def test_ten_thousand_cells(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenth of them is planned: what is read does not depend on the number of cells of a group."""
-    path = tiny.root / "matrix.yaml"
-    text = big(path.read_text(), lines=8, cudas=20, pythons=20)
-    path.write_text(text.replace('versions:\n      "7.0": {release: 7.0.0', 'versions:\n      "6.0": {release: 6.0.0'))
-    project = Project(tiny.root)
-    assert len(project.cells) == 9 * 20 * 20 * 3
-    pythons = list(project.matrix.python)[:2]
-    chosen = [cell for cell in project.cells if cell.python in pythons]
+def test_each_file_is_read_once_for_all_cells(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A matrix may have thousands of cells. A template is read twice: with its component and with its files."""
     read: Counter[str] = Counter()
     original = Path.read_bytes
-
-    def locked(root: Path, group: str) -> Lock | None:
-        read[group] += 1
-        members = project.groups[group]
-        return None if members[0].line == "7.1" else locks.lock_of(project, members)
 
     def count(file: Path) -> bytes:
         read[file.as_posix()] += 1
         return original(file)
 
-    monkeypatch.setattr(GROUP_LOCKS, "read", locked)
     monkeypatch.setattr(Path, "read_bytes", count)
-    large = plan.make_plan(project, chosen)
-    assert len(large.unlocked) == 20 * 2 * 3
-    assert len(large.images) == 8 * 20 * 2 * 3
-    assert len({image.plan for image in large.images}) == len(large.images)
-    # Each lock once; a template at most twice: with its component and with the component's files.
-    assert {read[cell.group] for cell in chosen} == {1}
+    plan.make_plan(tiny, tiny.cells)
+    assert {number for name, number in read.items() if "/locks/em-" in name} == {1}
     assert max(read.values()) <= 2, read.most_common(3)
-    assert len(large.as_data()["images"]) == len(large.images)
 
 
 def test_constraints_keep_pip_from_replacing_the_framework_and_its_cuda(tiny: Project) -> None:

@@ -37,46 +37,6 @@ def test_variables_that_every_image_sets(edit: Edit, old: str, new: str, message
         of(edit(old, new))
 
 
-def test_a_plain_image(tiny: Project) -> None:
-    assert of(tiny, PLAIN) == Settings(
-        env={
-            "PATH": "/usr/local/sbin:/usr/local/bin:/opt/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/nvidia/bin:"
-            "/home/user/.local/bin",
-            "LANG": "C.UTF-8",
-            "HOME": "/home/user",
-            "USER": "user",
-            "LOGNAME": "user",
-            "PIP_CONSTRAINT": "/etc/pip/constraints.txt",
-            "UV_CONSTRAINT": "/etc/pip/constraints.txt",
-            "UV_BUILD_CONSTRAINT": "/etc/pip/constraints.txt",
-            "NVIDIA_VISIBLE_DEVICES": "all",
-            "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
-            "LD_LIBRARY_PATH": "/usr/local/nvidia/lib:/usr/local/nvidia/lib64",
-            "NVIDIA_REQUIRE_CUDA": "driver>=525.60.13",
-        },
-        ports=(),
-        command=("bash",),
-        health=None,
-        entrypoint=("/usr/bin/tini", "-s", "-g", "--", "/usr/local/bin/start"),
-        user="1000:0",
-        workdir="/workspace",
-        labels={
-            "org.opencontainers.image.title": PLAIN,
-            "org.opencontainers.image.version": "0.5.3",
-            "org.opencontainers.image.licenses": "LicenseRef-NVIDIA-CUDA AND LicenseRef-Packages",
-            "io.github.gpu-images.cell": PLAIN,
-            "io.github.gpu-images.framework": "quartz",
-            "io.github.gpu-images.framework.version": "0.5.3",
-            "io.github.gpu-images.cuda": "12.9",
-            "io.github.gpu-images.driver": "525.60.13",
-            "io.github.gpu-images.python": "3.11",
-            "io.github.gpu-images.variant": "plain",
-            "io.github.gpu-images.components": "base python cuda quartz",
-            "devcontainer.metadata": '[{"remoteUser":"user"}]',
-        },
-    )
-
-
 def test_labels_link_a_package_to_its_repository(edit: Edit) -> None:
     source = "https://git.example.test/team/images"
     labels = of(edit("namespace: team\n", f"namespace: team\nsource: {source}\n")).labels
