@@ -139,19 +139,6 @@ def test_files_that_cannot_be_used_fail_only_their_image(bench: AssemblyBench) -
         assembler.build(images[1])
 
 
-def test_bytecode_that_fails_is_made_in_the_next_run(bench: AssemblyBench) -> None:
-    bench.world.compile_error = "SyntaxError"
-    images = bench.images(EMBER)
-    assembler = bench.begin(images)
-    with pytest.raises(BuildError):
-        assembler.build(images[0])
-    assembler.close()
-    bench.world.compile_error = ""
-    bench.world.did()
-    assert bench.run(EMBER)
-    assert bench.world.did() == ([], [], [], 1)
-
-
 def test_a_damaged_layer_below_bytecode_is_removed(bench: AssemblyBench) -> None:
     """Its size is right, so the store has it; the next run makes it again."""
     expected = bench.run(EMBER)
