@@ -293,7 +293,7 @@ def publish(checkout: Path, store: Store, cell: str) -> dict[str, int]:
 def _store(store: Store, entries: Iterable[Entry], diff_id: str) -> Layer:
     with store.new_blob() as blob:
         layer = splice.write_layer(entries, blob.file, diff_id=diff_id)
-        blob.digest = layer.digest
+        blob.stored_as = layer.digest
     return layer
 
 

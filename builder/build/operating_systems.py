@@ -186,7 +186,7 @@ class SystemLayers:
                 layer = os_layer.write_system(source, blob.file, image.os_layer.prefetch)
                 if known:
                     known_layers.check_layer(name, image.os_inputs, known, layer)
-                blob.digest = layer.digest
+                blob.stored_as = layer.digest
         self.run.store.put_record(image.os_inputs, layer.as_record())
         # A record of its own: earlier builders that share the store refuse a record of a layer with more fields.
         record = {"digest": layer.digest, "size": layer.size, PACKAGES: blobs}

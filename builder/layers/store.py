@@ -42,10 +42,10 @@ WITHOUT_INDEX = "Delete the store: the next build makes its layers and images ag
 
 @dataclass
 class NewBlob:
-    """A blob that is being written to `file`; its writer sets `digest`."""
+    """A blob that is being written to `file`. Its writer sets `stored_as`, the digest by which it is stored."""
 
     file: BinaryIO
-    digest: str = ""
+    stored_as: str = ""
 
 
 class Store:
@@ -174,12 +174,12 @@ class Store:
         if not self.has(descriptor.digest, descriptor.size):
             with self.new_blob() as blob:
                 blob.file.write(data)
-                blob.digest = descriptor.digest
+                blob.stored_as = descriptor.digest
         return descriptor
 
     @contextmanager
     def new_blob(self) -> Iterator[NewBlob]:
-        """A blob to write in the block, which sets its digest. An exception leaves nothing behind."""
+        """A blob to write in the block, which also sets `stored_as`. Its end stores the blob, an exception nothing."""
         handle, name = tempfile.mkstemp(dir=self.root / "tmp")
         temporary = Path(name)
         try:
@@ -191,7 +191,7 @@ class Store:
                     out.flush()
                 os.fsync(out.fileno())
                 temporary.chmod(0o644)  # skopeo and other users read it
-                path = self.path(blob.digest)
+                path = self.path(blob.stored_as)
                 temporary.replace(path)  # while it is locked
                 folder = os.open(path.parent, os.O_RDONLY)
                 try:

@@ -47,7 +47,7 @@ def store_layer(store: Store, planned: PlannedLayer, entries: Iterable[Entry], k
         layer = splice.write_layer(entries, blob.file, diff_id=known.diff_id if known else "")
         if known:
             known_layers.check_layer(planned.name, planned.inputs, known, layer)
-        blob.digest = layer.digest
+        blob.stored_as = layer.digest
     store.put_record(planned.inputs, layer.as_record())
     return layer
 

@@ -217,7 +217,7 @@ def fetch_blobs(
     def fetch_blob(source: Repository, blob: Descriptor) -> int:
         with store.new_blob() as written:
             source.download(blob.digest, blob.size, written.file, progress)
-            written.digest = blob.digest
+            written.stored_as = blob.digest
         return blob.size
 
     return sum(transfer_each(repository, fetch_blob, sorted(missing, key=lambda blob: -blob.size)))

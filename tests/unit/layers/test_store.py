@@ -210,7 +210,7 @@ def test_a_failed_sync_during_a_write_is_an_error(store: Store, monkeypatch: pyt
     with pytest.raises(OSError), store.new_blob() as blob:  # noqa: PT011, PT012  the end of the block fails
         blob.file.write(b"hello")
         assert failed.wait(10)
-        blob.digest = HELLO.digest
+        blob.stored_as = HELLO.digest
     assert not store.path(HELLO.digest).exists()
 
 
