@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import shlex
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -35,16 +34,15 @@ from builder.evidence.suite import GPU_TESTS, Suite
 from builder.layers.estargz import TocEntry
 from builder.layers.oci import Printable
 from builder.matrix.project import Project
-from builder.matrix.schema import COMMAND, IMAGE, RESULTS, TESTS, WORD_PLACEHOLDER
+from builder.matrix.schema import COMMAND, IMAGE, WORD_PLACEHOLDER
 
 PYTHON = "/opt/venv/bin/python"
-MOUNTED_TESTS, MOUNTED_RESULTS = "/tests", "/results"  # where the command mounts the two folders
-MARKER, FILE = "gpu-images-results:", "results.json"  # as in tests/gpu/inside.py, whose INVENTORY are these files:
+MARKER = "gpu-images-results:"  # as in tests/gpu/inside.py, whose INVENTORY are these files:
 _INVENTORY = re.compile(
     r"var/lib/dpkg/status|etc/pip/constraints\.txt|(etc/variables\.d|usr/local/bin)/[^/]+|usr/local/lib/.+\.py"
     r"|opt/venv/lib/python/site-packages/[^/]+\.dist-info/RECORD"
 )
-# Without a folder, the tests are in the command itself: standard input does not reach a Job of Kubernetes.
+# The tests are in the command itself: standard input does not reach a Job of Kubernetes.
 _UNPACK = (
     "import base64,io,shutil,subprocess,sys,tarfile,tempfile;d=tempfile.mkdtemp();"
     "tarfile.open(fileobj=io.BytesIO(base64.b64decode('{archive}'))).extractall(d);"
@@ -146,24 +144,23 @@ class GpuCommand:
             return line
 
         try:
-            with project.scratch() as scratch:
-                checks = self._checks(project.root / GPU_TESTS, frameworks)
-                words = self._prepare(Path(scratch), project.root / GPU_TESTS, target.reference, frameworks)
-                # srun passes its environment on to the nodes.
-                environment = {name: value for name, value in os.environ.items() if name != "COSIGN_PASSWORD"}
-                program = Program(
-                    command=words, environment=environment, folder=self._folder, log=log,
-                    timeout_s=self.timeout_s, grace_s=self.grace_s,
-                )  # fmt: skip
-                began = time.monotonic()
-                status = programs.run(program, on_line)
-                if programs.stopped:
-                    raise ImageTestError(f"{image}: the tests were interrupted")
-                if time.monotonic() - began >= self.timeout_s:
-                    raise _NoResultsError(f"not finished within {duration(self.timeout_s)}")
-                if status:
-                    raise _NoResultsError(f"exit status {status}" if status > 0 else f"ended by signal {-status}")
-                gpu_results = self._read(packed, Path(scratch) / "results" / FILE)
+            checks = self._checks(project.root / GPU_TESTS, frameworks)
+            words = self._fill(project.root / GPU_TESTS, target.reference, frameworks)
+            # srun passes its environment on to the nodes.
+            environment = {name: value for name, value in os.environ.items() if name != "COSIGN_PASSWORD"}
+            program = Program(
+                command=words, environment=environment, folder=self._folder, log=log,
+                timeout_s=self.timeout_s, grace_s=self.grace_s,
+            )  # fmt: skip
+            began = time.monotonic()
+            status = programs.run(program, on_line)
+            if programs.stopped:
+                raise ImageTestError(f"{image}: the tests were interrupted")
+            if time.monotonic() - began >= self.timeout_s:
+                raise _NoResultsError(f"not finished within {duration(self.timeout_s)}")
+            if status:
+                raise _NoResultsError(f"exit status {status}" if status > 0 else f"ended by signal {-status}")
+            gpu_results = self._read(packed)
             self._check(gpu_results, target, suite, checks)
         except (_NoResultsError, OSError) as error:
             reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
@@ -186,49 +183,34 @@ class GpuCommand:
             "driver": gpu_results.report.driver,
         }
 
-    def _has(self, placeholder: str) -> bool:
-        return any(placeholder in WORD_PLACEHOLDER.findall(word) for word in self._words)
-
-    def _prepare(self, scratch: Path, tests: Path, reference: str, frameworks: Sequence[str]) -> list[str]:
-        """Writes the folders with the tests and for the results; returns the words with all values."""
-        folder, results = scratch / "tests", scratch / "results"
-        shutil.copytree(tests, folder, ignore=shutil.ignore_patterns(*_NOT_INSIDE, "__pycache__"))
-        for path in (folder, *folder.rglob("*")):  # a checkout may be closed to the user of the image
-            path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
+    def _fill(self, tests: Path, reference: str, frameworks: Sequence[str]) -> list[str]:
+        """The words of the command, with the tests in them."""
         out = io.BytesIO()
         with tarfile.open(fileobj=out, mode="w:gz") as tar:
-            tar.add(folder, ".")
-        inside = ["-c", _UNPACK.format(archive=base64.b64encode(out.getvalue()).decode())]
-        if self._has(TESTS):
-            inside = [f"{MOUNTED_TESTS}/inside.py"]
-        elif len(inside[1]) >= LONGEST_WORD:
-            raise _NoResultsError(f"{GPU_TESTS} is too large for a word of the command: mount it with {TESTS}")
-        results.mkdir()
-        results.chmod(0o777)  # for another user in the container; no other user can enter the folder above
-        results_here = ["--results", MOUNTED_RESULTS] if self._has(RESULTS) else []
-        inside = [PYTHON, "-I", *inside, "--run", self.run_id, *results_here, *frameworks]
-        values = {IMAGE: reference, COMMAND: shlex.join(inside), TESTS: str(folder), RESULTS: str(results)}
+            tar.add(tests, ".", filter=_inside)
+        program = _UNPACK.format(archive=base64.b64encode(out.getvalue()).decode())
+        if len(program) >= LONGEST_WORD:
+            raise _NoResultsError(f"{GPU_TESTS} is too large for a word of the command: make it smaller")
+        inside = [PYTHON, "-I", "-c", program, "--run", self.run_id, *frameworks]
+        values = {IMAGE: reference, COMMAND: shlex.join(inside)}
         words: list[str] = []
         for word in self._words:
             filled = WORD_PLACEHOLDER.sub(lambda match: values[match[0]], word)
             words += inside if word == COMMAND else [filled]
         return words
 
-    def _read(self, packed: Sequence[str], file: Path) -> GpuResults:
-        """What the tests found, from their last line or their file. Raises _NoResultsError."""
+    def _read(self, packed: Sequence[str]) -> GpuResults:
+        """What the tests found, from their last line. Raises _NoResultsError."""
         if len(packed) > 1:
             raise _NoResultsError("several tasks gave results: let the command run one")
+        if not packed:
+            raise _NoResultsError(f"its output has no line `{MARKER} ...`")
         try:
-            if packed or self._has(RESULTS):
-                text = file.read_bytes() if self._has(RESULTS) else zlib.decompress(base64.b64decode(packed[0]))
-                gpu_results = GpuResults.model_validate_json(text)
-                report = ChecksReport.model_validate(self._without_secrets(gpu_results.report.model_dump()))
-                return gpu_results.model_copy(update={"report": report})
-        except FileNotFoundError:
-            raise _NoResultsError(f"{RESULTS} has no file {FILE}") from None
+            gpu_results = GpuResults.model_validate_json(zlib.decompress(base64.b64decode(packed[0])))
+            report = ChecksReport.model_validate(self._without_secrets(gpu_results.report.model_dump()))
         except (ValueError, zlib.error) as error:
             raise _NoResultsError("the results are incomplete or damaged") from error
-        raise _NoResultsError(f"its output has no line `{MARKER} ...`")
+        return gpu_results.model_copy(update={"report": report})
 
     def _without_secrets(self, value: Any) -> Any:
         """A value of JSON whose texts can be printed and have no secret."""
@@ -275,3 +257,11 @@ def _differing(expected: Mapping[str, str], gpu_results: Mapping[str, str]) -> s
     return listed(
         [path for path in sorted({*expected, *gpu_results}) if expected.get(path) != gpu_results.get(path)], 3
     )
+
+
+def _inside(file: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """A file of the tests as the image gets it, or None. A checkout may be closed to the user of the image."""
+    if any(fnmatch(PurePath(file.name).name, glob) for glob in (*_NOT_INSIDE, "__pycache__")):
+        return None
+    file.mode |= 0o555 if file.isdir() else 0o444
+    return file

@@ -35,8 +35,7 @@ NOT_BUILT = "not-built"
 BUILT_IN_SETS = ("all", "unsupported", NOT_BUILT, ARM64)
 OTHERS = "*"  # in a mapping by CUDA version: all others
 SBOM = "{sbom}"  # in the arguments of a scanner: the path of the SBOM
-IMAGE, COMMAND = "{image}", "{command}"  # in the words of the command for GPU tests, as are the next two
-TESTS, RESULTS = "{tests}", "{results}"
+IMAGE, COMMAND = "{image}", "{command}"  # in the words of the command for GPU tests
 WORD_PLACEHOLDER = re.compile(r"(?<!\$)\{[a-z_]+\}")  # `${name}` is a variable of a shell
 LONGEST_VARIABLE = 4096  # characters; more than any flags need, and easily read
 PATH_OF_CHECKOUT = r"\w[\w.-]{0,99}(/\w[\w.-]{0,99}){0,9}"  # never through `..`
@@ -108,8 +107,8 @@ def _variable(value: str) -> str:
 
 
 def _command_word(value: str) -> str:
-    if unknown := set(WORD_PLACEHOLDER.findall(value)) - {IMAGE, COMMAND, TESTS, RESULTS}:
-        names = f"{IMAGE}, {COMMAND}, {TESTS} and {RESULTS}"
+    if unknown := set(WORD_PLACEHOLDER.findall(value)) - {IMAGE, COMMAND}:
+        names = f"{IMAGE} and {COMMAND}"
         raise ValueError(f"unknown placeholder {min(unknown)}: use {names}; put other braces into a script")
     return value
 

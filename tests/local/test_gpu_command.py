@@ -27,19 +27,15 @@ from tests.gpu.checks import pytorch
 from tests.local.test_nvml_stub import DRIVER, H100, TORCH, properties
 from tests.paths import ROOT
 
-# Runs the words after the image, in this Python, and has the two folders where the command says.
+# Runs the words after the image, in this Python.
 CONTAINER = """\
 import os, sys
-tests, results, image, python, *words = sys.argv[1:]
-words = [word.replace("/tests/", f"{tests}/") if word == "/tests/inside.py" else word for word in words]
-os.execv(sys.executable, [sys.executable, *[results if word == "/results" else word for word in words]])
+image, python, *words = sys.argv[1:]
+os.execv(sys.executable, [sys.executable, *words])
 """
 
 
-@pytest.mark.parametrize("folders", [("{tests}", "{results}"), ("none", "none")], ids=["folders", "output"])
-def test_the_checks_of_an_image_by_a_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: tuple[str, str]
-) -> None:
+def test_the_checks_of_an_image_by_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = tmp_path / "tests/gpu"
     shutil.copytree(ROOT / "tests/gpu", gpu, ignore=shutil.ignore_patterns("__pycache__"))
     (gpu / "torch.py").write_text(TORCH.format(gpus=[properties(H100)]), encoding="utf-8")
@@ -47,7 +43,7 @@ def test_the_checks_of_an_image_by_a_command(
     library = nvml.build(tmp_path)
     for name, value in nvml.environment(library, nvml.state(DRIVER, H100), {"PYTHONPATH": str(tmp_path)}).items():
         monkeypatch.setenv(name, value)  # a scheduler passes on the environment of its user
-    words = [sys.executable, "-c", CONTAINER, *folders, "{image}", "{command}"]
+    words = [sys.executable, "-c", CONTAINER, "{image}", "{command}"]
     target = StagedTarget(
         reference="registry.example.test/image@sha256:0", inventory=inside.hashes(Path("/"), inside.INVENTORY)
     )

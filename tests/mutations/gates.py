@@ -50,7 +50,7 @@ GATES = (
     Gate("the tasks of a command", "build/gpu_command.py", "        if len(packed) > 1:\n", "        if False:\n"),
     Gate("the checks that a command ran", "build/gpu_command.py", "if name not in there]:", "if False]:"),
     Gate("the GPU of a command", "build/gpu_command.py", "        if not gpu_results.report.devices:\n", "        if False:\n"),
-    Gate("the exit status of a command", "build/gpu_command.py", "                if status:\n", "                if False:\n"),
+    Gate("the exit status of a command", "build/gpu_command.py", "            if status:\n", "            if False:\n"),
     Gate("the signature", "evidence/reports.py", "if not (signer or allow_unsigned):", "if False:"),
     Gate("results of all tests", "evidence/results.py", "if missing := needed - passed - not_applicable:", "if missing := set[str]():"),
     Gate("results of other tests", "evidence/results.py", "        if unknown := ", "        if False and "),

@@ -439,13 +439,13 @@ def test_a_matrix_has_a_command_for_gpu_tests_or_none() -> None:
     assert settings
     assert settings.gpu_command == ["srun", "--image={image}", "a b", "{command}"]
     assert load(f"test: null\n{TINY}").test is None
-    load(f"{COMMAND.replace('a b', '${image%%/*} ${name} {} {.status} {tests} {results}')}\n{TINY}")
+    load(f"{COMMAND.replace('a b', '${image%%/*} ${name} {} {.status}')}\n{TINY}")
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("{command}", "{comand}", "gpu_command.3: '{comand}': unknown placeholder {comand}: use {image}, {command}"),
+        ("{command}", "{comand}", "gpu_command.3: '{comand}': unknown placeholder {comand}: use {image} and {command}"),
         ("--image={image}", "--image", "gpu_command: expected {image} in a word"),
         ("{command}", "${command}", "gpu_command: expected {command} in a word"),
         ("a b", "a\\nb", "one line of printable characters, at most 4096"),
