@@ -70,10 +70,8 @@ class Request(BaseHTTPRequestHandler):
 
     do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_GET  # noqa: N815  the names are the base class's
 
-    def reply(
-        self, status: int, body: bytes = b"", headers: Iterable[tuple[str, str]] = (), *, sent: int | None = None
-    ) -> None:
-        """Sends the response; with `sent`, closes the connection after that many bytes of the body."""
+    def reply(self, status: int, body: bytes = b"", headers: Iterable[tuple[str, str]] = ()) -> None:
+        """Sends the response."""
         self.send_response_only(status)
         names = set()
         for name, value in headers:
@@ -83,8 +81,7 @@ class Request(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body[:sent])
-            self.close_connection |= len(body[:sent]) < len(body)
+            self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         """Logs nothing."""

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,20 +191,18 @@ def test_the_project_of_a_team(team: Team) -> None:
     assert all("--hash=sha256:" in text for text in record["requirements"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_an_interrupted_push_leaves_no_tag(team: Team, number: signal.Signals) -> None:
-    name = f"interrupted-{number.name.lower()}"
+def test_a_killed_push_leaves_no_tag(team: Team) -> None:
+    name = "killed"
     team.proxy.heal()
     team.proxy.troubles.append(Trouble(fault=Fault.STALLS, method="PUT", path=f"team/{name}/blobs/uploads/"))
     run = team.start(team.parent, "big", "-t", team.target(name))
     until(lambda: team.proxy.count("PUT", f"team/{name}/blobs"), "the upload", seconds=60)
-    run.send_signal(number)
+    run.kill()
     run.communicate(timeout=30)
     team.proxy.heal()
     assert team.repository(f"team/{name}").digest_of("1") is None
-    began = time.monotonic()
     team.add(team.parent, "big", "-t", team.target(name))
-    assert team.repository(f"team/{name}").digest_of("1"), f"after {time.monotonic() - began:.0f} s"
+    assert team.repository(f"team/{name}").digest_of("1")
 
 
 def test_all_images_of_a_file_or_none(team: Team) -> None:
