@@ -70,7 +70,7 @@ class Demo:
         for line in lines:
             self.say(f"  {line}")
         summaries = [line for line in lines if line.strip() and not line.startswith(("  ", "total time"))]
-        if code == 0 and arguments[0] not in ("render", "status", "registry", "gc"):
+        if code == 0 and arguments[0] not in ("render", "status", "prune", "gc"):
             self.picture.setdefault(arguments[0], (shlex.join(arguments), summaries[-1]))
 
     def elsewhere(self) -> Checkout:
