@@ -39,4 +39,4 @@ def test_an_image_for_arm64_is_made_and_not_run(checkout: Checkout) -> None:  # 
     [image] = checkout.image_ids()
     assert checkout.docker("image", "inspect", "-f", "{{.Architecture}}", image) == "arm64"
     assert checkout.docker("run", "--rm", "--platform", "linux/arm64", image, "tinycpu") == "on arm64"
-    assert "1 image up to date" in checkout.builder("images", CELL)
+    assert "1 image: 1 up to date" in checkout.builder("images", CELL)
