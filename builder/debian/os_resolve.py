@@ -39,7 +39,7 @@ def resolve_systems(
     if debian.snapshot in ("", NO_SNAPSHOT):
         host = host.for_release(debian)
     else:
-        host = host.with_snapshot(debian.snapshot, now, is_past=False)
+        host = host.with_snapshot(debian.snapshot, now)
     new: dict[OsRequest, OsLock] = {}
     failures: list[BuilderError] = []
     with apt.open_archive(requests[0].debian, host, runner, requests[0].arch) as archive:

@@ -42,7 +42,6 @@ class AptSource:
 
     kind: str
     uri: str
-    is_past: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,32 +114,27 @@ class Host:
         clients = [*indexes, self.index.python_mirror, self.apt.proxy]
         return [*clients, *(source.uri for source in self.apt.sources), *proxies]
 
-    def with_snapshot(self, address: str, time: str, *, is_past: bool = True) -> Host:
-        """The same with a snapshot archive instead of this machine's archives, at a time such as 20261122T210000Z.
-
-        `is_past`: apt accepts Release files that have expired.
-        """
-        return self.with_archives(f"{address}/debian/{time}", f"{address}/debian-security/{time}", is_past=is_past)
+    def with_snapshot(self, address: str, time: str) -> Host:
+        """The same with a snapshot archive instead of this machine's archives, at a time such as 20261122T210000Z."""
+        return self.with_archives(f"{address}/debian/{time}", f"{address}/debian-security/{time}")
 
     def for_release(self, debian: Debian) -> Host:
         """The same, with the archives that a release has moved to, if matrix.yaml names them."""
         address = debian.archive
         return self.with_archives(f"{address}/debian", f"{address}/debian-security") if address else self
 
-    def with_archives(self, main: str, security: str, *, is_past: bool = False) -> Host:
+    def with_archives(self, main: str, security: str) -> Host:
         """The same with these archives instead of this machine's."""
         uris = {"main": main, "updates": main, "security": security}
-        sources = tuple(AptSource(kind=kind, uri=uri, is_past=is_past) for kind, uri in uris.items())
+        sources = tuple(AptSource(kind=kind, uri=uri) for kind, uri in uris.items())
         return replace(self, archives=replace(self.apt, sources=sources))
 
     def sources_list(self, release: str) -> str:
         """apt's one-line sources for a Debian release from this machine's archives; empty: the image keeps its own."""
         suites = {"main": release, "updates": f"{release}-updates", "security": f"{release}-security"}
-        lines = []
-        for source in self.apt.sources:
-            expired = "check-valid-until=no " if source.is_past else ""
-            lines.append(f"deb [{expired}signed-by={KEYRING}] {source.uri} {suites[source.kind]} main\n")
-        return "".join(lines)
+        return "".join(
+            f"deb [signed-by={KEYRING}] {source.uri} {suites[source.kind]} main\n" for source in self.apt.sources
+        )
 
     def apt_options(self, release: str) -> list[str]:
         """Lines of apt's configuration for a Debian release."""

@@ -11,7 +11,7 @@ import json
 import secrets
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
@@ -78,7 +78,7 @@ class LocalIndex:
                 if kept:  # not as yanked, if it is now: the image has it
                     listed.append(_listed(name, kept.wheel.file, {"sha256": kept.wheel.sha256}, None))
                 if listed:
-                    return _page(name, listed)
+                    return JSON, json.dumps({"meta": {"api-version": "1.0"}, "name": name, "files": listed}).encode()
                 self.absent.append(name)
             if kind == "files" and name not in self._held:
                 by_name = {file.filename: file for file in self._catalogue.files(name, index)}
@@ -104,10 +104,6 @@ def _listed(name: str, file: str, hashes: Mapping[str, str], source: Distributio
         "yanked": (source.yanked_reason or True) if source and source.is_yanked else False,
         "core-metadata": file.endswith(".whl"),
     }
-
-
-def _page(name: str, files: Sequence[Mapping[str, object]]) -> tuple[str, bytes]:
-    return JSON, json.dumps({"meta": {"api-version": "1.0"}, "name": name, "files": files}).encode()
 
 
 class _IndexServer(ThreadingHTTPServer):

@@ -82,8 +82,6 @@ class Metadata:
     `license` and `supplier` are empty if it names none in one short line.
     """
 
-    name: str
-    version: str
     requires: tuple[str, ...] = ()
     license: str = ""
     supplier: str = ""
@@ -188,8 +186,8 @@ def parse_metadata(file: str, text: bytes) -> Metadata:
     """A METADATA file (core metadata). Raises FetchError for an invalid one."""
     fields, _ = parse_email(text)
     try:
-        name, version = canonicalize_name(fields["name"], validate=True), fields["version"]
-        Version(version)
+        canonicalize_name(fields["name"], validate=True)
+        Version(fields["version"])
     except (KeyError, ValueError) as error:
         raise FetchError(
             f"{file}: invalid METADATA", hint="Do not use this index until the reason is known."
@@ -197,8 +195,6 @@ def parse_metadata(file: str, text: bytes) -> Metadata:
     classifiers = (text[11:] for text in fields.get("classifiers", ()) if text.startswith("License :: "))
     people = getaddresses([fields.get("author_email", ""), fields.get("maintainer_email", "")])
     return Metadata(
-        name=name,
-        version=version,
         requires=tuple(fields.get("requires_dist", ())),
         license=_first_line([fields.get("license_expression"), fields.get("license"), *classifiers]),
         supplier=_first_line([fields.get("author"), fields.get("maintainer"), *(name for name, _ in people)]),

@@ -14,7 +14,7 @@ from datetime import date
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -206,16 +206,12 @@ def read_release_days(root: Path) -> dict[str, dict[str, date]]:
     return lock_text.validate_lock(DAYS_ADAPTER, text, RELEASE_DAYS, FORMAT, hint) if text is not None else {}
 
 
-def _fields(wheel: LockedWheel) -> dict[str, Any]:
-    return {key: value for key, value in vars(wheel).items() if value != ""}
-
-
 def _dump(lock: Lock) -> str:
     """The file's text, with one line for each component and each wheel, for readable diffs."""
     head = json.dumps({"format": FORMAT, "group": lock.group, "basis": vars(lock.basis)}, indent=1)[:-2]
     held, toolkit = json.dumps(lock.held), json.dumps(lock.toolkit)
     parts = [f"{json.dumps(name)}: {json.dumps(vars(part))}" for name, part in lock.components.items()]
-    wheels = [json.dumps(_fields(wheel)) for wheel in lock.wheels]
+    wheels = [json.dumps({key: value for key, value in vars(wheel).items() if value != ""}) for wheel in lock.wheels]
     components, entries = lock_text.json_block("{", parts, "}"), lock_text.json_block("[", wheels, "]")
     return (
         f'{head},\n "held": {held},\n "toolkit": {toolkit},\n "components": {components},\n "wheels": {entries}\n}}\n'

@@ -30,11 +30,7 @@ Provides-Extra: with_cuda
 
 Requires-Dist: not-a-header
 """
-READ = Metadata(
-    name="tiny-pack",
-    version="1.0",
-    requires=("nvidia-cuda-runtime-cu12 ==12.8.90 ; extra == 'with_cuda'", "numpy>=1.20"),
-)
+READ = Metadata(requires=("nvidia-cuda-runtime-cu12 ==12.8.90 ; extra == 'with_cuda'", "numpy>=1.20"))
 LINUX = "tiny_pack-1.0-cp311-cp311-manylinux_2_28_x86_64.whl"
 
 
