@@ -135,13 +135,13 @@ class Addition:
 
     def labels(self, parent: Parent) -> dict[str, str]:
         """All labels of the new image, of which one has the request, for `of_image`. The wheels are in the history."""
-        digest = parent.image.manifest.digest
+        labels, digest = parent.image.labels, parent.image.manifest.digest
         request = self.request.model_dump(exclude_defaults=True)
         if self.request.index.startswith("/"):  # a folder of this machine; its name alone is looked up again
             request["index"] = f"./{Path(self.request.index).name}"
         return {
-            **{label: value for label, value in parent.image.labels.items() if label not in OF_PARENT},
-            PARENT_CELL_LABEL: parent.source.lowest_cell,
+            **{label: value for label, value in labels.items() if label not in OF_PARENT},
+            PARENT_CELL_LABEL: parent.source.cell or labels.get(PARENT_CELL_LABEL, ""),
             PARENT_LABEL: digest,
             ADDED_LABEL: json.dumps(request, sort_keys=True, separators=(",", ":")),
             BASE_NAME: str(self.parent),

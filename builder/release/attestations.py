@@ -79,15 +79,17 @@ class Attestations:
         yield self._signature("signature", self._digest, {"cell": self.source.cell, "image": name})
 
     def _signature(self, part: str, digest: str, annotations: Mapping[str, str]) -> Finding:
+        # Signatures are for a tag or a digest; a reference without either means `latest`.
+        tag = self.reference.tag if self.reference.digest else self.reference.target
         signer, signatures = signing.signer_of_manifest(self.source.repository, digest, annotations, self.trust)
         if not signer:
             as_cell = f"as cell {annotations['cell'][:100]!a} of" if "cell" in annotations else "as"
             detail = f"no trusted signer signed it {as_cell} {annotations['image']}"
-        elif not any(_is_for(signature, self.reference.tag) for signature in signatures):
+        elif not any(_is_for(signature, tag) for signature in signatures):
             signed = sorted(
                 {tag for signature in signatures for tag in (signature.get("tag"), signature.get("release")) if tag}
             )
-            detail = f"signed for {', '.join(signed) or 'no tag'}, not for {self.reference.tag}"
+            detail = f"signed for {', '.join(signed) or 'no tag'}, not for {tag}"
         else:
             return Finding(part=part, digest=digest, state="signed", detail=f"by {signer}")
         return Finding(part=part, digest=digest, state="different", detail=detail)

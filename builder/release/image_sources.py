@@ -20,7 +20,7 @@ from builder.layers import oci, stored_images
 from builder.layers.oci import Image, LayerWheels
 from builder.layers.store import Store
 from builder.matrix import tags
-from builder.matrix.tags import CELL_LABEL, PARENT_CELL_LABEL
+from builder.matrix.tags import CELL_LABEL
 from builder.registry.client import INDEXES, Repository
 
 ALL = "all"  # architectures
@@ -54,11 +54,6 @@ class ImageSource(ABC):
     def cell(self) -> str:
         """The id of the cell in the labels of the image, empty if they name none. Raises VerifyError."""
         return self.image.labels.get(CELL_LABEL, "")
-
-    @property
-    def lowest_cell(self) -> str:
-        """The id of the cell that the image, or the lowest of its parents, was made for. Raises VerifyError."""
-        return self.cell or self.image.labels.get(PARENT_CELL_LABEL, "")
 
     @abstractmethod
     def read_blob(self, digest: str) -> bytes:

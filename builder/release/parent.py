@@ -9,7 +9,7 @@ import csv
 import json
 import posixpath
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TypeVar, get_args
@@ -43,14 +43,10 @@ _OTHER = "Name an image that `builder` made. Packages go on any other image by a
 
 @dataclass(frozen=True, kw_only=True)
 class Parent:
-    """An image of builder. `tocs` are the files of its layers, lowest first, `packages` its wheels by name.
-
-    `config` is its configuration, `constraints` are those that pip and uv have in the image.
-    """
+    """An image of builder. `config` is its configuration, `packages` are its wheels by name."""
 
     source: ImageSource
     config: bytes
-    tocs: Sequence[tuple[TocEntry, ...]]
     packages: Mapping[str, LockedWheel]
     python: str
     arch: Arch
@@ -68,13 +64,17 @@ class Parent:
 
     @cached_property
     def files(self) -> Mapping[str, tuple[Layer, TocEntry]]:
-        """What the image has at each path, folders too: the entry of the highest layer."""
+        """What the image has at each path, folders too: the entry of the highest layer. Raises VerifyError."""
         files: dict[str, tuple[Layer, TocEntry]] = {}
-        for layer, toc in zip(self.image.layers, self.tocs, strict=True):
+        for layer, toc in look_up(self._read_toc, self.image.layers):
             files = without(files, hidden_paths(toc))
             named = ((entry.name.rstrip("/"), entry) for entry in toc if entry.type != "chunk")
             files |= {path: (layer, entry) for path, entry in named if f"/{WHITEOUT}" not in f"/{path}"}
         return files
+
+    def _read_toc(self, layer: Layer) -> tuple[TocEntry, ...]:
+        with self.source.open_unchecked(layer.digest, layer.size) as blob:
+            return estargz.read_toc(blob, layer.toc)
 
     def held(self, *, keep: bool) -> set[str]:
         """The packages whose version stays: those in the constraints, and pre-releases; all, to `keep` them."""
@@ -207,14 +207,9 @@ def read_parent(source: ImageSource) -> Parent:
     if config.get("architecture") not in get_args(Arch) or not is_valid:
         raise VerifyError("its configuration is not one that builder writes", hint=_OTHER)
 
-    def read_toc(layer: Layer) -> tuple[TocEntry, ...]:
-        with source.open_unchecked(layer.digest, layer.size) as blob:
-            return estargz.read_toc(blob, layer.toc)
-
     return Parent(
         source=source,
         config=content,
-        tocs=[toc for _, toc in look_up(read_toc, image.layers)],
         packages={package.name: package for package in source.wheels},
         python=python,
         arch=config["architecture"],

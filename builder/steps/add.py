@@ -175,8 +175,7 @@ def check_signature(reference: ImageRef, image: Parent, trust: Trust) -> str:
             hint="Name the registry, e.g. docker.io/org/pt-cuda:2.9. Without --key, and outside of a checkout with "
             "`evidence`, no signature is needed.",
         )
-    tagged = reference if reference.digest else replace(reference, tag=reference.target)
-    attestations = Attestations(source=image.source, reference=tagged, trust=trust)
+    attestations = Attestations(source=image.source, reference=reference, trust=trust)
     for finding in attestations.signatures():
         if finding.state != "signed":
             raise VerifyError(f"{reference}: {finding.detail}", hint="Do not use it until you know who built it.")

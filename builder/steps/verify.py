@@ -74,9 +74,7 @@ def verify_image(
     # The signature comes first. Without a trusted one, nothing else is read: an unknown author would choose it.
     attestations = None
     if isinstance(source, RegistrySource) and trust.signers:
-        # Signatures are for a tag or a digest; a reference without either means `latest`.
-        tagged = reference if reference.digest else replace(reference, tag=reference.target)
-        attestations = Attestations(source=source, reference=tagged, trust=trust)
+        attestations = Attestations(source=source, reference=reference, trust=trust)
         for signature in attestations.signatures():
             yield signature
             if signature.state != "signed":

@@ -161,10 +161,13 @@ def test_without_a_trusted_signature_nothing_else_is_checked(desk: ClaimsDesk) -
     assert {name: finding.state for name, finding in findings.items()} == {"signature": "different"}
 
 
-@pytest.mark.parametrize("tag", ["2.9-jupyter", "2.8", "2.9.1-py313", "2.9-20261122-cu128", f"{FULL}-20261121"])
+@pytest.mark.parametrize("tag", ["2.9-jupyter", "2.8", "2.9.1-py313", "2.9-20261122-cu128", f"{FULL}-20261121", ""])
 def test_a_signature_for_another_tag(desk: ClaimsDesk, tag: str) -> None:
     finding = desk.findings(tag)["signature"]
-    assert (finding.state, finding.detail) == ("different", f"signed for {FULL}, {FULL}-20261122, not for {tag}")
+    assert (finding.state, finding.detail) == (
+        "different",
+        f"signed for {FULL}, {FULL}-20261122, not for {tag or 'latest'}",
+    )
 
 
 @pytest.mark.parametrize(

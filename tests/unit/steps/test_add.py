@@ -103,7 +103,6 @@ def test_the_image_is_a_parent_itself(bench: Bench) -> None:
     bench.add()
     child = bench.child()
     assert sorted(child.packages) == ["einops", "ember", "tinylib"]
-    assert child.source.lowest_cell == "em-1-cpu-py311"
     assert child.kept["einops"].metadata.startswith(b"Metadata-Version")
 
     bench.offer(project("tqdm", version="4"))
