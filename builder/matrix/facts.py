@@ -10,7 +10,7 @@ from typing import Annotated
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from builder.common import strict_yaml, validation
 from builder.common.errors import FileError
@@ -29,16 +29,6 @@ def _specifier(value: str) -> str:
     return value
 
 
-def _day(value: object) -> object:
-    """The date of a text; other values are refused by the model."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return date.fromisoformat(value)
-    except ValueError as error:
-        raise ValueError("expected a day such as 2026-08-31") from error
-
-
 # Some of these are used in Dockerfiles and labels. In pydantic's patterns `$` does not match before a newline.
 DriverVersion = Annotated[str, StringConstraints(pattern=r"^[0-9]{3}(\.[0-9]{1,4}){0,2}$")]
 Branch = Annotated[str, StringConstraints(pattern=r"^([0-9]{3})?$")]
@@ -52,7 +42,6 @@ Release = Annotated[str, StringConstraints(pattern=rf"^{PUBLIC_VERSION}(\+[a-z0-
 GpuName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 -]{0,60}$")]
 Specifier = Annotated[str, AfterValidator(_specifier), StringConstraints(pattern=r"^[0-9.,<>=!~*]{0,60}$")]
 Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,300}$")]
-Day = Annotated[date, BeforeValidator(_day)]
 
 
 class Driver(StrictModel):
@@ -122,15 +111,15 @@ class Caveat(StrictModel):
 class DebianSupport(StrictModel):
     """The last days on which the security team and the LTS team make updates for a Debian release."""
 
-    security: Day
-    lts: Day | None = None
+    security: date
+    lts: date | None = None
     source: Line
 
 
 class VersionSupport(StrictModel):
     """The last day on which a version gets fixes of security problems."""
 
-    last: Day
+    last: date
     source: Line
 
 

@@ -148,6 +148,7 @@ def test_caveats(framework: str, cuda: str, capability: str, count: int) -> None
         ('"7.0": "346.46"', '"7.0": new', "toolkits.drivers.7.0"),
         ('cudnn: "8"', 'cudnn: "8.x"', "builds.tensorflow.2.9.3.cudnn"),
         ('">=2.6,<2.21"', "recent", "traps.0.affected"),
+        ("security: 2024-08-14", "security: soon", "support.debian.bullseye.security"),
     ],
 )
 def test_invalid_values_are_refused_with_their_place(tmp_path: Path, old: str, new: str, place: str) -> None:

@@ -112,12 +112,6 @@ def test_each_entry_that_is_over_is_refused_by_itself(tiny: Project) -> None:
     assert str(others[-1]).endswith(f": 2 images of {OLD}, {NEW}"), "all cells of an entry together"
 
 
-@pytest.mark.parametrize("value", ["2026-13-01", "soon", "2026-08-31T00:00:00"])
-def test_a_day_that_is_none_is_refused(value: str) -> None:
-    with pytest.raises(ValueError, match="expected a day such as 2026-08-31"):
-        VersionSupport.model_validate({"last": value, "source": "x"})
-
-
 def test_what_is_published_for_the_matrix_is_known() -> None:
     """A Debian release or Python without an entry would never be refused."""
     known = facts.load_facts().support
