@@ -38,7 +38,6 @@ NO_REFERRERS = (
     HTTPStatus.PERMANENT_REDIRECT, HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND,
     HTTPStatus.METHOD_NOT_ALLOWED,
 )  # fmt: skip
-NO_DELETION = ("UNSUPPORTED", "DENIED")  # error codes of registries that do not allow deletion
 STORED = (HTTPStatus.CREATED, HTTPStatus.OK)  # the specification: 201
 WRITE_BYTES = 64 * 1024  # of an upload, in one write to a connection, which must complete within `connect_s`
 PAGES = 100  # of a list, at most: a registry may name a next page without end
@@ -294,20 +293,12 @@ class Repository:
     def delete_manifest(self, digest: str) -> bool:
         """Deletes a manifest by its digest, and with it every tag that names it; False if there is none.
 
-        Raises RegistryError, also if the registry does not allow it.
+        Raises RegistryError: many registries do not allow it, see docs/registries.md.
         """
         self._manifests.pop(digest, None)
         scope = f"{self._http.scope},delete"
         request = self._manifest_request("DELETE", "deleting", digest, (200, 202, 404), scope=scope)
-        try:
-            return self._http.send(request).status != HTTPStatus.NOT_FOUND
-        except RejectedError as error:
-            if error.status == HTTPStatus.METHOD_NOT_ALLOWED or error.code in NO_DELETION:
-                raise RegistryError(
-                    f"{error}: the registry does not allow deletion",
-                    hint='See "Remove old images" in docs/registries.md.',
-                ) from error
-            raise
+        return self._http.send(request).status != HTTPStatus.NOT_FOUND
 
     def put_manifest_once(self, reference: str, content: bytes, media_type: str) -> None:
         """Stores a manifest without another attempt after a failure. Raises TransientError."""

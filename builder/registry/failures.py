@@ -31,10 +31,26 @@ IMMUTABLE_HINT = (
     "The registry lets no one move this tag: make only the stamped tags immutable. "
     'See "Tags and retention" in docs/registries.md.'
 )
+_NOT_ALLOWED = "The registry does not allow this: see docs/registries.md."
 _HINTS = {
     Fault.CERTIFICATE: "Save the certificate of its authority as {certificates}/ca.crt, or set SSL_CERT_FILE.",
     Fault.CLIENT_CERTIFICATE: "Client certificates are not supported: use a proxy that presents one, such as stunnel.",
     Fault.NO_TLS: "To allow plain http, add {registry} to `insecure` in matrix.yaml.",
+}
+_HINTS_BY_STATUS: dict[int, str] = {
+    HTTPStatus.UNAUTHORIZED: "{login}",
+    HTTPStatus.FORBIDDEN: "{login}",
+    HTTPStatus.METHOD_NOT_ALLOWED: _NOT_ALLOWED,
+    HTTPStatus.PRECONDITION_FAILED: IMMUTABLE_HINT,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "Raise the request size limit of the proxy in front of the registry.",
+}
+# Registries also answer 404 to a login that may not see the repository.
+_CREATE = "Create the repository on the registry first. If it exists: {login}"
+_HINTS_BY_CODE = {
+    BLOB_UNKNOWN: "If this happens again, look for what the registry lost: crane validate --remote IMAGE",
+    "NAME_UNKNOWN": _CREATE,
+    "NAME_INVALID": _CREATE,
+    "UNSUPPORTED": _NOT_ALLOWED,
 }
 # In words, or as the error number in docker-registry's JSON: ENOSPC, EDQUOT.
 _DISK_FULL = re.compile(r'no space left on device|disk quota exceeded|"Err":\s*(?:28|122)\b', re.IGNORECASE)
@@ -93,19 +109,8 @@ def error_of_response(
         with suppress(InvalidHeader, ValueError, OverflowError):  # a number of seconds, or a date
             wait = Retry().parse_retry_after(response.headers.get("Retry-After", ""))
         return TransientError(message, hint=RUN_AGAIN, wait=wait)
-    hint = ""
-    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        hint = login_hint(registry)
-    elif status == HTTPStatus.PRECONDITION_FAILED or IMMUTABLE.search(detail):
-        hint = IMMUTABLE_HINT
-    elif status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-        hint = "Raise the request size limit of the proxy in front of the registry."
-    elif code == BLOB_UNKNOWN:
-        hint = "If this happens again, look for what the registry lost: crane validate --remote IMAGE"
-    elif status == HTTPStatus.NOT_FOUND and code in ("NAME_UNKNOWN", "NAME_INVALID"):
-        # Registries also answer 404 to a login that may not see the repository.
-        hint = f"Create the repository on the registry first. If it exists: {login_hint(registry)}"
-    return RejectedError(message, hint=hint, status=status, code=code)
+    hint = IMMUTABLE_HINT if IMMUTABLE.search(detail) else _HINTS_BY_CODE.get(code) or _HINTS_BY_STATUS.get(status, "")
+    return RejectedError(message, hint=hint.format(login=login_hint(registry)), status=status, code=code)
 
 
 def error_of_exception(registry: str, action: str, error: Exception) -> RegistryError:

@@ -189,14 +189,14 @@ class Scanner:
         program, log = self._settings.command[0], self._project.logs / f"{cell}.scan.log"
         status: int | None = None
         with self._slots, TemporaryDirectory() as folder:
-            path, output, messages = (Path(folder) / name for name in ("sbom.json", "output", "messages"))
+            path, output = Path(folder) / "sbom.json", Path(folder) / "output"
             path.write_bytes(sbom)
-            # Files, as a child of the scanner could keep pipes open after a timeout.
-            with output.open("wb") as out, messages.open("wb") as err:
+            # A file, as a child of the scanner could keep a pipe open after a timeout.
+            with output.open("wb") as out:
                 try:
                     status = subprocess.run(
                         [word.replace(SBOM, str(path)) for word in self._settings.command],
-                        cwd=self._project.root, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                        cwd=self._project.root, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
                         timeout=self.timeout_s, check=False,
                     ).returncode  # fmt: skip
                 except subprocess.TimeoutExpired:
@@ -206,8 +206,8 @@ class Scanner:
                         f"{cell}: {program}: {(error.strerror or str(error)).lower()}",
                         hint="Install the scanner, or correct `scan.command` in matrix.yaml.",
                     ) from error
-            printed = b"\n".join([output.read_bytes(), messages.read_bytes()])
-        text = Redactor()(printable(printed.decode(errors="replace")))
+            printed = output.read_text(encoding="utf-8", errors="replace")
+        text = Redactor()(printable(printed))
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(text, encoding="utf-8")
         last = [f"  | {one_line(line)}" for line in text.splitlines() if line.strip()][-SHOWN_LINES:]

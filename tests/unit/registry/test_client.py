@@ -394,20 +394,3 @@ def test_a_manifest_is_deleted(lay: Lay, status: int, existed: bool) -> None:
     wire = lay(lambda _: Reply(status=status))
     assert connect().delete_manifest(DIGEST) is existed
     assert wire.lines == [f"DELETE /v2/a/b/manifests/{DIGEST}"]
-
-
-@pytest.mark.parametrize(
-    ("status", "code", "kind"),
-    [
-        (405, "", RegistryError),
-        (400, "UNSUPPORTED", RegistryError),
-        (403, "DENIED", RegistryError),
-        (403, "OTHER", RejectedError),
-        (400, "", RejectedError),
-    ],
-)
-def test_a_registry_that_does_not_delete(lay: Lay, status: int, code: str, kind: type[RegistryError]) -> None:
-    lay(lambda _: Reply(status=status, body=errors({"code": code}) if code else b""))
-    with pytest.raises(RegistryError) as caught:
-        connect().delete_manifest(DIGEST)
-    assert type(caught.value) is kind

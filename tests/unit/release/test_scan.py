@@ -42,7 +42,8 @@ def desk(tiny: Project) -> Desk:
 
 
 def test_an_accepted_image_has_the_output_in_the_log(desk: Desk) -> None:
-    assert desk.scan(f"{PASS}; print('database of today', file=sys.stderr)") == "no matches\n\ndatabase of today\n"
+    output = desk.scan(f"{PASS}; print('database of today', file=sys.stderr)")
+    assert sorted(output.splitlines()) == ["database of today", "no matches"]
 
 
 def test_of_a_refused_image_the_end_of_the_output_is_shown(desk: Desk) -> None:
@@ -87,7 +88,7 @@ def test_the_scanner_finds_its_settings_in_the_checkout(desk: Desk, monkeypatch:
     """It ran in the folder of the command, where it would not find its ignore file."""
     (desk.project.root / ".scanner.yaml").write_text("ignore: [CVE-1]\n", encoding="utf-8")
     monkeypatch.chdir("/")
-    assert desk.scan("print(open('.scanner.yaml').read())") == "ignore: [CVE-1]\n\n\n"
+    assert desk.scan("print(open('.scanner.yaml').read())") == "ignore: [CVE-1]\n\n"
 
 
 def test_no_more_scans_run_at_a_time_than_parallel_allows(desk: Desk) -> None:
