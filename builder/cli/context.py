@@ -9,7 +9,7 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,14 +83,17 @@ class Context:
 
     def run(self, project: Project | None, *, start_engine: bool = False) -> Run:
         """What steps work with. With `start_engine`, installs and starts an engine if none is running."""
-        from builder.engine.run import Run  # noqa: PLC0415  slow to import
+        from builder.engine import setup  # noqa: PLC0415  slow to import, as the next ones
+        from builder.engine.client import Engine  # noqa: PLC0415
+        from builder.engine.run import Run  # noqa: PLC0415
 
+        view = View(self.err)
         return Run(
             checkout=project,
             host=self.host if project else host.read_host(),
             store=self.store,
-            view=View(self.err),
-            starts_engine=start_engine,
+            view=view,
+            connect=partial(setup.ensure, view) if start_engine else Engine.connect,
             today=self.today,
         )
 

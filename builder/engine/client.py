@@ -328,12 +328,6 @@ def engine_address(environ: Mapping[str, str]) -> EngineAddress:
         raise EngineError(f"the Docker context {name!r} {fault}", hint=hint) from error
     certificates = folder / "contexts" / "tls" / key / "docker"
     has_tls = certificates.is_dir()
-    missing = [file for file in ("ca.pem", "cert.pem", "key.pem") if not (certificates / file).exists()]
-    if has_tls and missing:
-        raise EngineError(
-            f"the Docker context {name!r} has no {', '.join(missing)}",
-            hint="Create the context again with ca, cert and key: docker context create --help",
-        )
     is_verified = has_tls and not endpoint.get("SkipTLSVerify")
     variables = {
         "DOCKER_HOST": host,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from functools import cached_property
 
 from builder.common.console import View
 from builder.common.errors import UsageError
-from builder.engine import setup
 from builder.engine.client import Engine
 from builder.index.host import Host
 from builder.layers.store import Store
@@ -19,16 +19,15 @@ from builder.matrix.project import Project
 class Run:
     """One run of a command. Most commands need no engine: it is connected to on first use.
 
-    `checkout` is None outside a checkout, where some commands work too. With `starts_engine`, installs and starts an
-    engine if none is running. `connected` is an engine to use instead. `today` is the day, in UTC.
+    `checkout` is None outside a checkout, where some commands work too. `connect` may install and start an
+    engine. `today` is the day, in UTC.
     """
 
     checkout: Project | None
     host: Host
     store: Store
     view: View
-    starts_engine: bool = False
-    connected: Engine | None = None
+    connect: Callable[[], Engine] = Engine.connect
     today: date = field(default_factory=lambda: datetime.now(UTC).date())
 
     @property
@@ -41,6 +40,4 @@ class Run:
     @cached_property
     def engine(self) -> Engine:
         """The engine. Raises EngineError if none is running, or cannot be started."""
-        if self.connected:
-            return self.connected
-        return setup.ensure(self.view) if self.starts_engine else Engine.connect()
+        return self.connect()

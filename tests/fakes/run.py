@@ -27,12 +27,13 @@ def new_run(
     today: date = date(2026, 11, 22),
 ) -> Run:
     """A run with a fake engine, and a store of its own beside the state of the project."""
+    connected = engine or FakeEngine()
     return Run(
         checkout=project,
         host=host or Host(),
         store=store or Store(project.state / "store"),
         view=View(console or MemoryConsole()),
-        connected=engine or FakeEngine(),
+        connect=lambda: connected,
         today=today,
     )
 

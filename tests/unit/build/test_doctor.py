@@ -74,7 +74,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def examine(project: Project) -> dict[str, tuple[State, str]]:
     """State and detail of each finding, by name."""
-    run = replace(new_run(project), connected=None, host=host_for_project(project))
+    run = replace(new_run(project), connect=Engine.connect, host=host_for_project(project))
     findings = list(doctor.examine(run))
     by_name = {name: (state, detail) for name, state, detail in findings}
     assert len(by_name) == len(findings)
@@ -194,7 +194,7 @@ def test_named_indexes_are_checked_with_their_logins(
 
 @pytest.mark.usefixtures("machine")
 def test_a_machine_without_a_checkout(tiny: Project) -> None:
-    run = replace(new_run(tiny), connected=None, checkout=None)
+    run = replace(new_run(tiny), connect=Engine.connect, checkout=None)
     findings = {name: state for name, state, _ in doctor.examine(run)}
     assert findings["containers"] == "ok"
     assert "registry" not in findings

@@ -84,7 +84,7 @@ class Steps:
         self, run: StepRun, chosen: Sequence[Cell], options: ImageOptions, *,
         area: StagingArea | None, signer: Signer | None,
     ) -> Report:  # fmt: skip
-        assert (run.starts_engine, run.today) == (False, TODAY)
+        assert run.today == TODAY
         self.given.append((options, area is not None, signer))
         self.cells.append([cell.id for cell in chosen])
         return Report(outcomes=self.outcomes, error=self.error)

@@ -143,7 +143,13 @@ class Bench:
         return [re.sub(r"^(\w+) +", r"\1: ", line) for line in self.console.text.splitlines()]
 
     def run(self, engine: Engine | None = None) -> Run:
-        return Run(checkout=None, host=Host(), store=self.store, view=View(self.console), connected=engine)
+        return Run(
+            checkout=None,
+            host=Host(),
+            store=self.store,
+            view=View(self.console),
+            connect=lambda: engine or Engine.connect(),
+        )
 
     def add(self, *additions: Addition, engine: Engine | None = None, **options: Any) -> dict[ImageRef, str]:
         """With an engine, tests the images."""
