@@ -120,6 +120,13 @@ def test_the_same_bytes_in_another_process(full: Venv, tmp_path: Path) -> None:
     full.run(str(PROGRAM), str(tmp_path / "one.zip"))
     expected = full.compiled()
     assert len(expected) > 250
+    with zipfile.ZipFile(tmp_path / "one.zip") as archive:
+        top = str(full.site).lstrip("/")
+        assert {item.filename: archive.read(item) for item in archive.infolist()} == {
+            f"{top}/{name}": content for name, content in expected.items()
+        }
+        for item in archive.infolist():
+            assert (item.date_time, item.compress_type) == ((1980, 1, 1, 0, 0, 0), zipfile.ZIP_DEFLATED)
     for seed in ("0", "1", "4294967295"):
         full.clean()
         full.run(str(PROGRAM), str(tmp_path / "two.zip"), seed=seed)
@@ -170,6 +177,8 @@ def test_all_files_are_hash_based_and_unchecked(venv: Venv) -> None:
         code = marshal.loads(compiled[16:])
         assert isinstance(code, CodeType)
         assert code.co_filename == str(path)
+    (venv.site / "a_names.py").write_text("raise SystemExit(1)\n", encoding="utf-8")
+    assert venv.run("-c", "import a_names; print(a_names.odd_name_1)") == "1\n", "it read the source"
 
 
 def test_the_tests_of_packages_are_not_compiled(venv: Venv) -> None:
@@ -178,12 +187,6 @@ def test_the_tests_of_packages_are_not_compiled(venv: Venv) -> None:
     names = {name.rpartition("/")[2].partition(".")[0] for name in venv.compiled()}
     assert not {"test_it", "__init__"} & names
     assert {"testing", "tests"} <= names
-
-
-def test_python_uses_bytecode_without_reading_the_source(venv: Venv) -> None:
-    venv.run(str(PROGRAM))
-    (venv.site / "a_names.py").write_text("raise SystemExit(1)\n", encoding="utf-8")
-    assert venv.run("-c", "import a_names; print(a_names.odd_name_1)") == "1\n"
 
 
 def test_only_sets_differ_from_other_bytecode(venv: Venv, tmp_path: Path) -> None:
@@ -222,14 +225,3 @@ def test_compiled_modules_are_unchanged(venv: Venv, tmp_path: Path) -> None:
     assert not (tmp_path / "shared/__pycache__").exists()
     with zipfile.ZipFile(tmp_path / "bytecode.zip") as archive:
         assert len(archive.namelist()) == 1
-
-
-def test_the_archive_has_the_compiled_files(venv: Venv, tmp_path: Path) -> None:
-    venv.run(str(PROGRAM), str(tmp_path / "bytecode.zip"))
-    with zipfile.ZipFile(tmp_path / "bytecode.zip") as archive:
-        compiled_files = {item.filename: archive.read(item) for item in archive.infolist()}
-        for item in archive.infolist():
-            assert item.date_time == (1980, 1, 1, 0, 0, 0)
-            assert item.compress_type == zipfile.ZIP_DEFLATED
-    start = str(venv.site).lstrip("/")
-    assert compiled_files == {f"{start}/{name}": content for name, content in venv.compiled().items()}
