@@ -41,7 +41,7 @@ from builder.index.download import Fetcher
 from builder.index.host import FOLDER as HOST_FOLDER
 from builder.index.host import RunProgram
 from builder.index.wheels import arch_of
-from builder.layers import known_layers, os_layer
+from builder.layers import stored_layers
 from builder.layers.oci import Layer
 from builder.layers.store import BLOBS, PACKAGES
 from builder.lock.python_builds import PythonBuilds, uv_program
@@ -182,12 +182,7 @@ class SystemLayers:
         with run.project.scratch() as scratch:
             tar = self.debian.make_system(name, arguments, files, Path(scratch), image.os_lock, debs)
             run.view.note(name, "compressing")
-            with self.run.store.new_blob() as blob, tar.open("rb") as source:
-                layer = os_layer.write_system(source, blob.file, image.os_layer.prefetch)
-                if known:
-                    known_layers.check_layer(name, image.os_inputs, known, layer)
-                blob.stored_as = layer.digest
-        self.run.store.put_record(image.os_inputs, layer.as_record())
+            layer = stored_layers.store_system(self.run.store, image.os_layer, tar, known)
         # A record of its own: earlier builders that share the store refuse a record of a layer with more fields.
         record = {"digest": layer.digest, "size": layer.size, PACKAGES: blobs}
         self.run.store.put_record(f"{image.os_inputs}.{PACKAGES}", record)

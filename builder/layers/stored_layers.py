@@ -1,11 +1,15 @@
-"""The layers that the store records by their inputs. Makes layers of wheels and layers of plain files."""
+"""The layers that the store records by their inputs. Makes layers of wheels, operating systems and plain files."""
 
 from __future__ import annotations
 
 import json
+import tarfile
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -38,13 +42,19 @@ def stored_layer(store: Store, inputs: str, known: Layer | None = None) -> Layer
     return stored if stored.as_record().keys() == record.keys() and known in (None, stored) else None
 
 
-def store_layer(store: Store, planned: PlannedLayer, entries: Iterable[Entry], known: Layer | None = None) -> Layer:
+def store_layer(
+    store: Store,
+    planned: PlannedLayer,
+    entries: Iterable[Entry],
+    known: Layer | None = None,
+    facts: Mapping[str, Any] = {},
+) -> Layer:
     """Stores a layer of these entries, and its record. Raises BuildError if it is not the `known` one.
 
-    With a known layer, nothing is inflated: its digest is compared.
+    With a known layer, nothing is inflated: its digest is compared. `facts` are those of an operating system.
     """
     with store.new_blob() as blob:
-        layer = splice.write_layer(entries, blob.file, diff_id=known.diff_id if known else "")
+        layer = replace(splice.write_layer(entries, blob.file, diff_id=known.diff_id if known else ""), **facts)
         if known:
             known_layers.check_layer(planned.name, planned.inputs, known, layer)
         blob.stored_as = layer.digest
@@ -69,6 +79,71 @@ def store_wheels(store: Store, planned: PlannedLayer, paths: Sequence[Path], kno
         raise BuildError(f"{planned.name}: {error}", hint=_INCOMPATIBLE) from error
     except (WheelError, SpliceError) as error:
         raise FetchError(str(error), hint="The wheel itself is invalid: pin another version.") from error
+
+
+def store_system(store: Store, planned: PlannedLayer, tar: Path, known: Layer | None = None) -> Layer:
+    """Stores the `os` layer of the file system in a tar. Raises as `store_layer`; tarfile.TarError, OSError."""
+    with tarfile.open(tar) as source:
+        entries, facts = read_system(source, planned.prefetch)
+        return store_layer(store, planned, entries, known, facts)
+
+
+def read_system(source: tarfile.TarFile, prefetch: Collection[str] = ()) -> tuple[Iterator[Entry], dict[str, Any]]:
+    """The entries of an `os` layer, the same for the same files, and the fields that `Layer` has for it alone.
+
+    Files have the times in their packages, at most the time of the newest package: the times of files written during
+    the build would differ from one build to the next. `prefetch` are the paths that come first, see
+    `estargz.prefetch_order`.
+    """
+    files = {name: info for info in source if (name := _plain(info.name))}
+    newest = _newest(source, files)
+    attributes = {name: (info.mode & 0o7777, info.uid, info.gid) for name, info in files.items() if info.isdir()}
+    facts = {
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(newest)),
+        "taken": tuple(sorted(path for path, info in files.items() if path.startswith("opt/") and not info.isdir())),
+        "folders": tuple(sorted(path for path, values in attributes.items() if values != (0o755, 0, 0))),
+    }
+    return _system_entries(source, files, newest, prefetch), facts
+
+
+def _system_entries(
+    source: tarfile.TarFile, files: Mapping[str, tarfile.TarInfo], newest: int, prefetch: Collection[str]
+) -> Iterator[Entry]:
+    # Links last: a hard link needs its target before it.
+    links = sorted(name for name, info in files.items() if info.islnk())
+    for name in [*estargz.prefetch_order(sorted(files.keys() - set(links)), prefetch), *links]:
+        if name not in files:
+            yield splice.PREFETCH
+            continue
+        info, header = files[name], tarfile.TarInfo(name)
+        header.type = tarfile.REGTYPE if info.isreg() else info.type
+        header.mode, header.uid, header.gid = info.mode & 0o7777, info.uid, info.gid
+        # Folders have the time of the build; dpkg keeps a link to a folder that another version of the package made.
+        header.mtime = newest if info.isdir() or info.issym() else min(int(info.mtime), newest)
+        xattrs = {key: value for key, value in info.pax_headers.items() if key.startswith("SCHILY.xattr.")}
+        header.pax_headers = xattrs
+        header.devmajor, header.devminor = info.devmajor, info.devminor
+        header.size = info.size if info.isreg() else 0
+        header.linkname = _plain(info.linkname) if info.islnk() else info.linkname
+        content = source.extractfile(info) if info.isreg() else None
+        yield Entry(path=name, mode=header.mode, header=header, content=content.read() if content else None)
+
+
+def _plain(name: str) -> str:
+    """A path without a slash at either end; empty for the root."""
+    return "" if name == "." else name.removeprefix("./").strip("/")
+
+
+def _newest(source: tarfile.TarFile, files: Mapping[str, tarfile.TarInfo]) -> int:
+    """Time of the newest file of a Debian package. Files in /etc are left out: the build may have edited them."""
+    times = [0]
+    for path, info in files.items():
+        if path.startswith("var/lib/dpkg/info/") and path.endswith(".list") and (content := source.extractfile(info)):
+            for line in content.read().decode("utf-8", "replace").splitlines():
+                owned = files.get(line.strip("/"))
+                if owned and owned.isreg() and not line.startswith("/etc/"):
+                    times.append(int(owned.mtime))
+    return max(times)
 
 
 def read_stored_toc(store: Store, layer: Layer) -> tuple[TocEntry, ...]:

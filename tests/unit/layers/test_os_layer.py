@@ -8,11 +8,12 @@ import io
 import random
 import tarfile
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from builder.layers import estargz, os_layer, splice
+from builder.layers import estargz, splice, stored_layers
 from builder.layers.oci import Layer
 from tests.unit.layers.toc import check_by_specification
 
@@ -79,7 +80,9 @@ class Flat:
 def write(items: Items, prefetch: Sequence[str] = ()) -> Flat:
     """Writes the layer of a tar with these items."""
     out = io.BytesIO()
-    return Flat(os_layer.write_system(io.BytesIO(tar_of(items)), out, prefetch), out.getvalue())
+    with tarfile.open(fileobj=io.BytesIO(tar_of(items))) as tar:
+        entries, facts = stored_layers.read_system(tar, prefetch)
+        return Flat(replace(splice.write_layer(entries, out), **facts), out.getvalue())
 
 
 # ---- order
