@@ -16,7 +16,7 @@ import requests
 
 from builder.common.errors import EngineError
 from builder.common.http import UNCOMPRESSED, failure_sentence
-from builder.common.tasks import RetryPolicy, thread_pool
+from builder.common.tasks import thread_pool
 from builder.debian.apt import AptRunner
 from builder.debian.os_lock import DebianPackage, OsLock
 from builder.index.download import Address, FileSource, LostError, Place
@@ -27,6 +27,7 @@ from builder.matrix.schema import NO_SNAPSHOT, Matrix
 
 CONNECTIONS = 8  # requests at once to an archive
 SNAPSHOT_CONNECTIONS = 2  # snapshot services limit the rate
+LOOK_UP_TIMEOUT_S, LOOK_UP_RETRIES = (10.0, 15.0), 2
 _NO_ANSWER = (401, 407, 408, 425, 429)  # of a server that may have the file
 _MOVED = "none of the locked packages was found"  # the release has moved, or it is not such an archive
 LONGEST_SIZE = 20  # digits; Python refuses numbers of thousands of digits with an exception
@@ -49,8 +50,6 @@ class PackageLocations:
 
 class Archives:
     """The places of one run, and their known files and faults. Every method may be called from several threads."""
-
-    look_up_policy = RetryPolicy(connect_s=10, read_s=15, retries=2)
 
     def __init__(self, matrix: Matrix, host: Host, runner: AptRunner) -> None:
         self._matrix = matrix
@@ -134,14 +133,14 @@ class Archives:
 
         First looks in `blobs`, the folder of the store's blobs, if there is one.
         """
-        session = self._session(self.look_up_policy.timeouts, self.look_up_policy.retries)
-        pools = list(self.pools(lock))
 
         def is_stored(package: DebianPackage) -> bool:
             blob = blobs / package.sha256 if blobs else None
             return blob is not None and blob.exists() and blob.stat().st_size == package.size
 
         packages = [package for package in lock.packages if not is_stored(package)]
+        session = self._session(LOOK_UP_TIMEOUT_S, LOOK_UP_RETRIES)
+        pools = list(self.pools(lock)) if packages else []  # may start a container
         with thread_pool(CONNECTIONS, "look-up") as pool:
             results = list(pool.map(lambda package: self._look_up(package, pools, session), packages))
         missing = [package for package, result in zip(packages, results, strict=True) if not result.is_present]

@@ -267,6 +267,16 @@ def test_each_package_is_looked_up_where_it_may_be(everywhere: Project, world: W
     assert world.hosts == ["here", "moved", "snapshot"]
 
 
+def test_packages_of_the_store_are_looked_up_nowhere(tiny: Project, world: World, tmp_path: Path) -> None:
+    """No container is started to ask Debian's apt for its archives."""
+    for package in PACKAGES:
+        (tmp_path / package.sha256).write_bytes(bytes(package.size))
+    container = Container()
+    known_archives = Archives(tiny.matrix, host(sources=()), FakeApt(container.open))
+    assert known_archives.locate(LOCK, tmp_path) == PackageLocations(missing=[], others=[])
+    assert (container.started, world.wire.seen) == (0, [])
+
+
 def test_two_locks_with_the_same_packages_are_looked_up_once(everywhere: Project, world: World) -> None:
     known_archives = Archives(everywhere.matrix, host(), FakeApt())
     for _ in range(2):
