@@ -202,8 +202,9 @@ def try_images(run: Run, target: ImageRef, images: Sequence[AddedImage]) -> None
 
     An image whose target has no registry stays in the engine. Raises EngineError if this machine can run no image.
     """
-    runnable = [image for image in images if image.parent.arch == run.engine.info().arch]
-    others = ", ".join(image.parent.arch for image in images if image not in runnable)
+    here = run.engine.info().arch
+    runnable = [image for image in images if image.parent.arch == here]
+    others = ", ".join(image.parent.arch for image in images if image.parent.arch != here)
     if not runnable:
         raise EngineError(
             f"{target}: this machine cannot try images for {others}",
