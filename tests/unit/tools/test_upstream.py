@@ -168,17 +168,6 @@ def test_exclusions_are_no_reason_against_a_release() -> None:
     assert proposal.entry.python == ["3.11", "3.13"]
 
 
-def test_the_lines_are_valid_yaml() -> None:
-    entry = FrameworkVersion(
-        release="1.0.0", cuda=["12.8", "cpu"], python=["3.11"], packages=["a[b,c]==1", "d<2,>1"], constraints=["e<3"]
-    )
-    proposal = Proposal(
-        framework="f", package="f", line="1.0", release="1.0.0", replaces="", entry=entry, notes=("note",)
-    )
-    data = yaml.safe_load("\n".join(proposal.lines))
-    assert FrameworkVersion.model_validate(data["1.0"]) == entry
-
-
 # ---- what a week has brought
 
 ENGINES = """
