@@ -56,8 +56,7 @@ class Commands(UserDict[str, Any]):
 
     def __getitem__(self, name: str) -> click.Command:
         module, _ = self.data[name]
-        command = getattr(import_module(f"builder.cli.{module}"), f"{name}_command")
-        assert isinstance(command, click.Command)
+        command: click.Command = getattr(import_module(f"builder.cli.{module}"), f"{name}_command")
         # Replaces the handler of `builder.start`: an exception in the import of a compiled module shows a traceback.
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -11,7 +11,7 @@ import click
 from rich.text import Text
 
 from builder.cli.context import Context, parse_image
-from builder.cli.options import sign_option, trusted_options, trusted_signers
+from builder.cli.options import identity_option, issuer_option, key_option, sign_option, trusted_signers
 from builder.common.errors import UsageError
 from builder.common.text import duration
 from builder.evidence.signing import Signer, Trust
@@ -87,7 +87,9 @@ Examples:
     help="First import each package in Docker, and run `pip check`. If this fails, nothing is pushed.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be added.")
-@trusted_options
+@key_option
+@identity_option
+@issuer_option
 @sign_option
 @click.pass_obj
 def add_command(

@@ -8,7 +8,7 @@ import click
 
 from builder.cli.context import Context
 from builder.cli.options import ALL_CELLS_HELP, cells_argument
-from builder.common.errors import IncompleteError, UsageError, for_cells
+from builder.common.errors import IncompleteError, UsageError
 from builder.common.text import counted
 from builder.debian import os_lock
 from builder.lock import checks
@@ -72,8 +72,7 @@ def lock_command(
     if report.error:
         raise report.error
     if not report.written:
-        hints = [] if upgrade else [f"`{for_cells('builder lock --upgrade', patterns)}` chooses newer wheels"]
-        hints += [] if refresh else [f"`{for_cells('builder lock --os', patterns)}` chooses newer Debian packages"]
-        context.say("; ".join(["all locks unchanged", *hints]))
+        newer = "" if upgrade or refresh else ": --upgrade chooses newer wheels, --os newer Debian packages"
+        context.say(f"all locks unchanged{newer}")
     # An image over its budget fails here, before a build.
     budget.check_plan(project.matrix, plan.make_plan(project, chosen).images)

@@ -52,34 +52,30 @@ sign_option = click.option(
 )
 
 
-def trusted_options(command: _Command) -> _Command:
-    """The options `--key`, `--identity` and `--issuer`, for `trusted_signers`."""
-    key = click.option(
-        "--key",
-        "keys",
-        multiple=True,
-        type=click.Path(exists=True, dir_okay=False),
-        help="A public key of cosign that verifies the image's signature. Repeat the option to accept any of several "
-        "keys.",
-    )
-    identity = click.option(
-        "--identity",
-        default="",
-        metavar="ADDRESS",
-        help="The identity that must have signed the image, such as https://github.com/ORG/REPO/.github/workflows/ci.yml"
-        "@refs/heads/main. Needs --issuer.",
-    )
-    issuer = click.option(
-        "--issuer",
-        default="",
-        metavar="ADDRESS",
-        help="The OpenID Connect issuer of --identity, such as https://token.actions.githubusercontent.com.",
-    )
-    return key(identity(issuer(command)))
+key_option = click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False),
+    help="A public key of cosign that verifies the image's signature. Repeat the option to accept any of several keys.",
+)
+identity_option = click.option(
+    "--identity",
+    default="",
+    metavar="ADDRESS",
+    help="The identity that must have signed the image, such as https://github.com/ORG/REPO/.github/workflows/ci.yml"
+    "@refs/heads/main. Needs --issuer.",
+)
+issuer_option = click.option(
+    "--issuer",
+    default="",
+    metavar="ADDRESS",
+    help="The OpenID Connect issuer of --identity, such as https://token.actions.githubusercontent.com.",
+)
 
 
 def trusted_signers(keys: Sequence[str], identity: str, issuer: str) -> list[Any]:
-    """The trusted signers of `trusted_options`. Raises UsageError."""
+    """The signers that --key, --identity and --issuer name. Raises UsageError."""
     from builder.matrix.schema import Trusted  # noqa: PLC0415  --help does not need it
 
     if bool(identity) != bool(issuer):

@@ -11,7 +11,7 @@ import click
 from rich.text import Text
 
 from builder.cli.context import Context, parse_image
-from builder.cli.options import trusted_options, trusted_signers
+from builder.cli.options import identity_option, issuer_option, key_option, trusted_signers
 from builder.common import errors
 from builder.common.errors import BuilderError
 from builder.common.files import short_digest
@@ -25,7 +25,9 @@ from builder.steps.verify import VerifyOptions, verdict, verify_named
 @click.command(name="verify")
 @click.argument("image")
 @click.option("--rebuild", is_flag=True, help="Also build the image again, from nothing, and compare its digest.")
-@trusted_options
+@key_option
+@identity_option
+@issuer_option
 @click.option(
     "--arch",
     type=click.Choice([*get_args(Arch), ALL]),

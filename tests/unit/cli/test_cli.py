@@ -431,12 +431,9 @@ def test_lock_names_what_it_wrote_or_how_to_upgrade(run: Run, update: Callable[.
     update("locks/x.json")
     assert run("lock").err == "written: locks/x.json\n"
     update()
-    wheels = "`builder lock --upgrade` chooses newer wheels"
-    debian = "`builder lock --os` chooses newer Debian packages"
-    assert run("lock").err == f"all locks unchanged; {wheels}; {debian}\n"
-    assert run("lock", "--upgrade", "--os").err == "all locks unchanged\n"
-    chosen = f"`builder lock --upgrade {CELL} 'em-*'` chooses newer wheels"
-    assert run("lock", "--os", CELL, "em-*").err == f"all locks unchanged; {chosen}\n"
+    newer = "--upgrade chooses newer wheels, --os newer Debian packages"
+    assert run("lock").err == f"all locks unchanged: {newer}\n"
+    assert run("lock", "--upgrade").err == "all locks unchanged\n"
 
 
 @pytest.mark.parametrize(
