@@ -189,8 +189,10 @@ def test_the_status_of_a_release(ours: Checkout, proxy: Proxy, keys: Path, tmp_p
 def test_an_image_of_known_layers_is_staged_without_an_engine(
     ours: Checkout, proxy: Proxy, keys: Path, tmp_path: Path
 ) -> None:
-    """Its plain files are made here; all other layers are mounted. It needs all tests before it is released."""
-    stage(ours, "--sign", str(keys / "ours.key"))
+    """Its plain files are made here; all other layers are public. It needs all tests before it is released."""
+    sign = ("--sign", str(keys / "ours.key"))
+    stage(ours, *sign)
+    release(ours, UNTESTED_GPU, *sign)
     other = elsewhere(ours, tmp_path / "other")
     other.use_registry(proxy.address, "new")
     assert "not built" in other.builder("stage", code=8)
