@@ -67,28 +67,26 @@ def test_apt_is_configured_for_the_architecture(tmp_path: Path, arch: Arch) -> N
     assert {f'APT::Architecture "{arch}";', f'APT::Architectures "{arch}";'} <= set(lines)
 
 
-def test_a_source_is_written_where_the_field_is_present(tiny: Project) -> None:
-    """Locks of earlier builders have none."""
+def test_packages_sh_reads_every_package_with_and_without_a_source(tiny: Project) -> None:
+    """Its pattern needs the fields in their order. It is an input of every operating system, so it must not change.
+
+    Locks of earlier builders have no sources.
+    """
+    [pattern] = re.findall(r"sed -nE 's/(.*)/[^/]*/p'", (tiny.root / PACKAGES_SCRIPT).read_text())
     request = request_of(tiny)
     lock = locks.os_lock_of(request)
-    assert '"source"' not in OS_LOCKS.dump(lock)
     first, *others = lock.packages
     named = replace(lock, packages=(replace(first, source="glibc (2.36-9)"), *others))
     text = OS_LOCKS.dump(named)
     assert text.count('"source"') == 1
     assert OS_LOCKS.parse(text, request) == named
+    lines = [(*fields[:3], *fields[4:]) for fields in re.findall(pattern, text, re.MULTILINE)]
+    assert lines == [
+        (package.name, package.version, package.architecture, "glibc" if package.source else "", package.sha256)
+        for package in named.packages
+    ]
     assert named.packages[0].source_package == ("glibc", "2.36-9")
     assert others[0].source_package == (others[0].name, others[0].version)
-
-
-def test_packages_sh_reads_every_package_with_and_without_a_source(tiny: Project) -> None:
-    """Its pattern needs the fields in their order. It is an input of every operating system, so it must not change."""
-    [pattern] = re.findall(r"sed -nE 's/(.*)/[^/]*/p'", (tiny.root / PACKAGES_SCRIPT).read_text())
-    lock = locks.os_lock_of(request_of(tiny))
-    named = replace(lock, packages=tuple(replace(package, source="glibc (2.36-9)") for package in lock.packages))
-    for each, source in ((lock, ""), (named, "glibc")):
-        found = [(*fields[:3], *fields[4:]) for fields in re.findall(pattern, OS_LOCKS.dump(each), re.MULTILINE)]
-        assert found == [(own.name, own.version, own.architecture, source, own.sha256) for own in lock.packages]
 
 
 SHOWN = """\
@@ -124,12 +122,6 @@ def archive_with(folder: Path, **installed: str) -> apt.Archive:
 
     sources = (AptSource(kind="main", uri="http://deb.example.test"),)
     return apt.Archive("newbird", Host(archives=Apt(sources=sources)), folder, run)
-
-
-def test_apt_names_the_source_of_each_package(tmp_path: Path) -> None:
-    archive = archive_with(tmp_path, libc6="2.36-9+b1", tini="0.19.0-1")
-    lock = archive.resolve(OsRequest(debian="newbird", packages=("tini",)), locks.TIME)
-    assert {package.name: package.source for package in lock.packages} == {"libc6": "glibc (2.36-9)", "tini": ""}
 
 
 @pytest.mark.parametrize(
@@ -433,6 +425,7 @@ def test_apt_runs_in_a_container_where_it_cannot_run_here(
     with apt.open_archive("newbird", host, runner) as archive:
         lock = archive.resolve(TINI, locks.TIME)
     assert lock.versions == {"libc6": "2.36-9+b1", "tini": "0.19.0-1"}
+    assert [package.source for package in lock.packages] == ["glibc (2.36-9)", ""]
     assert [command for command, _ in elsewhere.seen][-3:] == ["apt-get update", "apt-get install", "apt-cache show"]
     expected = "http://main.example.test" if sources == BOTH else "http://deb.example.test"
     assert elsewhere.seen[-1][1].splitlines()[0].endswith(f"{expected} newbird main")
