@@ -26,8 +26,7 @@ from builder.index.host import Host
 from builder.layers.store import Store
 from builder.matrix import support
 from builder.matrix.cells import Cell
-from builder.matrix.project import Project
-from builder.plan.recorded import PATH, read_recorded
+from builder.matrix.project import RECORD, Project
 
 if TYPE_CHECKING:
     from builder.engine.run import Run
@@ -52,9 +51,9 @@ class Context:
     def project(self) -> Project:
         """The checkout. Names the release of gpu-images that rendered it, if this is another one. Raises UsageError."""
         project = Project.find((self.root or Path.cwd()).resolve())
-        if (release := read_recorded(project.root).get("gpu-images", __version__)) != __version__:
+        if (release := project.recorded().get("gpu-images", __version__)) != __version__:
             changes = "`builder plan --changed-since HEAD` shows which images change"
-            self.say(f"{PATH}: made with gpu-images {release}, this is {__version__}: {changes}")
+            self.say(f"{RECORD}: made with gpu-images {release}, this is {__version__}: {changes}")
         return project
 
     def find_project(self, *, ignore_invalid: bool) -> Project | None:

@@ -5,21 +5,25 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from builder import __version__
 from builder.common import strict_yaml
 from builder.common.errors import BusyError, MatrixError, UsageError, did_you_mean
-from builder.common.files import TEMPORARY_SUFFIX
+from builder.common.files import TEMPORARY_SUFFIX, write_atomically
 from builder.matrix import cells, reader
 from builder.matrix.cells import Cell
 from builder.matrix.schema import Matrix
+
+RECORD = "locks/gpu-images.txt"  # of a team's repository: what rendered it
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,28 @@ class Project:
                 raise MatrixError(
                     f"{where}: {place} or a wheel in it is a link", hint="Copy the wheels into the checkout."
                 )
+
+    def recorded(self) -> dict[str, str]:
+        """The content of RECORD: digests of plans by cell, and the release of gpu-images that rendered them.
+
+        The shipped templates are not in a team's repository, so a git revision alone does not say what was planned
+        then. Empty without the file. Ignores damaged lines.
+        """
+        path = self.root / RECORD
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        return dict(re.findall(r"^(\S+) (\S+)$", text, re.MULTILINE))
+
+    def record(self, plans: Mapping[str, str]) -> list[str]:
+        """Records plans by cell, if matrix.yaml extends the shipped one; returns the path if the file changed."""
+        if not self.matrix.extends:
+            return []
+        before = self.recorded()
+        known = {**before, **plans}
+        after = {"gpu-images": __version__} | {cell.id: known[cell.id] for cell in self.cells if cell.id in known}
+        if after == before:
+            return []
+        write_atomically(self.root / RECORD, "".join(f"{name} {value}\n" for name, value in after.items()))
+        return [RECORD]
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:

@@ -16,7 +16,7 @@ from builder.common.text import counted
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
 from builder.matrix.schema import AMD64, ARM64, NOT_BUILT, Arch, Matrix
-from builder.plan import plan, recorded
+from builder.plan import plan
 from builder.plan.plan import PlannedImage
 
 
@@ -33,7 +33,7 @@ def plan_digests(project: Project, revision: str, view: View) -> dict[str, str]:
         before = Project(Path(folder))
         try:
             digests = {image.id: image.plan for image in plan.make_plan(before, before.cells).images}
-            plans = recorded.read_recorded(before.root) or digests
+            plans = before.recorded() or digests
             return {cell: digest for cell, digest in digests.items() if plans.get(cell) == digest}
         except BuilderError as error:
             view.say(f"{revision} cannot be planned, so all images count as changed: {error}")

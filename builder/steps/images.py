@@ -29,7 +29,7 @@ from builder.evidence.results import Coverage
 from builder.layers import garbage, known_layers
 from builder.layers.store import BLOBS
 from builder.lock import diff
-from builder.plan import plan, recorded, render
+from builder.plan import plan, render
 from builder.plan.plan import Plan, PlannedImage
 
 Method = Literal["assemble", "dockerfile"]
@@ -142,7 +142,7 @@ def lock_stale_systems(systems: SystemLayers, planned: Plan, *, uses_store: bool
     with suppress(LockError, StaleError):  # other cells are not locked, or their locks are out of date
         complete = plan.make_locked_plan(project, project.cells)
         known_layers.prune(project.root, {layer.inputs for image in complete.images for layer in image.layers})
-        recorded.record_plans(project, {image.id: image.plan for image in complete.images})
+        project.record({image.id: image.plan for image in complete.images})
     return True
 
 

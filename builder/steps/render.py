@@ -9,7 +9,7 @@ from builder.common.lock_text import KNOWN_LAYERS
 from builder.layers import known_layers
 from builder.matrix.cells import Cell
 from builder.matrix.project import Project
-from builder.plan import budget, plan, recorded, render
+from builder.plan import budget, plan, render
 
 
 def render_images(
@@ -31,7 +31,7 @@ def render_images(
             raise StaleError(f"{KNOWN_LAYERS} has layers that no image has", hint="Update it: builder render")
         return len(files), []
     changed = render.write_rendered(project.root, files, is_part=is_part)
-    changed += recorded.record_plans(project, {image.id: image.plan for image in planned.images})
+    changed += project.record({image.id: image.plan for image in planned.images})
     if not is_part and known_layers.prune(project.root, inputs):
         changed.append(f"{KNOWN_LAYERS} (without layers that no image has)")
     return len(files), changed

@@ -11,8 +11,8 @@ import pytest
 from builder import __version__
 from builder.cli.context import Context
 from builder.common.console import View
-from builder.matrix.project import Project
-from builder.plan import plan, recorded
+from builder.matrix.project import RECORD, Project
+from builder.plan import plan
 from builder.steps import ci, render
 from tests.fakes.engine import MemoryConsole
 from tests.paths import ROOT
@@ -56,13 +56,13 @@ def test_rendering_records_the_release_and_the_plan_of_each_image(team: Project)
     _, changed = render.render_images(team, team.cells, is_part=False)
     assert changed[-1] == "locks/gpu-images.txt"
     plans = {image.id: image.plan for image in plan.make_plan(team, team.cells).images}
-    assert recorded.read_recorded(team.root) == {"gpu-images": __version__, **plans}
+    assert team.recorded() == {"gpu-images": __version__, **plans}
     assert render.render_images(team, team.cells, is_part=False)[1] == []
 
 
 def test_a_part_keeps_the_plans_of_the_others_and_forgets_what_is_gone(team: Project) -> None:
     render.render_images(team, team.cells, is_part=False)
-    path = team.root / recorded.PATH
+    path = team.root / RECORD
     text = path.read_text(encoding="utf-8")
     others = text.replace(f"gpu-images {__version__}", "gpu-images 9.0.0").replace(
         f"{PLAIN} sha256:", f"{PLAIN} sha256:f"
@@ -73,8 +73,8 @@ def test_a_part_keeps_the_plans_of_the_others_and_forgets_what_is_gone(team: Pro
 
 
 def test_a_project_with_templates_of_its_own_records_nothing(tiny: Project) -> None:
-    assert recorded.record_plans(tiny, {}) == []
-    assert not (tiny.root / recorded.PATH).exists()
+    assert tiny.record({}) == []
+    assert not (tiny.root / RECORD).exists()
 
 
 def test_what_another_release_of_the_builder_changes_has_changed_since_a_revision(
@@ -90,7 +90,7 @@ def test_what_another_release_of_the_builder_changes_has_changed_since_a_revisio
 def test_another_release_is_named_once(
     team: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, release: str
 ) -> None:
-    monkeypatch.setattr(recorded, "__version__", release)
+    monkeypatch.setattr("builder.matrix.project.__version__", release)
     render.render_images(team, team.cells, is_part=False)
     context = Context(root=team.root)
     assert context.project is context.project
