@@ -17,7 +17,6 @@ import sys
 import tarfile
 import time
 import zlib
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -26,7 +25,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from builder.build.programs import Program, Programs
+from builder.build.programs import Program, Programs, last_lines
 from builder.common.errors import ImageTestError
 from builder.common.files import digest_of_data
 from builder.common.text import Redactor, duration, listed, one_line, printable, secret_values
@@ -130,7 +129,6 @@ class GpuCommand:
         """Runs the checks of test files of a suite in an image. Raises ImageTestError without valid results."""
         frameworks = [path.stem.removeprefix("test_") for path in files]
         log = project.logs / f"{image}.gpu-command.log"
-        lines: deque[str] = deque(maxlen=SHOWN_LINES)
         packed: list[str] = []
 
         def on_line(line: str) -> str:
@@ -138,10 +136,7 @@ class GpuCommand:
             if marker:
                 packed.append(after.strip())
                 return f"{self.hide(before)}{marker} ...\n"
-            line = self.hide(line)
-            if line.strip():
-                lines.append(f"  | {one_line(line.strip())}")
-            return line
+            return self.hide(line)
 
         try:
             checks = self._checks(project.root / GPU_TESTS, frameworks)
@@ -165,7 +160,8 @@ class GpuCommand:
         except (_NoResultsError, OSError) as error:
             reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
             raise ImageTestError(
-                "\n".join([f"{image}: `{self.shown}` gave no results of GPU tests: {self.hide(reason)}", *lines]),
+                f"{image}: `{self.shown}` gave no results of GPU tests: {self.hide(reason)}\n"
+                f"{last_lines(log, SHOWN_LINES)}".rstrip(),
                 hint="If a node failed, run the same command again. If not, correct `test.gpu_command` in matrix.yaml. "
                 f"Full output: {log.resolve()}",
             ) from error

@@ -99,5 +99,6 @@ def _end(child: subprocess.Popen[str], grace_s: float) -> None:
 
 
 def last_lines(log: Path, count: int) -> str:
-    """The last lines of a log, for a message."""
-    return "\n".join(f"  | {line}" for line in log.read_text(encoding="utf-8").splitlines()[-count:])
+    """The last lines of a log, for a message; empty if the log could not be written."""
+    lines = log.read_text(encoding="utf-8").splitlines()[-count:] if log.is_file() else []
+    return "\n".join(f"  | {line}" for line in lines)

@@ -407,67 +407,6 @@ def test_a_container_is_removed_at_the_end() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("address", "is_containerd", "root"),
-    [
-        ("/run/containerd/containerd.sock", True, "/var/lib/containerd"),
-        ("/run/containerd/containerd.sock", False, "/docker"),
-        ("/var/run/docker/containerd/containerd.sock", True, "/docker"),
-        ("", True, "/docker"),
-    ],
-)
-def test_where_the_engine_has_its_images(address: str, is_containerd: bool, root: str) -> None:
-    """A containerd of the system has them in a folder of its own, which may be on another disk."""
-    answer = {
-        "Driver": "overlayfs", "DockerRootDir": "/docker", "Architecture": "x86_64", "NCPU": 4, "MemTotal": 1,
-        "DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]] if is_containerd else [],
-        **({"Containerd": {"Address": address}} if address else {}),
-    }  # fmt: skip
-    client: Any = SimpleNamespace(info=lambda: answer, version=lambda: {"Version": "28.5.2"})
-    assert Engine(client).info().root == root
-
-
-@pytest.mark.parametrize(
-    ("info", "host", "store", "is_local"),
-    [
-        ({}, "", "overlay2", True),
-        ({"DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]]}, "", "containerd", True),
-        ({"DockerRootDir": "/absent/root"}, "", "overlay2", False),
-        ({}, "tcp://build.example.test:1", "overlay2", False),
-        ({}, "unix:///run/other.sock", "overlay2", True),
-    ],
-)
-def test_the_settings_of_the_engine_are_read_once(
-    tmp_path: Path, info: dict[str, Any], host: str, store: str, is_local: bool
-) -> None:
-    answer = {
-        "Driver": "overlay2", "DockerRootDir": str(tmp_path), "Runtimes": {"runc": {}, "nvidia": {}},
-        "Architecture": "x86_64", "NCPU": 4, "MemTotal": 1, **info,
-    }  # fmt: skip
-    answers = iter([answer])
-    client: Any = SimpleNamespace(
-        info=lambda: next(answers), version=lambda: {"Version": "26.1.5", "ApiVersion": "1.45"}
-    )
-    engine = Engine(client, EngineAddress(host=host) if host else EngineAddress())
-    parsed = engine.info()
-    assert engine.info() == parsed, "it is not read again"
-    assert (parsed.name, parsed.store, parsed.is_local) == ("Docker Engine", store, is_local)
-
-
-def test_podman_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was reported as a Docker Engine 4.3.1 that is too old."""
-    info = info_of(tmp_path, {}, PODMAN, monkeypatch)
-    assert (info.name, info.version) == ("Podman", "28.1.0")
-
-
-def test_a_rootless_engine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Docker and Podman list it like this."""
-    options = ["name=seccomp,profile=builtin", "name=rootless", "name=cgroupns"]
-    for listed in (options, options[:1], None):
-        info = info_of(tmp_path, {"SecurityOptions": listed}, DOCKER, monkeypatch)
-        assert info.is_rootless == (listed == options)
-
-
 DOCKER = {"Version": "28.1.0", "ApiVersion": "1.49"}
 PODMAN = {**DOCKER, "Components": [{"Name": "Podman Engine", "Version": "5.4.0"}]}
 YAML = "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: 0\n- name: all\n"
@@ -476,9 +415,12 @@ DAMAGED = ("", "\xff", "[]", "kind: nvidia.com/gpu\ndevices: 1\n", "kind: nvidia
 
 
 def info_of(
-    folder: Path, info: Mapping[str, Any], version: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+    folder: Path, info: Mapping[str, Any], version: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch, host: str = ""
 ) -> EngineInfo:
-    """What an engine with these settings offers; only programs in `folder` are on the path, `{cdi}` is `folder`."""
+    """What an engine with these settings offers, which are read once.
+
+    Only programs in `folder` are on the path, `{cdi}` is `folder`.
+    """
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setattr("builder.engine.client.CDI_FOLDERS", (str(folder),))
     answer = {
@@ -487,8 +429,49 @@ def info_of(
     }  # fmt: skip
     if "CDISpecDirs" in info:
         answer["CDISpecDirs"] = [path.format(cdi=folder) for path in info["CDISpecDirs"]]
-    client: Any = SimpleNamespace(info=lambda: answer, version=lambda: version)
-    return Engine(client).info()
+    answers = iter([answer])
+    client: Any = SimpleNamespace(info=lambda: next(answers), version=lambda: version)
+    engine = Engine(client, EngineAddress(host=host) if host else EngineAddress())
+    assert engine.info() is engine.info()
+    return engine.info()
+
+
+CONTAINERD = {"DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]]}
+ELSEWHERE = {"DockerRootDir": "/absent/root"}
+SYSTEM_SOCKET, OWN_SOCKET = "/run/containerd/containerd.sock", "/var/run/docker/containerd/containerd.sock"
+OPTIONS = ["name=seccomp,profile=builtin", "name=rootless", "name=cgroupns"]
+# By case: the engine's settings and version, its address, and what they say.
+SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str, dict[str, object]]] = {
+    "overlay2": ({}, DOCKER, "", {"name": "Docker Engine", "store": "overlay2", "is_local": True}),
+    "containerd": (CONTAINERD, DOCKER, "", {"store": "containerd", "is_local": True}),
+    "a folder of another machine": (ELSEWHERE, DOCKER, "", {"is_local": False}),
+    "another machine": ({}, DOCKER, "tcp://build.example.test:1", {"is_local": False}),
+    "another socket": ({}, DOCKER, "unix:///run/other.sock", {"is_local": True}),
+    # A containerd of the system has images in a folder of its own, which may be on another disk.
+    "containerd of the system": (
+        {**CONTAINERD, **ELSEWHERE, "Containerd": {"Address": SYSTEM_SOCKET}}, DOCKER, "",
+        {"root": "/var/lib/containerd"},
+    ),
+    "containerd of Docker": (
+        {**CONTAINERD, **ELSEWHERE, "Containerd": {"Address": OWN_SOCKET}}, DOCKER, "", {"root": "/absent/root"}
+    ),
+    "containerd without images": (
+        {**ELSEWHERE, "Containerd": {"Address": SYSTEM_SOCKET}}, DOCKER, "", {"root": "/absent/root"}
+    ),
+    "Podman": ({}, PODMAN, "", {"name": "Podman", "version": "28.1.0"}),
+    "rootless": ({"SecurityOptions": OPTIONS}, DOCKER, "", {"is_rootless": True}),
+    "rootful": ({"SecurityOptions": OPTIONS[:1]}, DOCKER, "", {"is_rootless": False}),
+    "no security options": ({"SecurityOptions": None}, DOCKER, "", {"is_rootless": False}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("info", "version", "host", "expected"), SETTINGS.values(), ids=SETTINGS.keys())
+def test_the_settings_of_an_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    info: dict[str, Any], version: dict[str, Any], host: str, expected: dict[str, object],
+) -> None:  # fmt: skip
+    parsed = info_of(tmp_path, info, version, monkeypatch, host)
+    assert {name: getattr(parsed, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -504,6 +487,7 @@ def info_of(
         ({"CDISpecDirs": ["{cdi}"], "DockerRootDir": "/absent/root"}, DOCKER, YAML, set()),  # of another machine
         ({}, DOCKER, YAML, set()),
         ({}, PODMAN, YAML, {"0", "all"}),
+        ({"CDISpecDirs": ["{cdi}"]}, DOCKER, JSON, {"GPU-1"}),
     ],
 )
 def test_gpus_by_the_container_device_interface(
@@ -515,21 +499,15 @@ def test_gpus_by_the_container_device_interface(
     names: set[str],
 ) -> None:
     """Since Docker 28.2, an engine lists its devices; earlier ones and Podman only read specifications in folders."""
-    (tmp_path / "nvidia.yaml").write_bytes(spec.encode("latin-1"))
+    (tmp_path / f"nvidia.{'json' if spec == JSON else 'yaml'}").write_bytes(spec.encode("latin-1"))
     (tmp_path / "damaged.json").write_bytes(b"\xff")
     parsed = info_of(tmp_path, info, version, monkeypatch)
     assert parsed.cdi_gpus == names
     assert parsed.gpu_option == ("--device" if names else "")
 
 
-def test_a_specification_in_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "nvidia.json").write_text(JSON)
-    assert info_of(tmp_path, {"CDISpecDirs": ["{cdi}"]}, DOCKER, monkeypatch).cdi_gpus == {"GPU-1"}
-
-
 NVIDIA: dict[str, Any] = {"Runtimes": {"runc": {}, "nvidia": {}}}
 CDI = {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=all"}]}
-ELSEWHERE = {"DockerRootDir": "/absent/root"}
 
 
 @pytest.mark.parametrize(
@@ -580,11 +558,8 @@ def test_a_container_gets_only_its_gpus(option: Any, names: Any, expected: dict[
     options = replace(INFO, gpu_option=option).gpu_options(names)
     [request] = json.loads(json.dumps(options))["device_requests"]
     assert {key: request[key] for key in expected} == expected
-
-
-def test_a_container_of_the_older_runtime_gets_only_its_gpus() -> None:
-    options = replace(INFO, gpu_option="--runtime").gpu_options(("GPU-1", "GPU-3"))
-    assert options == {"runtime": "nvidia", "environment": {"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-3"}}
+    older = replace(INFO, gpu_option="--runtime").gpu_options(("GPU-1", "GPU-3"))
+    assert older == {"runtime": "nvidia", "environment": {"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-3"}}
 
 
 def test_an_engine_that_stopped_is_noticed() -> None:

