@@ -12,14 +12,19 @@ from typing import Any
 
 import pytest
 
-from builder.common.errors import BuilderError, DamagedError, FileError, RegistryError
+from builder.common.errors import RegistryError
 from builder.common.files import digest_of_bytes
 from builder.layers.oci import CONFIG_TYPE, LAYER_TYPE, Descriptor, Manifest
+from builder.layers.store import Store
 from builder.registry import transfer
 from builder.registry.client import Repository
 from builder.registry.failures import RejectedError, StoppedError
 from builder.registry.transfer import Sent
 from tests.fakes.registry import MemoryRegistry
+from tests.fakes.wire import CONTENT as BLOB
+from tests.fakes.wire import DIGEST as BLOB_DIGEST
+from tests.fakes.wire import Reply, connect
+from tests.unit.registry.fixtures import Lay
 
 IMAGE = "application/vnd.oci.image.manifest.v1+json"
 MANIFEST, OTHER = b'{"one": 1}', b'{"two": 2}'
@@ -113,26 +118,6 @@ def test_a_blob_that_is_not_in_the_store(blobs: list[Descriptor]) -> None:
     away = dict.fromkeys(blobs)
     pushed, _ = push(MemoryRegistry(has=blobs[:1], others={"c": blobs[1:]}), away, mount_from=["c"])
     assert pushed == Sent(sent=0, present=10, mounted=50)
-    registry = MemoryRegistry(has=blobs[:2])
-    with pytest.raises(RegistryError):
-        push(registry, away)
-    assert registry.calls == []
-
-
-@pytest.mark.parametrize(
-    ("content", "kind"),
-    [(b"x" * 30, DamagedError), (b"x" * 29, DamagedError), (None, FileError)],
-    ids=["other bytes", "shorter", "missing"],
-)
-def test_a_damaged_file_is_not_sent(
-    files: Files, blobs: list[Descriptor], content: bytes | None, kind: type[BuilderError]
-) -> None:
-    path = files[blobs[1]]
-    path.unlink() if content is None else path.write_bytes(content)
-    registry = MemoryRegistry()
-    with pytest.raises(kind):
-        push(registry, files)
-    assert ("upload 30" in registry.calls) == (content == b"x" * 30), "only the registry detects it"
 
 
 def test_a_digest_that_only_the_registry_rejects(files: Files) -> None:
@@ -205,3 +190,15 @@ def test_a_blob_that_is_neither_here_nor_there_is_fetched(files: Files, blobs: l
     pushed, _ = push(registry, dict.fromkeys(blobs), fetch=files.__getitem__, mount_from=["staging"])
     assert pushed.sent == blobs[2].size
     assert registry.calls.count(f"upload {blobs[2].size}") == 1
+
+
+# ---- downloads
+
+
+def test_only_what_the_store_lacks_is_downloaded_once(lay: Lay, store: Store) -> None:
+    wire = lay(lambda _: Reply(body=BLOB))
+    present = store.put(b"present", LAYER_TYPE)
+    missing = Descriptor(media_type=LAYER_TYPE, digest=BLOB_DIGEST, size=len(BLOB))
+    assert transfer.fetch_blobs(connect(), store, [present, missing, missing]) == len(BLOB)
+    assert wire.lines == [f"GET /v2/a/b/blobs/{BLOB_DIGEST}"]
+    assert store.read(BLOB_DIGEST) == BLOB

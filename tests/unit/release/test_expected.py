@@ -102,6 +102,10 @@ CHANGES: dict[str, tuple[Change, str]] = {
         lambda _, config: config["config"]["Labels"].update({"io.github.gpu-images.plan": "x"}),
         "built from plan 'x'",
     ),
+    "label of the time": (
+        lambda _, config: config["config"]["Labels"].update({"org.opencontainers.image.created": "yesterday"}),
+        "invalid creation time 'yesterday'",
+    ),
     "number for text": (lambda manifest, _: manifest.update(schemaVersion=2.0), MANIFEST),
 }
 

@@ -514,32 +514,11 @@ def test_a_digest_that_is_not_there(desk: ReleaseDesk) -> None:
     assert "has no sha256:eee" in desk.refused(RegistryError, desk.staged(digest="sha256:" + "e" * 64))
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [
-        {"org.opencontainers.image.version": "9.9"},
-        {"io.github.gpu-images.cuda": "13.0"},
-        {"io.github.gpu-images.plan": "x"},
-    ],
-    ids=str,
-)
-def test_a_label_that_the_tag_would_contradict(desk: ReleaseDesk, labels: dict[str, str]) -> None:
-    desk.image = desk.add_image(desk.planned, **labels)
+def test_a_label_that_the_tag_would_contradict(desk: ReleaseDesk) -> None:
+    """Other differences from the plan: test_expected.py."""
+    desk.image = desk.add_image(desk.planned, **{"org.opencontainers.image.version": "9.9"})
     desk.report()
     assert "the image differs from the plan" in desk.refused(VerifyError)
-
-
-def test_other_files_than_those_of_the_checkout(desk: ReleaseDesk) -> None:
-    """The layer of files is made again from the checkout."""
-    planned = desk.planned
-    number = next(n for n, layer in enumerate(planned.layers) if layer.kind == "files")
-    manifest = json.loads(desk.registry.contents[desk.image.manifest.digest])
-    manifest["layers"][number]["digest"] = "sha256:" + "d" * 64
-    content = json.dumps(manifest).encode()
-    desk.registry.put_manifest("other", content, MANIFEST_TYPE)
-    desk.image = replace(desk.image, manifest=Manifest.of(content))
-    desk.report()
-    assert "layer files is dddddddddddd, expected" in desk.refused(VerifyError)
 
 
 def test_a_newer_release_is_not_replaced(desk: ReleaseDesk) -> None:
@@ -634,12 +613,6 @@ def test_an_image_that_the_scanner_refuses_is_not_released(desk: ReleaseDesk) ->
 
 
 @pytest.mark.usefixtures("programs")
-def test_an_image_whose_scan_crashes_is_not_released(desk: ReleaseDesk) -> None:
-    desk.project = with_scanner(desk.project, "import os; os.kill(os.getpid(), 11)")
-    assert desk.refused(VerifyError).endswith(": ended by signal 11")
-
-
-@pytest.mark.usefixtures("programs")
 def test_several_images_are_checked_at_a_time_with_progress(desk: ReleaseDesk) -> None:
     """Each scan waits for the other one."""
     code = (
@@ -655,9 +628,3 @@ def test_several_images_are_checked_at_a_time_with_progress(desk: ReleaseDesk) -
     assert len(desk.release(twice, check_only=True).outcomes) == 2
     assert f"{CELL}: checking" in desk.console.text
     assert f"{CELL}: scanning" in desk.console.text
-
-
-def test_a_time_that_cannot_be_read(desk: ReleaseDesk) -> None:
-    desk.image = desk.add_image(desk.planned, **{"org.opencontainers.image.created": "yesterday"})
-    desk.report()
-    assert "invalid creation time 'yesterday'" in desk.refused(VerifyError)
