@@ -149,7 +149,7 @@ class GpuCommand:
             )  # fmt: skip
             began = time.monotonic()
             status = programs.run(program, on_line)
-            if programs.stopped:
+            if programs.stopped.is_set():
                 raise ImageTestError(f"{image}: the tests were interrupted")
             if time.monotonic() - began >= self.timeout_s:
                 raise _NoResultsError(f"not finished within {duration(self.timeout_s)}")

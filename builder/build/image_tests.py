@@ -169,7 +169,7 @@ class Tester:
                 results.append(self._run_files(image, loaded, "gpu", gpu_results=gpu_results))
             else:
                 with self._pool.lease(
-                    lambda gpu: not self._why_unfit(image, gpu, self._pool.read()[0]), lambda: self._programs.stopped
+                    lambda gpu: not self._why_unfit(image, gpu, self._pool.read()[0]), self._programs.stopped.is_set
                 ) as leased:
                     if leased:
                         results.append(self._run_files(image, loaded, "gpu", leased))
@@ -330,7 +330,7 @@ class Tester:
             results = run.run(self._programs, Path(scratch), on_line)
         if results.failed and not gpu_results:
             self._run.engine.check()  # that may be why they failed
-        if self._programs.stopped:
+        if self._programs.stopped.is_set():
             raise ImageTestError(f"{image.id}: the tests were interrupted")
         result = Evidence(
             image=loaded.digest,

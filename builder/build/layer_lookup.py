@@ -57,23 +57,17 @@ class LayerLookup:
     def download(self, name: str, inputs: str) -> Layer | None:
         """Downloads and records the known layer, if a registry has it; `name` is its row in the view."""
         known = self.known.get(inputs)
-        if known is None or not self._download(name, known.descriptor):
+        repository = self.find(known.digest) if known else None
+        if known is None or repository is None:
+            return None
+        progress = Meter(self.run.view, name, "downloaded", known.size).add
+        try:
+            transfer.fetch_blobs(repository, self.run.store, [known.descriptor], progress)
+        except RegistryError as error:
+            self._give_up(error)
             return None
         self.run.store.put_record(inputs, known.as_record())
         return known
-
-    def _download(self, name: str, known: Descriptor) -> bool:
-        repository = self.find(known.digest)
-        if repository is None:
-            return False
-        try:
-            transfer.fetch_blobs(
-                repository, self.run.store, [known], Meter(self.run.view, name, "downloaded", known.size).add
-            )
-        except RegistryError as error:
-            self._give_up(error)
-            return False
-        return True
 
     def find(self, digest: str) -> Repository | None:
         """The first repository that has the blob; None if no repository has it."""

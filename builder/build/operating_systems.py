@@ -162,7 +162,7 @@ class SystemLayers:
             self.run.store.root / BLOBS,
             self.run.store.downloads,
             progress=Meter(run.view, name, "downloaded", sum(package.size for package in packages)).add,
-            stopped=self.debian.stopped,
+            stopped=self.debian.programs.stopped,
         )
         debs = fetcher.fetch_all(packages, CONNECTIONS)
         if python := image.locked_python:
@@ -172,7 +172,7 @@ class SystemLayers:
                 self.run.store.root / BLOBS,
                 self.run.store.downloads,
                 progress=Meter(run.view, name, "downloaded", 0).add,
-                stopped=self.debian.stopped,
+                stopped=self.debian.programs.stopped,
             )
             path = python_fetcher.fetch(python)
             files = {**files, f"steps/{python.file}": path.read_bytes()}
@@ -211,7 +211,6 @@ class DebianRunner(AptRunner):
         super().__init__(run.view)
         self._run = run
         self.programs = Programs()
-        self.stopped = threading.Event()
         self._choosing, self._pulling, self._counting = threading.Lock(), threading.Lock(), threading.Lock()
         self._container: str | None = None  # the image to run mmdebstrap in; empty: this machine
         self._bases: dict[str, str | EngineError] = {}  # by release; or the error
@@ -219,7 +218,6 @@ class DebianRunner(AptRunner):
 
     def stop(self) -> None:
         """Kills all that runs, on this machine and in containers of this checkout; nothing starts from now on."""
-        self.stopped.set()
         self.programs.stop()
         if self._container:
             with suppress(BuilderError):  # the next run removes them
@@ -277,7 +275,7 @@ class DebianRunner(AptRunner):
         # Unpacked, packages take four to six times their size. The memory of a remote engine is unknown.
         is_small = 8 * sum(package.size for package in lock.packages) < TMPFS
         with self._memory(is_small and (not container or engine.info().is_local)) as is_in_memory:
-            if self.stopped.is_set():
+            if self.programs.stopped.is_set():
                 raise BuildError(f"{name}: stopped")
             if container:
                 status = self._run_in_container(container, name, words, folder, is_in_memory=is_in_memory)
@@ -312,7 +310,7 @@ class DebianRunner(AptRunner):
             security_opt=["apparmor=unconfined", "seccomp=unconfined", "label=disable"],
             tmpfs={f"{CONTAINER_FOLDER}/tmp": f"exec,suid,dev,size={TMPFS}"} if is_in_memory else {},  # noqa: S108  in the container
         ) as container:
-            if self.stopped.is_set():  # `stop` found no container yet
+            if self.programs.stopped.is_set():  # `stop` found no container yet
                 raise BuildError(f"{name}: stopped")
             container.copy(folder, CONTAINER_FOLDER)
             with self._log(name).open("w", encoding="utf-8", buffering=1) as log:

@@ -39,7 +39,7 @@ class Programs:
     def __init__(self) -> None:
         self._running: dict[subprocess.Popen[str], float] = {}
         self._lock = threading.Lock()
-        self.stopped = False
+        self.stopped = threading.Event()
 
     def run(self, program: Program, on_line: Callable[[str], str]) -> int:
         """Runs a program and returns its exit status, negative if a signal ended it.
@@ -59,7 +59,7 @@ class Programs:
             timer.start()
             with self._lock:
                 self._running[child] = program.grace_s
-            if self.stopped:  # before the child was registered
+            if self.stopped.is_set():  # before the child was registered
                 _end(child, program.grace_s)
             try:
                 assert child.stdout is not None
@@ -74,7 +74,7 @@ class Programs:
 
     def stop(self) -> None:
         """Kills the programs, also those that are started from now on."""
-        self.stopped = True
+        self.stopped.set()
         with self._lock:
             for child, grace_s in self._running.items():
                 if grace_s:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ class FakePrograms(Programs):
     output: list[str] = field(default_factory=list)
     files: Mapping[str, bytes] = field(default_factory=lambda: {"root.tar": b"tar"})
     calls: list[Program] = field(default_factory=list)
-    stopped: bool = False
+    stopped: threading.Event = field(default_factory=threading.Event)
 
     def run(self, program: Program, on_line: Callable[[str], str]) -> int:
         self.calls.append(program)
@@ -28,4 +29,4 @@ class FakePrograms(Programs):
         return self.status
 
     def stop(self) -> None:
-        self.stopped = True
+        self.stopped.set()
