@@ -54,16 +54,15 @@ def registry_coverage(
     repository: Repository,
     requirement: Requirement,
     trust: Trust,
+    state: Path,
     *,
-    state: Path | None = None,
     allow_unsigned: bool = False,
 ) -> Coverage:
     """The coverage by the reports that are attached to an image. Raises RegistryError, SigningError.
 
-    `state` is the folder with this machine's own evidence, None without it. `allow_unsigned` accepts reports without a
-    trusted signature.
+    `state` is the folder with this machine's own evidence. `allow_unsigned` accepts reports that nobody trusted signed.
     """
-    own = read_evidence(state, requirement.image) if state else []
+    own = read_evidence(state, requirement.image)
     reports: list[Proof] = []
     refused: list[str] = []
     for artifact in artifacts.attached(repository, requirement.image, TYPE):

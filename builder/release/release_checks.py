@@ -136,7 +136,7 @@ class ReleaseChecks:
         expected.check_image(planned, layers, stored, config, is_trusted=True)
         coverage = reports.registry_coverage(
             repository, Requirement.of(planned, stored.manifest.digest, self._suite), Trust.of(project),
-            state=project.state, allow_unsigned="unsigned" in options.allowed,
+            project.state, allow_unsigned="unsigned" in options.allowed,
         )  # fmt: skip
         return Candidate(planned=planned, stored=stored, coverage=coverage)
 

@@ -185,7 +185,7 @@ class StatusReader:
             repository = self._area.open(staged.repository)
         if digest:
             requirement = Requirement.of(planned, digest, self._suite)
-            return reports.registry_coverage(repository, requirement, self._trust, state=state)
+            return reports.registry_coverage(repository, requirement, self._trust, state)
         if stored:
             return results.local_coverage(state, Requirement.of(planned, stored.manifest.digest, self._suite))
         return None

@@ -149,7 +149,7 @@ def publish_images(
         # Staging has all blobs. The registry mounts them from there, or else from the repository of another image.
         # One that can do neither gets them by way of this machine.
         mounts = sorted(names - {image.references[0].repository})
-        fetch = partial(transfer.fetch_blob, _staged_in(area, image), store)
+        fetch = partial(transfer.fetch_blob, area.open(staging.name_of(image.references[0])), store)
         repository = group_of[image.cell].repository
         return staging.push_image(run, repository, image, mounts, fetch, _mountable(area, image))
 
@@ -228,11 +228,6 @@ def _new_record(
     )
 
 
-def _staged_in(area: StagingArea, image: Candidate) -> Repository:
-    """The repository in staging that has the image."""
-    return area.open(staging.name_of(image.references[0]))
-
-
 def _mountable(area: StagingArea, image: Candidate) -> str:
     """The name of the repository in staging, if the registry of the release can mount blobs from it; else empty."""
     staged = area.repository(staging.name_of(image.references[0]))
@@ -241,7 +236,7 @@ def _mountable(area: StagingArea, image: Candidate) -> str:
 
 def _attach_documents(repository: Repository, area: StagingArea, image: Candidate) -> None:
     """Attaches the reports that count, and the SBOM."""
-    source = _staged_in(area, image)
+    source = area.open(staging.name_of(image.references[0]))
     with artifacts.attaching(repository, image.stored.manifest.descriptor) as attachments:
         for report in image.coverage.reports:
             attachments.copy(source, report.artifact, _mountable(area, image))

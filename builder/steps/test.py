@@ -109,7 +109,7 @@ def complete_tests(
         repository = area.open(staged.repository)
         stored = staging.image_of(area, staged)
         requirement = Requirement.of(image, stored.manifest.digest, suite)
-        reported = reports.registry_coverage(repository, requirement, trust, state=project.state)
+        reported = reports.registry_coverage(repository, requirement, trust, project.state)
         for line in reported.refused:
             view.say(f"{image.id}: {line}")
         config = repository.read_blob(stored.config.digest)

@@ -74,7 +74,7 @@ class EvidenceDesk:
         """What the reports in the registry prove."""
         return reports.registry_coverage(
             self.registry, self.requirement, Trust.of(self.project),
-            state=self.project.state, allow_unsigned=allow_unsigned,
+            self.project.state, allow_unsigned=allow_unsigned,
         )  # fmt: skip
 
 

@@ -143,7 +143,7 @@ class GpuMachine:
     def coverage(self) -> Coverage:
         """What the reports in the registry prove."""
         project = self.bench.project
-        return reports.registry_coverage(self.registry, self.requirement, Trust.of(project), state=project.state)
+        return reports.registry_coverage(self.registry, self.requirement, Trust.of(project), project.state)
 
     def signers(self) -> list[str]:
         """Who signed the attached reports, in no order."""
