@@ -23,7 +23,7 @@ from tests.fakes.engine import INFO, FakeEngine
 from tests.fakes.run import new_run
 from tests.fakes.wire import Reply, Sent, Wire, untrusted
 
-HTTP, HTTPS = (f"{scheme}://registry.example.test:5000" for scheme in ("http", "https"))
+HTTPS = "https://registry.example.test:5000"
 Edit = Callable[[str, str], Project]
 MIRROR = "https://me:pw@mirror.example.test/simple"
 
@@ -96,10 +96,11 @@ def test_a_good_machine(tiny: Project, machine: dict[str, Any]) -> None:
 CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "no engine": ({"engine": None}, "engine", "missing", "no Docker Engine answers at x. `builder engine` starts one."),
     "old engine": ({"engine": engine(version="20.10.24")}, "engine", "missing", "23 or newer"),
-    "podman": ({"engine": engine(name="Podman", version="4.3.1")}, "engine", "ok", "Podman 4.3.1"),
     "old podman": ({"engine": engine(name="Podman", version="4.2.0")}, "engine", "missing", "4.3 or newer"),
-    "rootless": ({"engine": engine(is_rootless=True)}, "engine", "ok", "Docker Engine 26.1.5, rootless"),
-    "containerd": ({"engine": engine(store="containerd")}, "engine", "ok", ", containerd, "),
+    "rootless Podman": (
+        {"engine": engine(name="Podman", version="4.3.1", is_rootless=True, store="containerd")},
+        "engine", "ok", "Podman 4.3.1, rootless, containerd, ",
+    ),
     "containers": ({}, "containers", "ok", "started a container of em-1.9-cpu-py311"),
     "no containers": (
         {"engine": engine(broken="OCI runtime create failed")},
@@ -108,7 +109,6 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "only an image for arm64": (
         {"engine": engine("em-1.9-cpu-py311-arm64")}, "containers", "note", "not tried: the engine has no image",
     ),
-    "arm64": ({"engine": engine(architecture="aarch64")}, "machine", "ok", "aarch64"),
     "another": ({"engine": engine(architecture="riscv64")}, "machine", "missing", "riscv64"),
     "no client": ({"which": set()}, "docker", "missing", "apt-get install docker.io"),
     "no mmdebstrap": ({"reason": "it is not installed"}, "mmdebstrap", "note", "in a container"),
@@ -124,10 +124,8 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     ),
     "not an index": ({"index": []}, "index", "missing", "the configured mirror does not have pip: check its address"),
     "no registry": ({}, "registry", "note", "the connection was lost: tried once"),
-    "plain registry": ({"registry": {HTTP: 200}}, "registry", "note", "connection was lost"),
     "login required": ({"registry": {HTTPS: 401}}, "registry", "note", "Run `docker login registry.example.test:5000`"),
     "no cosign": ({"which": {"docker"}}, "cosign", "note", "not installed: signatures cannot be made or checked"),
-    "cosign": ({}, "cosign", "ok", "/bin/cosign"),
     "GPU": ({"gpus": ("570.1", (Gpu(name="H200", memory=140 * 10**9),))}, "gpu", "ok", "H200 (140.0 GB), driver 570.1"),
     "GPU, not for containers": (
         {"gpus": ("570.1", (Gpu(name="H200", memory=1),))}, "gpu in containers", "note", "nvidia-container-toolkit",
@@ -161,12 +159,6 @@ def test_an_engine_that_stops(tiny: Project, machine: dict[str, Any], monkeypatc
     state, detail = examine(tiny)["engine"]
     assert state == "missing"
     assert detail.endswith("went away")
-
-
-def test_a_registry_over_plain_http(machine: dict[str, Any], edit: Edit) -> None:
-    machine["registry"] = {HTTP: 404}
-    findings = examine(edit("namespace: team", "namespace: team\ninsecure: [registry.example.test:5000]"))
-    assert findings["registry"][0] == "ok"
 
 
 def test_without_a_registry_in_the_matrix(machine: dict[str, Any], edit: Edit) -> None:
