@@ -19,7 +19,7 @@ from rich.text import Text
 
 from builder import __version__
 from builder.common.console import View
-from builder.common.errors import MatrixError, UsageError
+from builder.common.errors import FileError, MatrixError, UsageError
 from builder.common.reference import ImageRef
 from builder.index import host
 from builder.index.host import Host
@@ -144,7 +144,13 @@ class Context:
             cache = Path(os.environ.get("XDG_CACHE_HOME") or "")
             if not cache.is_absolute():
                 # An empty HOME counts as unset.
-                cache = Path(os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir) / ".cache"
+                home = Path(os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir)
+                if not home.is_absolute():
+                    raise FileError(
+                        f"no home folder for the cache: HOME is '{home}'",
+                        hint="Set HOME, or run: builder --store FOLDER COMMAND",
+                    )
+                cache = home / ".cache"
             root = cache / "gpu-images"
         return Store(root.resolve(), limit=self.store_limit)
 

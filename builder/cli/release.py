@@ -98,7 +98,7 @@ def _say_staged(context: Context, report: Report, signer: Signer | None, began: 
     context.say(f"release {report.stamp}: {done} ({duration(time.monotonic() - began)})")
     if report.stamp.partition(".")[0] > f"{context.today:%Y%m%d}":
         context.say("the registry has a release with a later date than today: the new stamp continues from that date")
-    context.say(f"  -> builder release {report.stamp}{' --sign KEY' if signer else ''}")
+    context.say(f"  -> builder release {report.stamp}{signer.option if signer else ''}")
 
 
 @click.command(name="refresh", epilog=options.CELLS_HELP)

@@ -27,20 +27,20 @@ from typing import Any, BinaryIO, Literal
 
 import docker
 import requests
-from docker.errors import APIError, DockerException, ImageNotFound
+from docker.errors import APIError, DockerException, ImageNotFound, TLSParameterError
 from docker.models.containers import Container
 
 from builder.common import strict_yaml
 from builder.common.errors import EngineError, MatrixError, NoEngineError
 from builder.common.reference import ImageRef
-from builder.common.text import printable
+from builder.common.text import one_line, printable
 from builder.engine.model import CDI_KIND, EngineInfo, ImageInfo, is_forbidden, reported, translated
 from builder.matrix.tags import LABEL
 
 RUN_LABEL = f"{LABEL}.run"  # on temporary containers and images; its value is the checkout
 SILENCE_S = 3600  # a step may download gigabytes without output
 CALL_S = 120
-LONGEST_S = 3600  # a container that tests run in: they take at most half an hour
+LONGEST_S = 2 * 3600  # a container that programs run in, each for at most half of this time
 LONGEST_LINE = 1 << 16  # characters of a container's output that are kept in memory
 SOCKET = "unix:///var/run/docker.sock"
 FIRST_S = 30  # an engine requests the manifest at once, or cannot reach the endpoint
@@ -92,6 +92,11 @@ class Engine:
                 environment={**os.environ, **address.variables}, timeout=CALL_S, use_ssh_client=True, use_context=False
             )
             client.ping()
+        except TLSParameterError as error:
+            raise EngineError(
+                f"the certificates for {address.host} cannot be used: {one_line(str(error))}",
+                hint="Create the Docker context again with ca, cert and key, or set DOCKER_CERT_PATH to their folder.",
+            ) from error
         except (DockerException, requests.RequestException) as error:
             if is_forbidden(error):
                 raise EngineError(
@@ -280,7 +285,7 @@ class Engine:
         Also removes old containers of other checkouts, which may be gone.
         """
         own: dict[str, Any] = {"label": f"{RUN_LABEL}={checkout}"}
-        oldest = time.time() - 2 * LONGEST_S
+        oldest = time.time() - LONGEST_S
         with translated("removing containers of an earlier run"):
             # `sparse`: without it, docker-py inspects each container, which another process may have removed by then.
             for container in self._client.containers.list(all=True, sparse=True, filters={"label": RUN_LABEL}):
@@ -464,6 +469,8 @@ class RunningContainer:
 
 def _of_root(file: tarfile.TarInfo) -> tarfile.TarInfo:
     file.uid = file.gid = 0
+    # A temporary folder is closed to others, and apt reads certificates as its own user.
+    file.mode |= 0o755 if file.isdir() else 0o444
     return file
 
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -98,6 +99,11 @@ class Signer:
 
     key: str = field(repr=False)
     trust: Trust | None = None
+
+    @property
+    def option(self) -> str:
+        """The option that names the key, to repeat it in hints."""
+        return f" --sign {quote(self.key)}"
 
     def with_trust(self, project: Project) -> Signer:
         """This signer, which does not sign again the manifests that identities of matrix.yaml have signed."""

@@ -192,8 +192,7 @@ class Fetcher(Generic[_File]):
                 return
             except (AbsentError, LostError) as error:
                 failures[address.place.name] = error
-        if len(failures) == 1:
-            [failure] = failures.values()
+        if failure := failures.get(""):  # an index: the only place that may have a wheel
             raise FetchError(f"{locked.file}: {failure}", hint=failure.hint or self._source.if_absent) from failure
         lines = [f"  {name}: {reason}" for name, reason in failures.items()] or ["  no place that may have it is known"]
         raise FetchError("\n".join([f"{locked.file} was not found", *lines]), hint=self._source.if_absent)

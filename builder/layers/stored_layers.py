@@ -51,10 +51,12 @@ def store_layer(
 ) -> Layer:
     """Stores a layer of these entries, and its record. Raises BuildError if it is not the `known` one.
 
-    With a known layer, nothing is inflated: its digest is compared. `facts` are those of an operating system.
+    With a known layer of wheels, nothing is inflated: its digest is compared. `facts` are those of an operating system,
+    whose files are not compressed yet.
     """
     with store.new_blob() as blob:
-        layer = replace(splice.write_layer(entries, blob.file, diff_id=known.diff_id if known else ""), **facts)
+        diff_id = known.diff_id if known and not facts else ""
+        layer = replace(splice.write_layer(entries, blob.file, diff_id=diff_id), **facts)
         if known:
             known_layers.check_layer(planned.name, planned.inputs, known, layer)
         blob.stored_as = layer.digest

@@ -114,6 +114,8 @@ def expand(matrix: Matrix) -> tuple[Cell, ...]:
                     variant=variant,
                     arch=arch,
                 )
+                if cell.id in cells:  # such as CUDA 13.0 and 1.30
+                    raise MatrixError(f"{matrix.where('frameworks', name)}: two cells have the id {cell.id}")
                 cells[cell.id] = cell
     for number, inclusion in enumerate(matrix.include):
         where = matrix.where("include", number, "cell")

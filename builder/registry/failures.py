@@ -44,14 +44,12 @@ _HINTS_BY_STATUS: dict[int, str] = {
     HTTPStatus.PRECONDITION_FAILED: IMMUTABLE_HINT,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "Raise the request size limit of the proxy in front of the registry.",
 }
-# Registries also answer 404 to a login that may not see the repository.
-_CREATE = "Create the repository on the registry first. If it exists: {login}"
 _HINTS_BY_CODE = {
     BLOB_UNKNOWN: "If this happens again, look for what the registry lost: crane validate --remote IMAGE",
-    "NAME_UNKNOWN": _CREATE,
-    "NAME_INVALID": _CREATE,
     "UNSUPPORTED": _NOT_ALLOWED,
 }
+# With 404, also for a login that may not see the repository. With 400, the name itself is invalid.
+_NO_REPOSITORY = ("NAME_UNKNOWN", "NAME_INVALID")
 # In words, or as the error number in docker-registry's JSON: ENOSPC, EDQUOT.
 _DISK_FULL = re.compile(r'no space left on device|disk quota exceeded|"Err":\s*(?:28|122)\b', re.IGNORECASE)
 
@@ -109,7 +107,11 @@ def error_of_response(
         with suppress(InvalidHeader, ValueError, OverflowError):  # a number of seconds, or a date
             wait = Retry().parse_retry_after(response.headers.get("Retry-After", ""))
         return TransientError(message, hint=RUN_AGAIN, wait=wait)
-    hint = IMMUTABLE_HINT if IMMUTABLE.search(detail) else _HINTS_BY_CODE.get(code) or _HINTS_BY_STATUS.get(status, "")
+    hint = _HINTS_BY_CODE.get(code) or _HINTS_BY_STATUS.get(status, "")
+    if IMMUTABLE.search(detail):
+        hint = IMMUTABLE_HINT
+    elif status == HTTPStatus.NOT_FOUND and code in _NO_REPOSITORY:
+        hint = "Create the repository on the registry first. If it exists: {login}"
     return RejectedError(message, hint=hint.format(login=login_hint(registry)), status=status, code=code)
 
 

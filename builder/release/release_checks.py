@@ -143,7 +143,8 @@ class ReleaseChecks:
     def _require_tests(self, image: Candidate) -> None:
         """Raises ImageTestError unless the image has passed the tests that a release needs."""
         project, options, cell, coverage = self._run.project, self._options, image.planned.cell, image.coverage
-        test = f"builder test --staged {self._staged.stamp}"
+        key = options.signer.option if options.signer else " --sign KEY" if project.matrix.evidence else ""
+        test = f"builder test --staged {self._staged.stamp}{key}"
         try:
             coverage.require_pass(cell.id)
         except ImageTestError as error:

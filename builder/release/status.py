@@ -111,7 +111,12 @@ class StatusReader:
             stamps, released_stamps, self._not_staged = [], [], "not readable"
         self._release = area.read(stamps[0]) if stamps else None
         for stamp in reversed(released_stamps):
-            if (record := area.released(stamp)) is None:
+            try:
+                record = area.released(stamp)
+            except (VerifyError, RejectedError) as error:
+                run.view.say(f"the record of release {stamp} cannot be read: {error}")
+                continue
+            if record is None:
                 continue
             for image in record.images:
                 notes = [f", {name} allowed" for name in record.allowed]

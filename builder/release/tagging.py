@@ -10,6 +10,7 @@ again at the end.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -224,6 +225,10 @@ def check_tags(groups: Sequence[TagGroup], view: View, *, roll_back: bool, allow
                 named[before] = named.get(before) or named_images(group.repository, before)
             except (VerifyError, RejectedError) as error:
                 moving_back.append(f"{name} names an image that cannot be read: {error}")
+                with suppress(VerifyError, RejectedError):  # an unreadable image still has its architectures
+                    index = group.repository.manifest(before)
+                    if index and index.media_type in INDEXES:
+                        named[before] = {arch: {} for arch in oci.read_platforms(index.content)}
                 continue
             if reason := backward(named[before], labels):
                 moving_back.append(f"{name} would move back {reason}")

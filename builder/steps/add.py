@@ -143,6 +143,8 @@ def read_parents(run: Run, addition: Addition, arch: str) -> list[Parent]:
     if not addition.earlier:
         return parents
     now = {parent.arch: parent for parent in parents if parent.arch in addition.earlier}
+    if new := sorted({parent.arch for parent in parents} - now.keys()):
+        run.view.say(f"{addition.target} is not for {', '.join(new)}, which {addition.parent} has now")
     if missing := sorted(addition.earlier.keys() - now.keys()):
         raise VerifyError(f"{addition.parent} has no image for {', '.join(missing)}, which {addition.target} has")
     if all(

@@ -42,6 +42,7 @@ def stage(
     """
     if not plan.images:  # built-in sets may be empty; an empty release would be the newest one
         return Report()
+    revision = git.state(run.project.root)  # now: the plan was made from these files
     signer = signer and signer.with_trust(run.project)
     suite = Suite.of(*run.project.folders)
     images = errors.collect(
@@ -86,8 +87,7 @@ def stage(
     report = Report(outcomes=outcomes)
     if not images_only:
         in_order = sorted(listed, key=lambda image: image.cell)
-        day, revision = f"{run.today:%Y%m%d}", git.state(run.project.root)
-        report.stamp = area.write(run.project, day, revision, in_order, signer).stamp
+        report.stamp = area.write(run.project, f"{run.today:%Y%m%d}", revision, in_order, signer).stamp
     return report
 
 

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Runs the GPU checks in a container that a command of matrix.yaml started, and hands over what they found.
 
-    python inside.py --run ID pytorch                         the results are the last line of standard output
-    python inside.py --run ID --results /results pytorch      the results are a file in this folder
+    python inside.py --run ID pytorch
 
-With the results are ID, the hashes of the tests, and an inventory of the image: `builder` refuses results of another
-run, of other tests and of another image. The exit code is 0 whatever the checks found. Needs the standard library of
-Python 3.9 or newer.
+The results are the last line of standard output, with ID, the hashes of the tests, and an inventory of the image:
+`builder` refuses results of another run, of other tests and of another image. The exit code is 0 whatever the checks
+found. Needs the standard library of Python 3.9 or newer.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-MARKER = "gpu-images-results:"  # as in builder/build/gpu_command.py, as are the name of the file and INVENTORY
-FILE = "results.json"
+MARKER = "gpu-images-results:"  # as in builder/build/gpu_command.py, as is INVENTORY
 # What the image consists of: its Debian packages, its wheels (a RECORD has the hash of each file), its own programs.
 INVENTORY = (
     "var/lib/dpkg/status",
@@ -39,7 +37,6 @@ INVENTORY = (
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", required=True, metavar="ID")
-    parser.add_argument("--results", default="", metavar="FOLDER")
     parser.add_argument("frameworks", nargs="+")
     options = parser.parse_args()
     words = [word for name in options.frameworks for word in ("--framework", name)]
@@ -56,13 +53,9 @@ def main() -> int:
         "run": options.run, "tests": hashes(Path(__file__).parent, ["**/*.py"]), "kernel": platform.release(),
         "inventory": hashes(Path("/"), INVENTORY), "report": report,
     }  # fmt: skip
-    if options.results:
-        with Path(options.results, FILE).open("x", encoding="utf-8") as file:  # fails if another task was here
-            json.dump(found, file)
-    else:
-        # zlib notices a line that was cut off or mixed with another one. Schedulers may put text before a line.
-        packed = base64.b64encode(zlib.compress(json.dumps(found).encode(), 9)).decode()
-        print(f"\n{MARKER} {packed}", flush=True)
+    # zlib notices a line that was cut off or mixed with another one. Schedulers may put text before a line.
+    packed = base64.b64encode(zlib.compress(json.dumps(found).encode(), 9)).decode()
+    print(f"\n{MARKER} {packed}", flush=True)
     return 0
 
 

@@ -422,7 +422,7 @@ def test_two_at_once_need_memory_for_two(machine: Machine) -> None:
             BuildError,
             r"^os-x: mmdebstrap failed \(status 25\)\n[\s\S]*\| E: Unable to",
         ),
-        (KILLED, "I: running", BuildError, "mmdebstrap was killed: after 1800 s, or because memory ran out"),
+        (KILLED, "I: running", BuildError, "mmdebstrap was killed: after 3600 s, or because memory ran out"),
     ],
 )
 def test_why_it_failed(

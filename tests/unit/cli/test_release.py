@@ -59,9 +59,9 @@ def stage(rendered: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ru
 
 def test_a_release_without_gpu_tests_says_how_to_get_them(run: Run, desk: ReleaseDesk) -> None:
     desk.report_without_gpu()
-    result = run("release", STAMP, "--allow-unsigned", "--check")
+    result = run("release", STAMP, "--sign", "a key", "--allow-unsigned", "--check")
     assert result.code == 8
-    assert f"builder test --staged {STAMP} --gpu require" in result.err
+    assert f"builder test --staged {STAMP} --sign 'a key' --gpu require" in result.err
     assert "To release it untested, add --allow-untested-gpu." in result.err
 
 
@@ -72,6 +72,8 @@ def test_a_release_without_results_that_count_says_how_to_get_them(run: Run, des
     assert result.code == 8
     assert f"Run the tests: builder test --staged {STAMP}   " in result.err
     assert "To accept unsigned results, add --allow-unsigned." in result.err
+    trust(desk.project)
+    assert f"builder test --staged {STAMP} --sign KEY   " in run("release").err
 
 
 def test_a_release_of_own_unsigned_results_says_so(run: Run, desk: ReleaseDesk) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from builder.common.errors import EngineError
 from builder.engine import setup
-from builder.engine.client import SOCKET, engine_address
+from builder.engine.client import SOCKET, Engine, engine_address
 
 REMOTE = "tcp://build.example.test:2376"
 
@@ -115,3 +115,11 @@ def test_no_engine_is_installed_in_place_of_a_contexts(tmp_path: Path, environ: 
     with pytest.raises(EngineError) as caught:
         setup.require_installable({"DOCKER_CONFIG": str(tmp_path), **environ}, 0, {"ID": "debian"}, absent)
     assert caught.value.hint == hint
+
+
+def test_certificates_that_are_missing_are_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They seemed to be an engine that does not answer, with advice to install one."""
+    for name, value in {"DOCKER_HOST": REMOTE, "DOCKER_TLS_VERIFY": "1", "DOCKER_CERT_PATH": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(EngineError, match=r"the certificates for tcp:.* cannot be used: "):
+        Engine.connect()

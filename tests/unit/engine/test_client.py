@@ -352,13 +352,14 @@ def test_a_folder_is_copied_with_the_files_that_its_links_lead_to(tmp_path: Path
     """They belong to root: an id of this machine may not exist for a rootless engine."""
     (tmp_path / "blob").write_bytes(RESULT)
     folder = tmp_path / "folder"
-    folder.mkdir(mode=0o755)
+    folder.mkdir(mode=0o700)
     (folder / "a.deb").symlink_to(tmp_path / "blob")
     api = ProgramApi()
     api.container().copy(folder, "/build")
     with tarfile.open(fileobj=io.BytesIO(api.archive)) as tar:
         assert tar.getnames() == ["build", "build/a.deb"]
         assert {(member.uid, member.gid) for member in tar} == {(0, 0)}
+        assert [member.mode & 0o005 for member in tar] == [0o005, 0o004], "apt reads certificates as its own user"
         content = tar.extractfile("build/a.deb")
         assert content
         assert content.read() == RESULT
@@ -402,7 +403,7 @@ def test_a_container_is_removed_at_the_end() -> None:
     with engine(run=fake.run).running("debian", checkout="/checkout", network_mode="host"):
         assert len(fake.calls) == 1
     assert fake.calls == [
-        "run debian sleep 3600 {'io.github.gpu-images.run': '/checkout'} host",
+        "run debian sleep 7200 {'io.github.gpu-images.run': '/checkout'} host",
         "remove {'force': True, 'v': True}",
     ]
 

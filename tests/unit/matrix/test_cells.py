@@ -167,6 +167,14 @@ def test_exclusions_and_inclusions_without_effect(edit: Edit, old: str, new: str
     assert message in str(caught.value)
 
 
+def test_two_versions_with_one_tag(edit: Edit) -> None:
+    """The second one replaced the images of the first."""
+    edit("cuda:\n", 'cuda:\n  "1.29": {}\n')
+    project = edit('cuda: ["12.10", "12.9"]', 'cuda: ["12.9", "1.29"]')
+    with pytest.raises(MatrixError, match=r"two cells have the id em-1\.10-cu129-"):
+        _ = project.cells
+
+
 def test_every_cell_excluded(edit: Edit) -> None:
     project = edit('{cells: "em-1.10-cu129-py39*", reason', '{cells: "*", reason')
     with pytest.raises(MatrixError, match=r"^matrix.yaml:\d+:\d+: every cell is excluded"):

@@ -115,6 +115,7 @@ ANSWERS: dict[str, Row] = {
         "Create the repository on the registry first. If it exists: "
         f"{LOGIN} as",
     ),
+    "invalid name": (refused({"code": "NAME_INVALID"}), RejectedError, 1, "400 Bad Request (NAME_INVALID)", ""),
     "immutable": (Reply(status=412), RejectedError, 1, "412 Precondition Failed", IMMUTABLE_HINT),
     "immutable of ECR": (
         refused({"code": "TAG_INVALID", "message": "cannot be overwritten because the repository is immutable."}),

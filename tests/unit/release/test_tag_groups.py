@@ -245,6 +245,16 @@ def test_a_tag_of_an_image_that_cannot_be_read_moves_only_with_roll_back(bench: 
     assert (moved.state, moved.before) == ("moved", before)
 
 
+def test_rolling_back_an_index_that_cannot_be_read_keeps_its_architectures(bench: PublishBench) -> None:
+    alias = bench.tags(EMBER)[-1]
+    registry = older(bench, alias)
+    amd64, arm64 = registry.tags[alias], registry.add_image({"architecture": "arm64"})
+    registry.tags[alias] = registry.add_index(amd64=amd64, arm64=arm64)
+    registry.contents[arm64] = b"damaged"
+    with pytest.raises(RegistryError, match="would have no image for arm64"):
+        bench.publish(roll_back=True)
+
+
 def test_the_loser_of_two_pushes_may_end_first(bench: PublishBench) -> None:
     """The other push moves an alias after our last tag."""
     last = bench.tags(BOARD)[-1]
