@@ -130,8 +130,8 @@ class Context:
 
     def say_not_built(self, project: Project, cells: Iterable[Cell]) -> None:
         """Names the cells that were not built yet, according to matrix.yaml."""
-        for line in support.not_built(project.matrix, cells):
-            self.say(line)
+        for version, images in support.not_built(project.matrix, cells).items():
+            self.say(f"{images}: not in the set `all`: {project.matrix.python[version].not_built}")
 
     @property
     def store(self) -> Store:

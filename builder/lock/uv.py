@@ -205,7 +205,7 @@ class Uv:
             return out.read_text(encoding="utf-8")
 
     def sizes(self, target: Target, wheels: Mapping[str, tuple[LockedWheel, str]]) -> dict[str, int]:
-        """The sizes of wheels, by SHA-256, as the indexes answer. Raises FetchError."""
+        """The sizes of wheels as the indexes answer, by the keys of `wheels`. Raises FetchError."""
         with thread_pool(POOL, "sizes") as pool:
             sizes = pool.map(
                 lambda item: _size(target, self.catalogue.session(item[0].index), item[1]), wheels.values()

@@ -120,19 +120,13 @@ def refusals(matrix: Matrix, cells: Iterable[Cell], today: date) -> list[Refused
     ]
 
 
-def not_built(matrix: Matrix, cells: Iterable[Cell], *, are_built: bool = False) -> list[str]:
-    """A line for each reason in matrix.yaml that cells were not built; `are_built`: their images exist by now."""
+def not_built(matrix: Matrix, cells: Iterable[Cell]) -> dict[str, str]:
+    """By Python, the cells that matrix.yaml says were not built yet: `5 images of tf-2.9-cu118-py39`."""
     by_python: dict[str, list[Cell]] = {}
     for cell in cells:
         if matrix.python[cell.python].not_built:
             by_python.setdefault(cell.python, []).append(cell)
-    return [
-        f"{_named(members)}: built and tested: delete `not_built` of python.{version} "
-        f"({matrix.where('python', version, 'not_built')}), to add them to the set `all`"
-        if are_built
-        else f"{_named(members)}: not in the set `all`: {matrix.python[version].not_built}"
-        for version, members in by_python.items()
-    ]
+    return {version: _named(members) for version, members in by_python.items()}
 
 
 def _named(cells: Iterable[Cell]) -> str:

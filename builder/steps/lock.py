@@ -93,8 +93,9 @@ def lock(
         system = OS_LOCKS.find(project.root, os_lock.request_of_cell(matrix, cell))
         if system and (faults := list(checks.system_faults(matrix, python, system))):
             faulty.add(python)
-            updates.fail(f"Debian {system.debian}", *faults)
-            updates.done.pop(f"Debian {system.debian}", None)
+            name = _archive_name(system.debian, cell.arch)
+            updates.fail(name, *faults)
+            updates.done.pop(name, None)
 
     sound = [cell for cell in chosen if cell.python not in faulty]
     _lock_wheels(run, present, sound, updates, upgrade=upgrade, packages=names)
@@ -112,6 +113,10 @@ def lock(
     return Report(written=updates.written, error=updates.error)
 
 
+def _archive_name(debian: str, arch: str) -> str:
+    return f"Debian {debian}{'' if arch == AMD64 else f' for {arch}'}"
+
+
 def _lock_systems(run: Run, chosen: Sequence[Cell], updates: _Updates, *, refresh: bool) -> None:
     """Locks Debian packages, one archive at a time, so that its failure is recorded under its name."""
     project, runner = run.project, DebianRunner(run)
@@ -121,7 +126,7 @@ def _lock_systems(run: Run, chosen: Sequence[Cell], updates: _Updates, *, refres
     old = {request.path: system.packages for request, system in systems.items() if system}
     new: dict[str, tuple[DebianPackage, ...]] = {}  # by the path of their lock
     for debian, arch, group in os_resolve.by_archive(stale):
-        name = f"Debian {debian}{'' if arch == AMD64 else f' for {arch}'}"
+        name = _archive_name(debian, arch)
         run.view.say(f"{name}: reading the lists of packages")
         try:
             resolved, errors = os_resolve.resolve_systems(project.matrix, run.host, group, runner)

@@ -49,8 +49,12 @@ def release(
     own = [image.cell for image in images if OWN in image.coverage.signers]
     if own and run.project.matrix.evidence:  # without `evidence`, results need no signature
         run.view.say(f"the release will record `{OWN}` for {listed(own, SHOWN)}: only this machine ran their tests")
-    for line in support.not_built(run.project.matrix, [image.planned.cell for image in images], are_built=True):
-        run.view.say(line)
+    matrix = run.project.matrix
+    for version, cells in support.not_built(matrix, [image.planned.cell for image in images]).items():
+        run.view.say(
+            f"{cells}: built and tested: delete `not_built` of python.{version} "
+            f"({matrix.where('python', version, 'not_built')}), to add them to the set `all`"
+        )
     report = Report(stamp=staged.stamp)
     if options.check_only:
         report.outcomes = [

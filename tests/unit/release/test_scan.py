@@ -49,7 +49,7 @@ def test_an_accepted_image_has_the_output_in_the_log(desk: Desk) -> None:
 def test_of_a_refused_image_the_end_of_the_output_is_shown(desk: Desk) -> None:
     code = (
         "import sys\n"
-        "for number in range(100): print(f'CVE-{number}')\n"
+        "for number in range(100): print(f'CVE-{number}', flush=True)\n"
         "print('\\x1b[2Jat https://me:secret@example.test/', file=sys.stderr)\n"
         "sys.exit(2)\n"
     )
