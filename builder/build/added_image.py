@@ -86,7 +86,7 @@ def _index_name(settings: IndexSettings, place: str) -> str:
 def choose_wheels(
     program: Uv, settings: IndexSettings, parent: Parent, addition: Addition
 ) -> tuple[list[LockedWheel], list[str]]:
-    """Resolves the requested packages as `uv pip install` in the parent, then makes sure that all its packages fit.
+    """Resolves the requested packages as `uv pip install`, then makes sure that all packages of the parent fit.
 
     Returns the wheels that are new or replace one of the parent, and a line about each requested package. `settings`
     are those of `with_indexes`. Raises LockError, and RefusedError for what does not fit the parent.
@@ -98,7 +98,7 @@ def choose_wheels(
         return [], []
     target = _target(program, _index_name(settings, addition.request.index), parent, addition, requested)
 
-    # The requested packages come first: they get the newest versions that what is held allows.
+    # The requested packages come first: they get the newest versions that the held packages allow.
     images = [image for image in (addition.earlier.get(parent.arch), parent) if image]
     had = [(wheel.name, wheel.version) for image in images for wheel in image.packages.values()]
     packages, constraints = [str(package.requirement) for package in requested], parent.constraints
@@ -172,7 +172,7 @@ def _wheels(program: Uv, target: Target, parent: Parent, versions: Mapping[str, 
 
 
 def _describe(program: Uv, target: Target, parent: Parent, requested: Requested, version: str, *, is_new: bool) -> str:
-    """A line about a requested package: its version and day, the newest version, and what keeps a new one from it.
+    """A line about a requested package: its version and day, the newest version, and which requirement excludes it.
 
     Raises RefusedError for a new version that is a year older than the newest one, unless the request has a limit.
     """

@@ -36,7 +36,8 @@ from builder.matrix.project import Project
 from builder.matrix.schema import COMMAND, IMAGE, WORD_PLACEHOLDER
 
 PYTHON = "/opt/venv/bin/python"
-MARKER = "gpu-images-results:"  # as in tests/gpu/inside.py, whose INVENTORY are these files:
+MARKER = "gpu-images-results:"  # as in tests/gpu/inside.py
+# The same files as INVENTORY in tests/gpu/inside.py.
 _INVENTORY = re.compile(
     r"var/lib/dpkg/status|etc/pip/constraints\.txt|(etc/variables\.d|usr/local/bin)/[^/]+|usr/local/lib/.+\.py"
     r"|opt/venv/lib/python/site-packages/[^/]+\.dist-info/RECORD"
@@ -186,7 +187,9 @@ class GpuCommand:
             tar.add(tests, ".", filter=_inside)
         program = _UNPACK.format(archive=base64.b64encode(out.getvalue()).decode())
         if len(program) >= LONGEST_WORD:
-            raise _NoResultsError(f"{GPU_TESTS} is too large for a word of the command: make it smaller")
+            raise _NoResultsError(
+                f"{GPU_TESTS} does not fit into one argument of the command (128 KiB): make it smaller"
+            )
         inside = [PYTHON, "-I", "-c", program, "--run", self.run_id, *frameworks]
         values = {IMAGE: reference, COMMAND: shlex.join(inside)}
         words: list[str] = []

@@ -202,9 +202,9 @@ def obstacle_here() -> str:
 
 
 class DebianRunner(AptRunner):
-    """Runs mmdebstrap, here or in a container of Debian's newest release, and apt in such a container, for one run.
+    """Runs mmdebstrap, here or in a container of the newest Debian release in matrix.yaml, and apt in such a container.
 
-    Every method may be called from several threads.
+    An object serves one run. Every method may be called from several threads.
     """
 
     def __init__(self, run: Run) -> None:

@@ -100,14 +100,14 @@ def add_command(
     """Put packages on an image, without building it.
 
     PARENT is an image that builder made, in a registry or in the store. As with `uv pip install`, its framework and
-    CUDA stay as they are, and another package of it moves if a requested one needs it. With --key or --identity, or
+    CUDA stay as they are; other packages change version only if a requested one needs it. With --key or --identity, or
     `evidence` in matrix.yaml, the signature of PARENT is checked first.
 
     From registry to registry, only the new layers are sent. Needs Docker only for --test, and no checkout: without
     one, name an image of the store by its full tag, which `builder gc --dry-run` shows.
 
-    The request is in a label of the image, so --refresh needs no file. An image without a
-    registry (-t vision:1) is loaded into Docker instead, and tested as with --test.
+    The request is in a label of the image, so --refresh needs no file. If IMAGE names no
+    registry (-t vision:1), it is loaded into Docker instead, and tested as with --test.
     """
     began = time.monotonic()
     trust = Trust(signers=trusted_signers(keys, identity, issuer), root=Path.cwd())

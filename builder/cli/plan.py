@@ -34,7 +34,8 @@ from builder.steps import ci
 @click.option(
     "--unreleased",
     is_flag=True,
-    help="Only the images that neither their tag in the registry nor their newest release has for this plan.",
+    help="Only the images whose full tag in the registry names no image of this plan. Leaves out images that a "
+    "rolled-back release published from this plan.",
 )
 @click.option(
     "--disk", metavar="SIZE", callback=size_in_bytes, show_default="14GB",

@@ -147,11 +147,11 @@ class Explainer:
         return Explanation(id=cell.id, works=True, because=because, add=tuple(explainer.lines_to_add(cell)))
 
     def missing_bound(self, cell: Cell, reason: str) -> str:
-        """The constraint whose lack is the reason that a line to add does not resolve; empty if there is none."""
+        """The constraint of facts.yaml that `reason` shows to be missing from a new line; empty if there is none."""
         if cell.line in self.matrix.frameworks[cell.framework].versions:
             return ""
         bounds = [f"{conflict.other}{conflict.wants}" for conflict in self.facts.traps]
-        # As `Facts.violations` says it.
+        # Matches the text of `Facts.violations`.
         missing = (bound for bound in bounds if bound not in self.bounds and f" needs {bound}, not " in reason)
         return next(missing, "")
 

@@ -55,9 +55,10 @@ GPU_HOOK = "nvidia-container-runtime-hook"
 
 @dataclass(frozen=True, kw_only=True)
 class EngineAddress:
-    """The address of an engine. `variables` select it for docker-py, `docker` and its plugins, over any that are set.
+    """The address of an engine.
 
-    `selected_by` is for messages: `DOCKER_HOST`, `the Docker context podman`; empty for the local socket.
+    `variables` select it for docker-py, `docker` and its plugins, and override variables that are set. `selected_by` is
+    for messages: `DOCKER_HOST`, `the Docker context podman`; empty for the local socket.
     """
 
     host: str = SOCKET
@@ -374,7 +375,7 @@ class RunningContainer:
             self._container.put_archive("/", files)
 
     def copy(self, folder: Path, target: str) -> None:
-        """Copies a folder to `target`, with the files that its links lead to; they belong to root there."""
+        """Copies a folder to `target`, and follows links. The copies belong to root."""
         with TemporaryFile(dir=folder) as archive:
             with tarfile.open(fileobj=archive, mode="w", dereference=True) as tar:
                 tar.add(folder, target, filter=_of_root)

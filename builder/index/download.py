@@ -73,7 +73,10 @@ class Place:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Waits until a request may be made in the block, which raises AbsentError or LostError. Raises LostError."""
+        """Waits for a free slot; make the request in the block.
+
+        A LostError of the block disables the place: later calls raise LostError at once.
+        """
         with self._slots:
             if self.fault:  # perhaps since this thread began to wait
                 raise LostError(self.fault)
@@ -95,9 +98,9 @@ class Address:
 
 @dataclass(frozen=True, kw_only=True)
 class FileSource(Generic[_File]):
-    """Finds the addresses of a file, which are tried in their order; and the hints for files that are not as locked.
+    """Where locked files can be downloaded: their addresses, in the order in which they are tried, and two hints.
 
-    `addresses` raises FetchError.
+    One is for a missing file, one for a file that is not as locked. `addresses` raises FetchError.
     """
 
     addresses: Callable[[_File], Iterable[Address]]

@@ -32,7 +32,7 @@ METADATA = "text/plain; charset=utf-8"
 class LocalIndex:
     """The answers of the server. `indexes` are the names of the indexes of packages.
 
-    `failures` are the failures of the indexes, `absent` the packages that no index has.
+    `failures` are the failures of the indexes, `absent` the packages that their index does not have.
 
     The wheels in `kept` are listed with the wheels of the index. For a package in `held`, or if the index does not have
     the same file, only the wheel in `kept` is listed. Thread-safe.

@@ -179,7 +179,10 @@ class Store:
 
     @contextmanager
     def new_blob(self) -> Iterator[NewBlob]:
-        """A blob to write in the block, which also sets `stored_as`. Its end stores the blob, an exception nothing."""
+        """Yields a blob to write. Set its `stored_as` in the block.
+
+        The blob is stored when the block ends without an exception.
+        """
         handle, name = tempfile.mkstemp(dir=self.root / "tmp")
         temporary = Path(name)
         try:

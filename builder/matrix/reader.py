@@ -1,8 +1,8 @@
 """Reads matrix.yaml. A team's may extend the shipped one: `extends: gpu-images`, see docs/own-repository.md.
 
-What the team does not write about debian, python, cuda, frameworks, components, variants and exclude is as shipped.
-Mappings merge key by key, and any other value replaces the shipped one. Where the team names frameworks, `versions`
-of one or variants, there are no others: a list of names is enough. All other keys are the team's alone.
+The parts debian, python, cuda, frameworks, components, variants and exclude default to the shipped values. Mappings
+merge key by key, and any other value replaces the shipped one. If the team lists frameworks, variants or the `versions`
+of a framework, only these are used; a list of names is enough. All other keys are the team's alone.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def read_matrix(located: Located) -> Matrix:
     if isinstance(located.data, dict) and located.data.get("extends") is not None:
         shipped = read_shipped()
         merged = {part: _merged(located.data.get(part), shipped.data[part], (part,), located) for part in _PARTS}
-        # A place is looked up in the team's file first. No error names that of a shipped value that the team replaces.
+        # A place is looked up in the team's file first. Errors never point at a shipped value
+        # that the team has replaced.
         located = Located(located.name, located.data | merged, ChainMap(located.places, shipped.places))
     matrix = validation.validate(located, Matrix)
     matrix.locate(located)
@@ -79,7 +80,7 @@ def _merged(own: Any, shipped: Any, path: Key, located: Located) -> Any:
     if not isinstance(own, dict) or not isinstance(shipped, dict):
         return own
     for name, value in own.items():
-        # A framework of the team's own has no list of versions, but what each version is.
+        # A framework that only the team has needs a mapping: a list cannot say what each version contains.
         is_name_alone = value is None or (isinstance(value, dict) and isinstance(value.get("versions"), list))
         if is_choice and is_name_alone and name not in shipped:
             raise MatrixError(

@@ -1,4 +1,4 @@
-"""matrix.yaml as typed models, with all checks of it. `builder.matrix.reader` reads them.
+"""matrix.yaml as typed models, and all its checks. `builder.matrix.reader` reads the file.
 
 The patterns here restrict every value that is used in a Dockerfile, a shell or a path, so that no other module has to
 quote or check it. Only values of environment variables are any printable text: `builder.plan.render` quotes them.
@@ -480,7 +480,7 @@ class Matrix(StrictModel):
         return self
 
     def _unknown_names(self) -> Iterator[Fault]:
-        """Names of another part of matrix.yaml that does not have them."""
+        """References to names that matrix.yaml does not define."""
         sections = {"CUDA version": "cuda", "Python version": "python", "index": "indexes"}  # a new image may need one
         for path, names, known, kind in self._references():
             for place, name in names.items():
@@ -489,7 +489,7 @@ class Matrix(StrictModel):
                     yield (*path, place), f"no {kind} {name!r}{advice}{did_you_mean(name, known)}"
 
     def _references(self) -> Iterator[tuple[Key, Mapping[Any, str | None], Collection[str], str]]:
-        """Every use of names of another part: its place, the names by keys there, the names that exist, their kind."""
+        """Each place that refers to names: its path, the names by key, the defined names, and what they name."""
         majors = list(dict.fromkeys(map(cuda_major, self.cuda)))
         for version, python in self.python.items():
             yield ("python", version), {"debian": python.debian}, self.debian, "Debian release"
@@ -513,7 +513,7 @@ class Matrix(StrictModel):
             yield ("variants", name), _items(members), self.components, "component"
 
     def _wrong_releases(self) -> Iterator[Fault]:
-        """Releases of another version than the one that they are for."""
+        """Releases that do not belong to their version."""
         for version, python in self.python.items():
             if python.uv and not python.uv.startswith(f"{version}."):
                 yield ("python", version, "uv"), f"{python.uv} is not a release of Python {version}"
@@ -522,7 +522,7 @@ class Matrix(StrictModel):
                 yield ("cuda", version, "toolkit"), f"cuda-toolkit {cuda.toolkit} is not a release of CUDA {version}"
 
     def _names_in_use(self) -> Iterator[Fault]:
-        """Names in ids and tags that two frameworks, or the two images of one, share; sets with the name of another."""
+        """Names that two frameworks, or both images of one, use in ids or tags; sets named like a built-in set."""
         owners: dict[tuple[bool, str], str] = {}
         for name, framework in self.frameworks.items():
             for field in ("short", "image", "cpu_image"):

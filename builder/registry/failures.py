@@ -48,7 +48,7 @@ _HINTS_BY_CODE = {
     BLOB_UNKNOWN: "If this happens again, look for what the registry lost: crane validate --remote IMAGE",
     "UNSUPPORTED": _NOT_ALLOWED,
 }
-# With 404, also for a login that may not see the repository. With 400, the name itself is invalid.
+# Registries send these with 404, also if the login has no access. With 400, they mean an invalid name: no hint then.
 _NO_REPOSITORY = ("NAME_UNKNOWN", "NAME_INVALID")
 # In words, or as the error number in docker-registry's JSON: ENOSPC, EDQUOT.
 _DISK_FULL = re.compile(r'no space left on device|disk quota exceeded|"Err":\s*(?:28|122)\b', re.IGNORECASE)

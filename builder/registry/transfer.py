@@ -1,4 +1,4 @@
-"""Several requests to registries at once: small ones, the blobs of an image in both directions, and several images."""
+"""Parallel requests to registries: look-ups, uploads and downloads of blobs, and a pipeline of images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users put on an image: packages and variables, on the command line, in a file or in an image.
+"""The requests of `builder add`, read from the command line, a team's file or the label of an image.
 
 Requirements are read as pip does, but only packages of an index are allowed. Source: pip documentation, "Requirements
 File Format"; PEP 508.

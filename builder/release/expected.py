@@ -23,7 +23,10 @@ SHOWN = 10  # differences
 
 
 def expected_layers(project: Project, known: KnownLayers, image: PlannedImage) -> dict[int, Layer]:
-    """The layers of an image of the plan, by their number: those from files of the project, and the known ones."""
+    """The layers of an image whose digests are known before the download, by position.
+
+    These are the layer of the project's files, and those in locks/layers.json.
+    """
     layers: dict[int, Layer] = {}
     for number, layer in enumerate(image.layers):
         if layer.kind == "files":

@@ -43,7 +43,7 @@ class Status:
     `tested` is the number of tests that passed, or the reason that the image does not count as tested: of the
     staged image, else of the same image as released, else as built here. `gpu` is the state of its GPU tests.
     `staged` is a stamp, or `not readable` without the permission to read staging. `released` is `yes` if the full
-    tag names that image, with the checks that its release left out, a note if it relies on unsigned results of one
+    tag names that image, with the checks that its release skipped, a note if it relies on unsigned results of one
     machine, and the other tags that name another image or are missing. `signature` is `yes` if a trusted signer
     signed it for this cell and tag; UNTRUSTED if only others did, LISTED if matrix.yaml lists no signers to check
     its signature with. `packages` is the age of the lock of its Debian packages in days, None if it is not locked.
@@ -107,7 +107,7 @@ class StatusReader:
             return
         try:
             stamps, released_stamps = area.stamps(), area.released_stamps()
-        except RejectedError:  # who may read the public images may lack the right to read staging
+        except RejectedError:  # a user with access to the public images may have none to staging
             stamps, released_stamps, self._not_staged = [], [], "not readable"
         self._release = area.read(stamps[0]) if stamps else None
         for stamp in reversed(released_stamps):

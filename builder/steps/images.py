@@ -239,8 +239,8 @@ def _finish(
     # Only the tests that have not passed yet: those on a GPU may be new to this machine.
     coverage = state.coverage if state.is_tested else tester.test(image, state.loaded, state.coverage)
 
-    # The full tag last: it marks a complete image. The store names the image as tested after that, also if a run that
-    # was killed has not.
+    # The full tag last: it marks a complete image. Then mark the image as tested in the store, every time: an earlier
+    # run may have been killed before it did so.
     for name in state.missing_names:
         run.engine.tag(state.loaded.id, ImageRef.parse(name))
     maker.record_tagged(image)

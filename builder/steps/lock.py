@@ -118,7 +118,7 @@ def _archive_name(debian: str, arch: str) -> str:
 
 
 def _lock_systems(run: Run, chosen: Sequence[Cell], updates: _Updates, *, refresh: bool) -> None:
-    """Locks Debian packages, one archive at a time, so that its failure is recorded under its name."""
+    """Locks Debian packages, one archive at a time, to record failures by archive."""
     project, runner = run.project, DebianRunner(run)
     requests = os_lock.requests_of_cells(project.matrix, chosen)
     systems = {request: OS_LOCKS.find(project.root, request) for request in requests}
@@ -132,7 +132,7 @@ def _lock_systems(run: Run, chosen: Sequence[Cell], updates: _Updates, *, refres
             resolved, errors = os_resolve.resolve_systems(project.matrix, run.host, group, runner)
         except (FetchError, LockError) as error:
             resolved, errors = {}, [error]
-        # Its time alone changes nothing.
+        # A lock that differs only in its time is not written.
         changed = {request: lock for request, lock in resolved.items() if old.get(request.path) != lock.packages}
         for request, system in changed.items():
             OS_LOCKS.write(project.root, request, system)

@@ -33,7 +33,7 @@ def stage(
 ) -> Report:
     """Pushes the images of a plan that passed their tests by digest, and attaches their reports, signed by `signer`.
 
-    Then lists them as a release of today and of this commit, unless they are `images_only`. Also attaches this
+    Then lists them as a release of today and of this commit, unless `images_only` is set. Also attaches this
     machine's results to images that another machine staged. With a `lookup`, images that are neither in the store nor
     staged are staged too, without test results. The caller holds the store.
 
@@ -111,7 +111,7 @@ def find_candidate(
             raise ImageTestError(f"{planned.id}: {coverage.failure}", hint=hint)
         return Candidate(planned=planned, stored=stored, coverage=coverage)
     if digest := area.open(repository_name(planned)).digest_of(plan_tag(planned.plan)):
-        # A job without rights may have tested it: its results, also of failures, are attached.
+        # A job without write access may have tested it: its results, also of failures, are attached.
         stored = staging.image_of(area, StagedImage.of(planned, digest))
         coverage = results.local_coverage(state, Requirement.of(planned, digest, suite))
         return Candidate(planned=planned, stored=stored, coverage=coverage, is_staged=True)

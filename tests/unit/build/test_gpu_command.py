@@ -166,7 +166,7 @@ def test_an_interrupt_ends_the_command(bench: Bench) -> None:
 
 def test_tests_that_are_too_large_for_a_word(bench: Bench) -> None:
     (bench.project.root / "tests/gpu/data.py").write_bytes(random.Random(0).randbytes(100_000))
-    with pytest.raises(ImageTestError, match="tests/gpu is too large for a word of the command"):
+    with pytest.raises(ImageTestError, match="tests/gpu does not fit into one argument of the command"):
         bench.run(saying(line(FOUND)))
 
 
