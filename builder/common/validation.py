@@ -17,7 +17,7 @@ from builder.common.text import Redactor
 
 MAX_FAULTS = 20
 KEY = "[key]"  # pydantic's last part of the place of a key
-_OWN: Final = "fault"  # the kind of the faults of `refuse`
+_OWN: Final = "fault"  # the kind of the faults of `raise_faults`
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -31,8 +31,11 @@ def validate(located: Located, model: type[_Model], error: type[BuilderError] = 
         raise error("\n".join(lines[:MAX_FAULTS] + rest), hint=hint) from None
 
 
-def refuse(faults: Iterable[tuple[Key, str]]) -> None:
-    """Raises faults for a validator of a model: messages, by their places below the value that it validates."""
+def raise_faults(faults: Iterable[tuple[Key, str]]) -> None:
+    """Raises a ValidationError with these faults, if there are any. For validators of models.
+
+    A fault is the path below the validated value, and the message.
+    """
     details = [
         InitErrorDetails(type=PydanticCustomError(_OWN, "{text}", {"text": text}), loc=path, input=None)
         for path, text in faults

@@ -36,16 +36,16 @@ SNAPSHOT, DEFAULT_SNAPSHOT = "`snapshot` of matrix.yaml", "apt's snapshot archiv
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackageLocations:
-    """What was found of the packages of a lock.
+class PackageAvailability:
+    """Which packages of a lock are missing from all places, or differ there.
 
-    `missing` are packages that no place has, as far as places could be read, and `others` those of which a place has
-    another file. `uncertain` has the reasons that a missing package may be in a place, or is empty.
+    `missing` are packages that no place has, as far as places could be read, and `different` those of which a place has
+    another file. `doubts` has the reasons that a missing package may be in a place, or is empty.
     """
 
     missing: list[DebianPackage]
-    others: list[DebianPackage]
-    uncertain: str = ""
+    different: list[DebianPackage]
+    doubts: str = ""
 
 
 class Archives:
@@ -56,7 +56,7 @@ class Archives:
         self.host = host
         self.runner = runner
         self._lock = threading.Lock()
-        self._in_container: Apt | None = None  # the archives that apt in a container of Debian uses
+        self._container_apt: Apt | None = None  # the archives that apt in a container of Debian uses
         self._places = {name: Place(name, CONNECTIONS) for name in (HERE, MOVED)}
         self._places |= {name: Place(name, SNAPSHOT_CONNECTIONS) for name in (SNAPSHOT, DEFAULT_SNAPSHOT)}
         self._sizes: dict[str, int | None] = {}  # by address; 0: unknown, None: no such file
@@ -72,7 +72,7 @@ class Archives:
             places[MOVED] = self.host.for_release(debian).apt.sources
         if not debian.snapshot:
             # The snapshot archives that apt has by default: from version 2.7.1 on, which is in Debian 13.
-            snapshots = self.host.apt.snapshots if self.host.apt.sources else self._container().snapshots
+            snapshots = self.host.apt.snapshots if self.host.apt.sources else self._apt_in_container().snapshots
             places[DEFAULT_SNAPSHOT] = [
                 replace(source, uri=source.uri.replace(SNAPSHOT_ID, lock.time)) for source in snapshots
             ]
@@ -94,9 +94,9 @@ class Archives:
                 Address(url=f"{pool}/{package.pool_path}", session=session, place=place)
                 for place, pool in self.pools(lock)
             ],
-            if_absent=f"Lock the current versions: builder refresh {cell}   Or name a place that has it, `archive` or "
-            "`snapshot` in matrix.yaml: docs/matrix.md",
-            if_different="Debian never changes a package without a new version: do not use these archives, or this "
+            absent_hint=f"Lock the current versions: builder refresh {cell}   Or name a place that has it, `archive` "
+            "or `snapshot` in matrix.yaml: docs/matrix.md",
+            different_hint="Debian never changes a package without a new version: do not use these archives, or this "
             "lock, until the difference is explained.",
         )
 
@@ -106,18 +106,18 @@ class Archives:
         kinds = {source.kind for source in sources}
         if {"main", "security"} <= kinds:
             return sources
-        return (*sources, *(source for source in self._container().sources if source.kind not in kinds))
+        return (*sources, *(source for source in self._apt_in_container().sources if source.kind not in kinds))
 
-    def _container(self) -> Apt:
+    def _apt_in_container(self) -> Apt:
         with self._lock:
-            if self._in_container is None:
-                self._in_container = Apt()
+            if self._container_apt is None:
+                self._container_apt = Apt()
                 try:
                     with self.runner.container() as run:
-                        self._in_container = apt_of_debian(run)
+                        self._container_apt = apt_of_debian(run)
                 except EngineError as error:
                     self.runner.view.say_once(f"Debian's own addresses are unknown: {error}")
-            return self._in_container
+            return self._container_apt
 
     def _session(self, timeout: tuple[float, float] = TIMEOUT_S, retries: int = 0) -> IndexSession:
         """Requests to archives: with apt's proxy, and the certificates that apt accepts."""
@@ -128,7 +128,7 @@ class Archives:
         session.trust_env = not proxy  # requests prefers the proxies of the environment, apt its own
         return session
 
-    def locate(self, lock: OsLock, blobs: Path | None) -> PackageLocations:
+    def locate(self, lock: OsLock, blobs: Path | None) -> PackageAvailability:
         """Looks for all packages of a lock: in the places in their order, with HEAD requests.
 
         First looks in `blobs`, the folder of the store's blobs, if there is one.
@@ -144,16 +144,16 @@ class Archives:
         with thread_pool(CONNECTIONS, "look-up") as pool:
             results = list(pool.map(lambda package: self._look_up(package, pools, session), packages))
         missing = [package for package, result in zip(packages, results, strict=True) if not result.is_present]
-        others = [package for package, result in zip(packages, results, strict=True) if result.is_other]
-        has_none = len(missing) == len(lock.packages) and not others
+        different = [package for package, result in zip(packages, results, strict=True) if result.is_different]
+        has_none = len(missing) == len(lock.packages) and not different
         moved = _MOVED if has_none else ""
         faults = {place.name: place.fault or moved for result in results for place in result.without}
         reasons = [f"{name}: {fault}" for name, fault in faults.items() if fault and name != DEFAULT_SNAPSHOT]
-        return PackageLocations(missing=missing, others=others, uncertain="; ".join(reasons) if missing else "")
+        return PackageAvailability(missing=missing, different=different, doubts="; ".join(reasons) if missing else "")
 
     def _look_up(self, package: DebianPackage, pools: Sequence[tuple[Place, str]], session: IndexSession) -> _LookUp:
         """Looks for a package until a place has it. Requests each address once in a run."""
-        without, is_other = [], False
+        without, is_different = [], False
         for place, pool in pools:
             address = f"{pool}/{package.pool_path}"
             try:
@@ -165,18 +165,18 @@ class Archives:
                 continue
             size = self._sizes[address]
             if size in (0, package.size):
-                return _LookUp(is_present=True, is_other=is_other, without=without)
-            is_other |= size is not None
+                return _LookUp(is_present=True, is_different=is_different, without=without)
+            is_different |= size is not None
             without.append(place)
-        return _LookUp(is_present=False, is_other=is_other, without=without)
+        return _LookUp(is_present=False, is_different=is_different, without=without)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _LookUp:
-    """`without` are the places that lack a package, or that failed; with `is_other`, one has another file."""
+    """`without` are the places that lack a package, or that failed; with `is_different`, one has another file."""
 
     is_present: bool
-    is_other: bool
+    is_different: bool
     without: list[Place]
 
 

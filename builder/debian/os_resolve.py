@@ -81,17 +81,17 @@ def current_locks_of_stale(
         for request in group:
             lock = OS_LOCKS.read(project.root, request)
             located = archives.locate(lock, blobs) if lock else None
-            if located and located.others:
-                others = [f"{package.name} {package.version}" for package in located.others]
+            if located and located.different:
+                different = [f"{package.name} {package.version}" for package in located.different]
                 failures.append(
                     LockError(
-                        f"{request.path}: Debian's archives have a different file for {listed(others, 3)}",
+                        f"{request.path}: Debian's archives have a different file for {listed(different, 3)}",
                         hint="Debian never changes a package without a new version: do not use these archives, "
                         "or this lock, until the difference is explained.",
                     )
                 )
-            elif located and located.uncertain:
-                unread = f"going on with them: {located.uncertain}"
+            elif located and located.doubts:
+                unread = f"going on with them: {located.doubts}"
                 archives.runner.view.say(f"Debian {release}: cannot look up the locked packages; {unread}")
             elif located and located.missing:
                 missing[request] = [f"{package.name} {package.version}" for package in located.missing]

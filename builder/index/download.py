@@ -34,7 +34,7 @@ LARGEST_UNKNOWN = 2_000_000_000  # bytes of a file whose size is not locked
 LONGEST_REASON = 200  # characters of the reason for which a file is yanked
 LOCK_S = 0.2  # between two attempts to lock a file that another process downloads
 _KEPT = "The part that was downloaded is kept: run again."
-_IF_DIFFERENT = "Do not use this index until the difference is explained."
+_DIFFERENT_HINT = "Do not use this index until the difference is explained."
 
 
 class LockedFile(Protocol):
@@ -104,8 +104,8 @@ class FileSource(Generic[_File]):
     """
 
     addresses: Callable[[_File], Iterable[Address]]
-    if_absent: str
-    if_different: str = _IF_DIFFERENT
+    absent_hint: str
+    different_hint: str = _DIFFERENT_HINT
 
 
 class Fetcher(Generic[_File]):
@@ -162,7 +162,7 @@ class Fetcher(Generic[_File]):
                         if locked.size and size != locked.size:
                             raise FetchError(
                                 f"{locked.file}: size is {size} bytes, but the lock has {locked.size}",
-                                hint=f"The lock was edited. {self._source.if_absent}",
+                                hint=f"The lock was edited. {self._source.absent_hint}",
                             )
                         self._progress(size)
                         return path
@@ -196,9 +196,9 @@ class Fetcher(Generic[_File]):
             except (AbsentError, LostError) as error:
                 failures[address.place.name] = error
         if failure := failures.get(""):  # an index: the only place that may have a wheel
-            raise FetchError(f"{locked.file}: {failure}", hint=failure.hint or self._source.if_absent) from failure
+            raise FetchError(f"{locked.file}: {failure}", hint=failure.hint or self._source.absent_hint) from failure
         lines = [f"  {name}: {reason}" for name, reason in failures.items()] or ["  no place that may have it is known"]
-        raise FetchError("\n".join([f"{locked.file} was not found", *lines]), hint=self._source.if_absent)
+        raise FetchError("\n".join([f"{locked.file} was not found", *lines]), hint=self._source.absent_hint)
 
     def _try_address(self, locked: _File, file: BufferedRandom, address: Address) -> None:
         """Tries until the file is complete. Raises AbsentError, LostError, or FetchError for another file."""
@@ -212,7 +212,7 @@ class Fetcher(Generic[_File]):
                 delay = retries.delay(part.size // PIECE)
                 reason = str(error) if isinstance(error, _RetryError) else failure_sentence(error, session.server)
                 if isinstance(error, requests.HTTPError) and error.response.status_code not in TRANSIENT:
-                    raise AbsentError(reason, hint=session.hint(error, self._source.if_absent)) from error
+                    raise AbsentError(reason, hint=session.hint(error, self._source.absent_hint)) from error
                 is_final = failure_of(error).fault.is_final
                 if delay is None or is_final:
                     kind = AbsentError if isinstance(error, _RetryError) else LostError
@@ -247,7 +247,9 @@ class Fetcher(Generic[_File]):
             part.clear()
             if is_resumed:  # the bytes from before may be wrong
                 raise _RetryError(fault)
-            raise FetchError(f"{locked.file}: {fault}", hint=f"The download was discarded. {self._source.if_different}")
+            raise FetchError(
+                f"{locked.file}: {fault}", hint=f"The download was discarded. {self._source.different_hint}"
+            )
         except Exception:
             part.report(0)
             raise
@@ -283,7 +285,7 @@ class Fetcher(Generic[_File]):
 def wheels_of_index(catalogue: Index) -> FileSource[LockedWheel]:
     """The wheels that indexes list. Warns of a yanked wheel."""
     return FileSource(
-        addresses=lambda locked: [_wheel_address(catalogue, locked)], if_absent=f"{DOCTOR} {CHOOSE_AGAIN}"
+        addresses=lambda locked: [_wheel_address(catalogue, locked)], absent_hint=f"{DOCTOR} {CHOOSE_AGAIN}"
     )
 
 
@@ -306,7 +308,7 @@ def _wheel_address(catalogue: Index, locked: LockedWheel) -> Address:
         raise FetchError(
             f"{locked.file}: SHA-256 mismatch: {sha256[:12]}... is listed by {session.server}, "
             f"{locked.sha256[:12]}... is locked",
-            hint=f"The file was replaced, or the locks were made with another index. {_IF_DIFFERENT}",
+            hint=f"The file was replaced, or the locks were made with another index. {_DIFFERENT_HINT}",
         )
     if file.is_yanked:  # installers take a yanked file if the version is pinned, as it is here
         reason = "".join(filter(str.isprintable, file.yanked_reason or ""))[:LONGEST_REASON]

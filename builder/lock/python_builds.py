@@ -98,9 +98,9 @@ class PythonBuilds:
         session = IndexSession(self.host.index, server="uv's mirror of Python builds")
         return FileSource(
             addresses=lambda locked: [Address(url=self._address(locked), session=session)],
-            if_absent="The mirror may lack this build: set UV_PYTHON_INSTALL_MIRROR to one that has it. If it was "
+            absent_hint="The mirror may lack this build: set UV_PYTHON_INSTALL_MIRROR to one that has it. If it was "
             "withdrawn, change `uv` of this Python in matrix.yaml.",
-            if_different="A build never changes without a new date in its name: do not use this mirror "
+            different_hint="A build never changes without a new date in its name: do not use this mirror "
             "(UV_PYTHON_INSTALL_MIRROR), or this lock, until the difference is explained.",
         )
 

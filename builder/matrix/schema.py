@@ -66,7 +66,7 @@ def matches(pattern: str, expected: str) -> AfterValidator:
 
 def _unique(values: list[str]) -> list[str]:
     """A list without duplicates, such as names: the second of two would have no effect."""
-    validation.refuse(
+    validation.raise_faults(
         ((index,), f"duplicate {value!r}") for index, value in enumerate(values) if value in values[:index]
     )
     return values
@@ -273,7 +273,7 @@ class Python(StrictModel):
     def _installs_something(self) -> Self:
         if not self.packages and not self.uv:  # the image had no Python, which the build found out minutes later
             fault = "no packages: delete `apt`, or add `uv` with a full release"
-            validation.refuse([(("apt",), fault)])
+            validation.raise_faults([(("apt",), fault)])
         return self
 
     @property
@@ -339,7 +339,7 @@ class Framework(StrictModel):
         lines = [line for line, entry in self.versions.items() if CPU in entry.cuda and not self.cpu_image]
         # `quartz-cuda:0.5-cpu` would contradict itself.
         fault = "no image name for the cpu: add `cpu_image:` to the framework"
-        validation.refuse((("versions", line, "cuda"), fault) for line in lines)
+        validation.raise_faults((("versions", line, "cuda"), fault) for line in lines)
         return self
 
     def package_for(self, cuda: str) -> str:
@@ -379,7 +379,7 @@ class Component(StrictModel):
     @model_validator(mode="after")
     def _has_packages_for_its_index(self) -> Self:
         if self.index and not self.packages:
-            validation.refuse([(("index",), "no effect: the component has no `packages`")])
+            validation.raise_faults([(("index",), "no effect: the component has no `packages`")])
         return self
 
 
@@ -473,10 +473,10 @@ class Matrix(StrictModel):
     sets: dict[Name, Annotated[list[Pattern], Field(min_length=1)]] = {}
 
     @model_validator(mode="after")
-    def _agrees(self) -> Self:
+    def _check_parts(self) -> Self:
         """Refuses unknown names, contradictions between parts and circular needs, all of them at once."""
         faults = [*self._unknown_names(), *self._wrong_releases(), *self._names_in_use(), *self._bad_variants()]
-        validation.refuse([*faults, *self._circular_needs(), *self._packages_of_two_indexes()])
+        validation.raise_faults([*faults, *self._circular_needs(), *self._packages_of_two_indexes()])
         return self
 
     def _unknown_names(self) -> Iterator[Fault]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from builder.common.errors import FetchError, LockError
 from builder.debian import os_lock
-from builder.debian.archives import HERE, Archives, PackageLocations
+from builder.debian.archives import HERE, Archives, PackageAvailability
 from builder.debian.os_lock import OS_LOCKS, DebianPackage, OsLock, OsRequest
 from builder.index.host import Host
 from builder.index.wheels import PLATFORMS, LockedWheel, Wheel
@@ -148,21 +148,21 @@ class FakeArchive:
 class FakeArchives(Archives):
     """Places in memory: `versions` is the one version that each release has, `broken` is one that cannot be looked up.
 
-    `others` are packages of which an archive has another file.
+    `different` are packages of which an archive has another file.
     """
 
     def __init__(
-        self, matrix: Matrix, versions: Mapping[str, str], *, broken: str = "", others: Sequence[str] = ()
+        self, matrix: Matrix, versions: Mapping[str, str], *, broken: str = "", different: Sequence[str] = ()
     ) -> None:
         super().__init__(matrix, Host(), FakeApt())
-        self.versions, self.broken, self.others = versions, broken, others
+        self.versions, self.broken, self.different = versions, broken, different
 
-    def locate(self, lock: OsLock, blobs: Path | None) -> PackageLocations:
+    def locate(self, lock: OsLock, blobs: Path | None) -> PackageAvailability:
         request = OsRequest(debian=lock.debian, packages=lock.requested, arch=lock.arch)
         current = {package.sha256 for package in os_lock_of(request, self.versions[lock.debian]).packages}
         stored = {path.name for path in blobs.iterdir()} if blobs and blobs.exists() else set()
-        return PackageLocations(
+        return PackageAvailability(
             missing=[package for package in lock.packages if package.sha256 not in current | stored],
-            others=[package for package in lock.packages if package.name in self.others],
-            uncertain=f"{HERE}: the archive timed out" if lock.debian == self.broken else "",
+            different=[package for package in lock.packages if package.name in self.different],
+            doubts=f"{HERE}: the archive timed out" if lock.debian == self.broken else "",
         )

@@ -22,7 +22,7 @@ from builder.debian.archives import (
     SNAPSHOT,
     SNAPSHOT_CONNECTIONS,
     Archives,
-    PackageLocations,
+    PackageAvailability,
 )
 from builder.debian.os_lock import DebianPackage, OsLock
 from builder.index import host as host_settings
@@ -246,7 +246,7 @@ def test_no_archive_is_known(tiny: Project, world: World, tmp_path: Path) -> Non
 # ---- looking packages up
 
 
-def located(project: Project, settings: Host, blobs: Path | None = None) -> PackageLocations:
+def located(project: Project, settings: Host, blobs: Path | None = None) -> PackageAvailability:
     return Archives(project.matrix, settings, FakeApt()).locate(LOCK, blobs)
 
 
@@ -261,7 +261,7 @@ def test_each_package_is_looked_up_where_it_may_be(everywhere: Project, world: W
         "moved.example.test/debian/pool/main/z",
     }
     result = located(everywhere, host(), tmp_path)
-    assert result == PackageLocations(missing=[], others=[])
+    assert result == PackageAvailability(missing=[], different=[])
     assert {sent.method for sent in world.wire.seen} == {"HEAD"}
     assert not any("libc6" in sent.url for sent in world.wire.seen)
     assert world.hosts == ["here", "moved", "snapshot"]
@@ -273,7 +273,7 @@ def test_packages_of_the_store_are_looked_up_nowhere(tiny: Project, world: World
         (tmp_path / package.sha256).write_bytes(bytes(package.size))
     container = Container()
     known_archives = Archives(tiny.matrix, host(sources=()), FakeApt(container.open))
-    assert known_archives.locate(LOCK, tmp_path) == PackageLocations(missing=[], others=[])
+    assert known_archives.locate(LOCK, tmp_path) == PackageAvailability(missing=[], different=[])
     assert (container.started, world.wire.seen) == (0, [])
 
 
@@ -316,31 +316,31 @@ LOOKED_UP: dict[str, tuple[str, dict[str, Any], list[str], str, list[str]]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "missing", "uncertain", "others"), LOOKED_UP.values(), ids=LOOKED_UP.keys()
+    ("name", "changes", "missing", "doubts", "different"), LOOKED_UP.values(), ids=LOOKED_UP.keys()
 )
 def test_packages_that_are_gone(
     request: pytest.FixtureRequest, world: World, name: str, changes: dict[str, Any], missing: list[str],
-    uncertain: str, others: list[str],
+    doubts: str, different: list[str],
 ) -> None:  # fmt: skip
     vars(world).update(changes)
     result = located(request.getfixturevalue(name), host())
     assert [package.name for package in result.missing] == missing
-    assert result.uncertain == uncertain
-    assert [package.name for package in result.others] == others
+    assert result.doubts == doubts
+    assert [package.name for package in result.different] == different
 
 
 def test_the_default_snapshot_archive_need_not_answer(tiny: Project, world: World) -> None:
     """Many networks do not let it through; their builds lock current packages, as they did without it."""
     world.missing, world.broken = {"tini"}, {"default": requests.ConnectionError()}
     result = located(tiny, host(snapshots=BY_APT))
-    assert (result.missing, result.uncertain) == ([PACKAGES[1]], "")
+    assert (result.missing, result.doubts) == ([PACKAGES[1]], "")
 
 
 @pytest.mark.parametrize("status", [500, 503, 429, 401, 407])
 def test_an_error_of_the_server_is_no_missing_package(tiny: Project, world: World, status: int) -> None:
     world.wire.answers = lambda _: Reply(status=status)
     result = located(tiny, host())
-    assert result.uncertain.startswith(f"{HERE}: {HERE} returned {status}")
+    assert result.doubts.startswith(f"{HERE}: {HERE} returned {status}")
 
 
 # ---- downloads

@@ -342,7 +342,7 @@ NOT_RENEWED: dict[str, tuple[dict[str, str], dict[str, str], dict[str, Any], lis
     "another file of a locked version": (
         {},
         BOTH_GONE,
-        {"others": ("libc6",)},
+        {"different": ("libc6",)},
         [],
         "^locks/os-oldbird-.*: Debian's archives have a different file for libc6 2.31-1.0-1$",
     ),

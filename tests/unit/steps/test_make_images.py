@@ -26,7 +26,7 @@ from builder.common.errors import (
 )
 from builder.common.files import digest_of_bytes
 from builder.debian import apt
-from builder.debian.archives import Archives, PackageLocations
+from builder.debian.archives import Archives, PackageAvailability
 from builder.debian.os_lock import OsLock
 from builder.engine.run import Run
 from builder.evidence.results import Coverage
@@ -104,7 +104,7 @@ def builds(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> Builds:
     render_images(tiny, tiny.cells, is_part=False)
     builds = Builds(tiny, locks.FakeArchive(versions={"newbird": "1.0-1", "oldbird": "1.0-1"}))
 
-    def locate(_: Archives, lock: OsLock, blobs: Path | None) -> PackageLocations:
+    def locate(_: Archives, lock: OsLock, blobs: Path | None) -> PackageAvailability:
         builds.archive.looked_up.append(lock.debian)
         return locks.FakeArchives(tiny.matrix, builds.archive.versions).locate(lock, blobs)
 
