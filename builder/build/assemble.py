@@ -226,7 +226,7 @@ class Assembler:
         wait = isinstance(sys.exception(), Exception | None)
         self._making_systems.shutdown(wait=wait, cancel_futures=True)
         if not wait:
-            self._systems.debian.stop()
+            self._systems.runner.stop()
         self._stopped.set()
         if self._fetcher:
             self._fetcher.stop()

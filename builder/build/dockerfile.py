@@ -29,7 +29,7 @@ class DockerfileBuilder:
     """Builds each image from its whole Dockerfile. BuildKit's cache decides what must be built."""
 
     def __init__(self, systems: SystemLayers) -> None:
-        self._run, self._archives, self._debian = systems.run, systems.archives, systems.debian
+        self._run, self._archives, self._runner = systems.run, systems.archives, systems.runner
         self._programs = Programs()
 
     def find(self, image: PlannedImage) -> LoadedImage | None:
@@ -59,7 +59,7 @@ class DockerfileBuilder:
                 hint=f"Leave out --method, or run this on a machine for {image.cell.arch}.",
             )
         host = run.host.for_release(run.project.matrix.debian[image.debian])
-        base = self._debian.base_image(image.debian)
+        base = self._runner.base_image(image.debian)
         with run.project.scratch() as scratch:
             context, id_file = Path(scratch) / "context", Path(scratch) / "id"
             for name, path in context_files(run.project, image).items():
@@ -119,7 +119,7 @@ class DockerfileBuilder:
 
     def close(self) -> None:
         self._programs.stop()
-        self._debian.stop()
+        self._runner.stop()
 
 
 def context_files(project: Project, image: PlannedImage) -> dict[str, Path]:

@@ -127,14 +127,14 @@ class SystemLayers:
 
     run: Run
     lookup: LayerLookup
-    debian: DebianRunner
+    runner: DebianRunner
     archives: Archives
 
     @classmethod
     def of(cls, lookup: LayerLookup) -> SystemLayers:
         run = lookup.run
-        debian = DebianRunner(run)
-        return cls(run, lookup, debian, Archives(run.project.matrix, run.host, debian))
+        runner = DebianRunner(run)
+        return cls(run, lookup, runner, Archives(run.project.matrix, run.host, runner))
 
     def provide(self, image: PlannedImage, files: Mapping[str, bytes]) -> Layer:
         """Downloads the operating system that a registry has; otherwise, or if that fails, makes it from `files`.
@@ -162,7 +162,7 @@ class SystemLayers:
             self.run.store.root / BLOBS,
             self.run.store.downloads,
             progress=Meter(run.view, name, "downloaded", sum(package.size for package in packages)).add,
-            stopped=self.debian.programs.stopped,
+            stopped=self.runner.programs.stopped,
         )
         debs = fetcher.fetch_all(packages, CONNECTIONS)
         if python := image.locked_python:
@@ -172,7 +172,7 @@ class SystemLayers:
                 self.run.store.root / BLOBS,
                 self.run.store.downloads,
                 progress=Meter(run.view, name, "downloaded", 0).add,
-                stopped=self.debian.programs.stopped,
+                stopped=self.runner.programs.stopped,
             )
             path = python_fetcher.fetch(python)
             files = {**files, f"steps/{python.file}": path.read_bytes()}
@@ -180,7 +180,7 @@ class SystemLayers:
 
         run.view.begin(name, "building")
         with run.project.scratch() as scratch:
-            tar = self.debian.make_system(name, arguments, files, Path(scratch), image.os_lock, debs)
+            tar = self.runner.make_system(name, arguments, files, Path(scratch), image.os_lock, debs)
             run.view.note(name, "compressing")
             layer = stored_layers.store_system(self.run.store, image.os_layer, tar, known)
         # A record of its own: earlier builders that share the store refuse a record of a layer with more fields.
@@ -212,14 +212,14 @@ class DebianRunner(AptRunner):
         self._run = run
         self.programs = Programs()
         self._choosing, self._pulling, self._counting = threading.Lock(), threading.Lock(), threading.Lock()
-        self._container: str | None = None  # the image to run mmdebstrap in; empty: this machine
+        self._image: str | None = None  # the image to run mmdebstrap in; empty: this machine
         self._bases: dict[str, str | EngineError] = {}  # by release; or the error
         self._in_memory = 0  # file systems in memory now
 
     def stop(self) -> None:
         """Kills all that runs, on this machine and in containers of this checkout; nothing starts from now on."""
         self.programs.stop()
-        if self._container:
+        if self._image:
             with suppress(BuilderError):  # the next run removes them
                 self._run.engine.sweep(str(self._run.project.root))
 
@@ -258,27 +258,27 @@ class DebianRunner(AptRunner):
         the script reads `files` (path -> content). `debs` are the files of the packages, by SHA-256. Raises BuildError
         with the last lines of the output, DiskError, EngineError.
         """
-        engine, container = self._run.engine, self._choose_container()
-        place = CONTAINER_FOLDER if container else str(folder)
+        engine, image = self._run.engine, self._choose_image()
+        place = CONTAINER_FOLDER if image else str(folder)
 
         # A repository of the packages, whose hashes were checked: this machine's archives are not read.
         sources = f"deb [trusted=yes] copy:{quote(place)}/{_DEBS}/ ./\n"
-        own = engine.info().arch if container else arch_of(platform.machine())
+        own = engine.info().arch if image else arch_of(platform.machine())
         _write_files(folder, {**files, "sources.list": sources.encode(), **_for_arch(lock.arch, own)})
         _write_files(folder / _DEBS, installation.repository_lists(lock, debs))
         for package in lock.packages:
             (folder / _DEBS / package.file).symlink_to(debs[package.sha256])
-        if container:
+        if image:
             _write_files(folder / _HOST, self._container_settings())
 
         words = ["sh", "steps/mmdebstrap.sh", *arguments]
         # Unpacked, packages take four to six times their size. The memory of a remote engine is unknown.
         is_small = 8 * sum(package.size for package in lock.packages) < TMPFS
-        with self._memory(is_small and (not container or engine.info().is_local)) as is_in_memory:
+        with self._memory(is_small and (not image or engine.info().is_local)) as is_in_memory:
             if self.programs.stopped.is_set():
                 raise BuildError(f"{name}: stopped")
-            if container:
-                status = self._run_in_container(container, name, words, folder, is_in_memory=is_in_memory)
+            if image:
+                status = self._run_in_container(image, name, words, folder, is_in_memory=is_in_memory)
             else:
                 status = self._run_here(name, words, folder, is_in_memory=is_in_memory)
         self._check(name, folder, status)
@@ -418,18 +418,18 @@ class DebianRunner(AptRunner):
             files["sources.list"] = sources.encode()
         return files
 
-    def _choose_container(self) -> str:
+    def _choose_image(self) -> str:
         """The image of the container to run in; empty if this machine can run mmdebstrap, which is then installed."""
         with self._choosing:
-            if self._container is None:
-                container = ""
+            if self._image is None:
+                image = ""
                 if obstacle := self._obstacle():
                     newest = self._run.project.matrix.newest_debian
                     message = f"mmdebstrap cannot run here ({obstacle}): running it in a container of Debian {newest}"
                     self._run.view.say_once(message)
-                    container = self.base_image(newest)
-                self._container = container
-            return self._container
+                    image = self.base_image(newest)
+                self._image = image
+            return self._image
 
     def _obstacle(self) -> str:
         """Installs mmdebstrap if it is missing.

@@ -103,7 +103,7 @@ def write_layer(entries: Iterable[Entry], out: BinaryIO, *, diff_id: str = "") -
     digest must be compared.
     """
     writer = _LayerWriter(out, diff_id)
-    with writer.pool, writer.tar, writer.blob:
+    with writer.pool, writer.tar_worker, writer.blob_worker:
         for entry in _with_landmark(entries):
             writer.add(entry)
         writer.put_headers()  # only the padding of the last file
@@ -111,20 +111,21 @@ def write_layer(entries: Iterable[Entry], out: BinaryIO, *, diff_id: str = "") -
 
 
 class _LayerWriter:
-    """Writes one layer. Its threads: those of `pool` compress, `tar` inflates and hashes, `blob` writes."""
+    """Writes one layer. The threads of `pool` compress, `tar_worker` inflates and hashes, `blob_worker` writes."""
 
     def __init__(self, out: BinaryIO, diff_id: str) -> None:
         threads = min(os.cpu_count() or 1, _THREADS)
         self.pool = ThreadPoolExecutor(threads, "deflate")
-        self.tar = _Worker(self._hash_tar)
-        self.blob = _Worker(self._write_blob, waiting=2 * threads)
+        self.tar_worker = _Worker(self._hash_tar)
+        self.blob_worker = _Worker(self._write_blob, waiting=2 * threads)
         self._out = out
         self._diff_id = diff_id
         self._tar_hash, self._blob_hash = hashlib.sha256(), hashlib.sha256()
         self._position = self._unpacked = 0  # in the blob and in the tar
         self._headers = bytearray()  # and padding, for the next member
-        self._toc: list[dict[str, Any]] = []  # `blob` sets the offsets
-        self._inflated: list[tuple[dict[str, Any], _Inflater]] = []  # entries of the TOC whose digest `tar` computes
+        self._toc: list[dict[str, Any]] = []  # `blob_worker` sets the offsets
+        # Entries of the TOC whose digest `tar_worker` computes.
+        self._inflated: list[tuple[dict[str, Any], _Inflater]] = []
 
     def add(self, entry: Entry) -> None:
         info = entry.header or _header(entry)
@@ -132,12 +133,12 @@ class _LayerWriter:
         padding = bytes(-entry.size % tarfile.BLOCKSIZE)
         self._headers += header
         self._unpacked += len(header) + entry.size + len(padding)
-        described = estargz.describe_file(info)
-        self._toc.append(described)
+        toc_entry = estargz.describe_file(info)
+        self._toc.append(toc_entry)
         if isinstance(entry.content, Zipped) and entry.content.is_deflated and entry.size:
-            self._copy(entry.content, entry.sha256, described)
+            self._copy(entry.content, entry.sha256, toc_entry)
         elif entry.content is not None:
-            self._compress(entry, entry.content, described)
+            self._compress(entry, entry.content, toc_entry)
         self._headers += padding
         if len(self._headers) >= MEMBER:
             self.put_headers()
@@ -147,39 +148,39 @@ class _LayerWriter:
         self._put(bytes(self._headers))
         self._headers.clear()
 
-    def _put(self, plain: bytes, described: dict[str, Any] | None = None) -> None:
-        """Compresses plain bytes of the tar as one member; `described` is the TOC's entry if they are content."""
-        self.tar.put((None, plain), len(plain))
+    def _put(self, plain: bytes, toc_entry: dict[str, Any] | None = None) -> None:
+        """Compresses plain bytes of the tar as one member; `toc_entry` is the TOC's entry if they are content."""
+        self.tar_worker.put((None, plain), len(plain))
         member = self.pool.submit(_member, plain) if len(plain) >= _IN_BACKGROUND else _member(plain)
-        self.blob.put((member, described), len(plain))
+        self.blob_worker.put((member, toc_entry), len(plain))
 
-    def _copy(self, content: Zipped, sha256: str, described: dict[str, Any]) -> None:
+    def _copy(self, content: Zipped, sha256: str, toc_entry: dict[str, Any]) -> None:
         """Copies a deflate stream, as one member."""
         self.put_headers()
         digest = f"sha256:{sha256}"
-        described |= {"size": content.size, "digest": digest, "offset": 0, "chunkDigest": digest}
-        self.blob.put((GZIP_HEADER, described), len(GZIP_HEADER))
+        toc_entry |= {"size": content.size, "digest": digest, "offset": 0, "chunkDigest": digest}
+        self.blob_worker.put((GZIP_HEADER, toc_entry), len(GZIP_HEADER))
         inflater = None if self._diff_id and sha256 else _Inflater(content, sha256)
         for data in _raw_pieces(content):
-            self.blob.put((data, None), len(data))
+            self.blob_worker.put((data, None), len(data))
             if inflater:
-                self.tar.put((inflater, data), len(data))
+                self.tar_worker.put((inflater, data), len(data))
         if inflater:
-            self.tar.put((inflater, b""), 0)  # the end, where the content is checked
-            self._inflated.append((described, inflater))
+            self.tar_worker.put((inflater, b""), 0)  # the end, where the content is checked
+            self._inflated.append((toc_entry, inflater))
         trailer = struct.pack("<II", content.crc, content.size & 0xFFFFFFFF)
-        self.blob.put((trailer, None), len(trailer))
+        self.blob_worker.put((trailer, None), len(trailer))
 
-    def _compress(self, entry: Entry, content: Zipped | bytes, described: dict[str, Any]) -> None:
+    def _compress(self, entry: Entry, content: Zipped | bytes, toc_entry: dict[str, Any]) -> None:
         """Compresses a content in chunks of MEMBER bytes; each one is a member and an entry of the TOC.
 
         An empty file has no member, but its deflate stream is checked, too.
         """
         content_hash, done = hashlib.sha256(), 0
-        chunk = described
+        chunk = toc_entry
         for plain in _split(content):
             if done:
-                chunk = {"name": described["name"], "type": "chunk", "chunkOffset": done}
+                chunk = {"name": toc_entry["name"], "type": "chunk", "chunkOffset": done}
                 self._toc.append(chunk)
             else:
                 self.put_headers()
@@ -195,7 +196,7 @@ class _LayerWriter:
             name = content.name if isinstance(content, Zipped) else f"/{entry.path}"
             raise SpliceError(f"{name}: content does not match the SHA-256 in RECORD")
         if done:
-            described["digest"] = f"sha256:{sha256}"
+            toc_entry["digest"] = f"sha256:{sha256}"
 
     def _hash_tar(self, batch: list[tuple[_Inflater | None, bytes]]) -> None:
         for inflater, data in batch:
@@ -207,10 +208,10 @@ class _LayerWriter:
 
     def _write_blob(self, batch: list[tuple[bytes | Future[bytes], dict[str, Any] | None]]) -> None:
         parts = []
-        for data, described in batch:
+        for data, toc_entry in batch:
             part = data.result() if isinstance(data, Future) else data
-            if described:
-                described["offset"] = self._position
+            if toc_entry:
+                toc_entry["offset"] = self._position
             parts.append(part)
             self._position += len(part)
         joined = b"".join(parts)
@@ -219,8 +220,8 @@ class _LayerWriter:
 
     def end(self) -> Layer:
         """Writes the TOC, the end of the tar, and the footer: all positions and digests are known now."""
-        for described, inflater in self._inflated:
-            described["digest"] = described["chunkDigest"] = f"sha256:{inflater.sha256}"
+        for toc_entry, inflater in self._inflated:
+            toc_entry["digest"] = toc_entry["chunkDigest"] = f"sha256:{inflater.sha256}"
         toc = estargz.dump_toc(self._toc)
         if len(toc) > estargz.LARGEST:
             raise SpliceError(

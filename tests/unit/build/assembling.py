@@ -231,8 +231,8 @@ class AssemblyBench:
 
     def assembler(self) -> Assembler:
         run, lookup = self.context, LayerLookup.of(self.context)
-        debian = FakeDebian(run, self.world.make_system)
-        return Assembler(SystemLayers(run, lookup, debian, Archives(self.project.matrix, run.host, debian)))
+        runner = FakeDebian(run, self.world.make_system)
+        return Assembler(SystemLayers(run, lookup, runner, Archives(self.project.matrix, run.host, runner)))
 
     def begin(self, images: Sequence[PlannedImage]) -> Assembler:
         assembler = self.assembler()

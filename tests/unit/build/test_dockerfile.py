@@ -80,9 +80,9 @@ class TinyProject:
 
     @property
     def builder(self) -> DockerfileBuilder:
-        debian = FakeDebian(self.run)
-        archives = Archives(self.project.matrix, Host(archives=Apt(sources=SOURCES)), debian)
-        return DockerfileBuilder(SystemLayers(self.run, LayerLookup.of(self.run), debian, archives))
+        runner = FakeDebian(self.run)
+        archives = Archives(self.project.matrix, Host(archives=Apt(sources=SOURCES)), runner)
+        return DockerfileBuilder(SystemLayers(self.run, LayerLookup.of(self.run), runner, archives))
 
     def build(self, image: PlannedImage | None = None) -> LoadedImage:
         """Builds an image in a run of its own."""

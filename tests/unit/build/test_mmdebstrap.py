@@ -122,8 +122,8 @@ class Machine:
 
     def use(self, host: Host) -> None:
         """Begins a run with these settings, whose programs are `children`."""
-        self.debian = DebianRunner(new_run(self.project, engine=self.engine, host=host, console=self.console))
-        self.debian.programs = self.children
+        self.runner = DebianRunner(new_run(self.project, engine=self.engine, host=host, console=self.console))
+        self.runner.programs = self.children
 
     def set_memory(self, free: int) -> None:
         (self.folder / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable:   {free >> 10} kB\n")
@@ -138,7 +138,7 @@ class Machine:
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
         files = {"steps/mmdebstrap.sh": b"script", "packages.json": b"lock"}
-        tar = self.debian.make_system("os-x", ARGUMENTS, files, scratch, self.lock, self.debs)
+        tar = self.runner.make_system("os-x", ARGUMENTS, files, scratch, self.lock, self.debs)
         assert tar == scratch / "root.tar"
         return scratch
 
@@ -270,7 +270,7 @@ def test_nothing_starts_after_it_was_stopped(machine: Machine, monkeypatch: pyte
     """A container would outlive the builder."""
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     machine.run()
-    machine.debian.stop()
+    machine.runner.stop()
     assert machine.engine.calls[-1] == "sweep"
     with pytest.raises(BuildError):
         machine.run("again")
@@ -284,7 +284,7 @@ def test_apt_reads_the_same_files_in_a_container(machine: Machine) -> None:
     configuration.parent.mkdir()
     configuration.write_text("settings")
     environment = {"APT_CONFIG": str(configuration), "PATH": "/this/machine", "HTTP_PROXY": "http://p.example.test"}
-    with machine.debian.container() as run:
+    with machine.runner.container() as run:
         for _ in range(2):
             done = run(["apt-get", "update"], capture_output=True, text=True, env=environment, timeout=5, check=False)
         run(["apt-config", "dump"])
@@ -299,7 +299,7 @@ def test_apt_reads_the_same_files_in_a_container(machine: Machine) -> None:
 
 
 def test_a_base_image_is_pulled_once(machine: Machine) -> None:
-    assert machine.debian.base_image("newbird") == machine.debian.base_image("newbird") == BASE
+    assert machine.runner.base_image("newbird") == machine.runner.base_image("newbird") == BASE
     assert machine.engine.calls == [f"pull {BASE}"]
 
 
@@ -313,7 +313,7 @@ def test_a_base_image_that_cannot_be_pulled_is_made_from_this_machines_archives(
         return run(program, on_line)
 
     machine.children.run = keep  # type: ignore[method-assign]
-    names = [machine.debian.base_image(release) for release in ("newbird", "newbird", "oldbird")]
+    names = [machine.runner.base_image(release) for release in ("newbird", "newbird", "oldbird")]
     assert names[0] == names[1] != names[2]
     assert names[0].startswith("gpu-images/base:newbird-")
     assert [list(program.command)[-1] for program in machine.children.calls] == ["newbird", "oldbird"]
@@ -333,7 +333,7 @@ def test_an_archive_with_a_password_is_refused(machine: Machine) -> None:
     machine.engine.registry = False
     machine.use(Host(archives=Apt(sources=(AptSource(kind="main", uri="http://u:p@mirror.example.test/debian"),))))
     with pytest.raises(UsageError):
-        machine.debian.base_image("newbird")
+        machine.runner.base_image("newbird")
     assert machine.children.calls == []
 
 
@@ -354,7 +354,7 @@ def test_a_base_image_that_cannot_be_made_is_an_error_of_the_engine(machine: Mac
     machine.engine.registry = False
     machine.children.status, machine.children.output = 25, ["E: http://mirror.example.test/debian 404"]
     with pytest.raises(EngineError, match=r"E: http://<mirror>/debian 404") as caught:
-        machine.debian.base_image("newbird")
+        machine.runner.base_image("newbird")
     assert caught.value.hint.startswith("Error of the registry: pulling example/base")
 
 
