@@ -100,21 +100,21 @@ def choose_wheels(
 
     # The requested packages come first: they get the newest versions that the held packages allow.
     images = [image for image in (addition.earlier.get(parent.arch), parent) if image]
-    had = [(wheel.name, wheel.version) for image in images for wheel in image.packages.values()]
+    present = [(wheel.name, wheel.version) for image in images for wheel in image.packages.values()]
     packages, constraints = [str(package.requirement) for package in requested], parent.constraints
-    versions = program.versions(target, packages, constraints, dict(had))
+    versions = program.versions(target, packages, constraints, dict(present))
     chosen = {package.name: versions[package.name] for package in requested if package.name in versions}
     lines = []
     for package in requested:
         if version := chosen.get(package.name):
-            is_new = (package.name, version) not in had
+            is_new = (package.name, version) not in present
             lines.append(_describe(program, target, parent, package, version, is_new=is_new))
     try:
         listing = _wheels(program, target, parent, versions)
     except LockError:
         # A package of the parent does not fit the new versions: it may move too. Requested packages stay.
         pins = uv.pinned(chosen)
-        versions = program.versions(target, [*packages, *parent.packages], [*constraints, *pins], dict(had))
+        versions = program.versions(target, [*packages, *parent.packages], [*constraints, *pins], dict(present))
         listing = _wheels(program, target, parent, versions)
 
     before = {wheel.sha256 for wheel in parent.packages.values()}
@@ -146,14 +146,14 @@ def _target(program: Uv, index: str, parent: Parent, addition: Addition, request
                 f"{addition.target}: another {wheel.file} is requested than the parent has", hint=CONFLICT
             )
     # Of a package that is requested from an index, the wheel of the parent is no candidate, unless it is held.
-    kept = {name: wheel for name, wheel in parent.kept.items() if name in held or name not in indexes}
+    installed = {name: wheel for name, wheel in parent.installed.items() if name in held or name not in indexes}
     return Target(
         name=str(addition.target),
         python=parent.python,
         arch=parent.arch,
         glibc=parent.glibc,
         indexes=indexes,
-        kept=kept,
+        installed=installed,
         held=held,
         conflict=CONFLICT,
     )
@@ -164,7 +164,7 @@ def _wheels(program: Uv, target: Target, parent: Parent, versions: Mapping[str, 
     moved = {
         name
         for name, wheel in parent.packages.items()
-        if name not in target.kept or versions.get(name, wheel.version) != wheel.version
+        if name not in target.installed or versions.get(name, wheel.version) != wheel.version
     }
     others = [name for name in parent.packages if moved and name not in versions]
     target = replace(target, held=parent.packages.keys() - moved)
@@ -212,10 +212,11 @@ def check_cuda(addition: Addition, parent: Parent, wheels: Mapping[str, LockedWh
     expected = int(label[0]) if label else 0  # the CPU
     new = [wheel for wheel in wheels.values() if is_cuda_wheel(wheel.file)]
     others = sorted({name for major, name in checks.cuda_majors(new, expected).items() if major != expected})
-    if others := others if expected else [wheel.name for wheel in new]:
+    unfit = others if expected else [wheel.name for wheel in new]
+    if unfit:
         fits = f"CUDA {expected}" if expected else "the CPU"
         raise RefusedError(
-            f"{addition.target}: not for {fits}, as the parent is: {listed(others, SHOWN)}",
+            f"{addition.target}: not for {fits}, as the parent is: {listed(unfit, SHOWN)}",
             hint=f"Find the package that requires it, or choose a parent that fits. {CONFLICT}",
         )
     before = {name: package.version for name, package in parent.packages.items()}
@@ -255,8 +256,8 @@ def make_image(
     image = stored_images.put_image(
         run.store, config, [*parent.image.layers, *added], history=[*parent.image.history, *history], labels=labels
     )
-    sizes = sum(layer.size for layer in added)
-    run.view.say(f"layers   {len(added)} new ({size(sizes)}), {len(parent.image.layers)} of the parent (0 B)")
+    added_bytes = sum(layer.size for layer in added)
+    run.view.say(f"layers   {len(added)} new ({size(added_bytes)}), {len(parent.image.layers)} of the parent (0 B)")
     return AddedImage(addition=addition, parent=parent, wheels=wheels, image=image)
 
 

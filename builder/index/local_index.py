@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 
 from builder.common.errors import BuilderError, FetchError
 from builder.index.releases import Index
-from builder.index.wheels import KeptWheel
+from builder.index.wheels import InstalledWheel
 
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
@@ -34,20 +34,20 @@ class LocalIndex:
 
     `failures` are the failures of the indexes, `absent` the packages that their index does not have.
 
-    The wheels in `kept` are listed with the wheels of the index. For a package in `held`, or if the index does not have
-    the same file, only the wheel in `kept` is listed. Thread-safe.
+    The wheels in `installed` are listed with the wheels of the index. For a package in `held`, or if the index does not
+    have the same file, only the wheel in `installed` is listed. Thread-safe.
     """
 
     def __init__(
         self,
         catalogue: Index,
         indexes: Mapping[str, str],
-        kept: Mapping[str, KeptWheel] = MappingProxyType({}),
+        installed: Mapping[str, InstalledWheel] = MappingProxyType({}),
         held: Collection[str] = (),
     ) -> None:
         self._catalogue = catalogue
         self._indexes = indexes
-        self._kept = kept
+        self._installed = installed
         self._held = held
         self.failures: list[BuilderError] = []
         self.absent: list[str] = []
@@ -58,13 +58,13 @@ class LocalIndex:
         name, _, file = rest.partition("/")
         index = self._indexes.get(name, "")
         try:
-            kept = self._kept.get(name)
-            if kept and kind == "files" and unquote(file) == f"{kept.wheel.file}.metadata":
-                return METADATA, kept.metadata
+            installed = self._installed.get(name)
+            if installed and kind == "files" and unquote(file) == f"{installed.wheel.file}.metadata":
+                return METADATA, installed.metadata
             if kind == "simple":
                 files = [] if name in self._held else self._catalogue.files(name, index)
                 # Anybody may publish the name of a private package on PyPI: another package, however new it is.
-                if kept and (kept.wheel.file, kept.wheel.sha256) not in [
+                if installed and (installed.wheel.file, installed.wheel.sha256) not in [
                     (file.filename, file.digests.get("sha256")) for file in files
                 ]:
                     files = []
@@ -73,10 +73,10 @@ class LocalIndex:
                     | ({"size": file.size} if file.size else {})
                     | ({"upload-time": file.upload_time.isoformat()} if file.upload_time else {})
                     for file in files
-                    if not (kept and file.filename == kept.wheel.file)
+                    if not (installed and file.filename == installed.wheel.file)
                 ]
-                if kept:  # not as yanked, if it is now: the image has it
-                    listed.append(_listed(name, kept.wheel.file, {"sha256": kept.wheel.sha256}, None))
+                if installed:  # not as yanked, if it is now: the image has it
+                    listed.append(_listed(name, installed.wheel.file, {"sha256": installed.wheel.sha256}, None))
                 if listed:
                     return JSON, json.dumps({"meta": {"api-version": "1.0"}, "name": name, "files": listed}).encode()
                 self.absent.append(name)
@@ -137,11 +137,11 @@ class _IndexHandler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serve_index(
-    catalogue: Index, indexes: Mapping[str, str], kept: Mapping[str, KeptWheel], held: Collection[str]
+    catalogue: Index, indexes: Mapping[str, str], installed: Mapping[str, InstalledWheel], held: Collection[str]
 ) -> Iterator[tuple[str, LocalIndex]]:
     """Serves packages, each from its own index, on the loopback; yields the address for uv."""
     with _IndexServer(("127.0.0.1", 0), _IndexHandler) as server:
-        server.local, server.secret = LocalIndex(catalogue, indexes, kept, held), secrets.token_hex(16)
+        server.local, server.secret = LocalIndex(catalogue, indexes, installed, held), secrets.token_hex(16)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
         try:

@@ -47,7 +47,7 @@ class LockedWheel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptWheel:
+class InstalledWheel:
     """A wheel of an image that another one is made from. `read` reads its METADATA."""
 
     wheel: LockedWheel

@@ -27,7 +27,7 @@ from builder.index.local_index import LocalIndex, serve_index
 from builder.index.releases import UPLOAD_AGAIN, Index
 from builder.index.session import DOCTOR, POOL, IndexSession, authority_hint
 from builder.index.settings import IndexSettings
-from builder.index.wheels import PLATFORMS, KeptWheel, LockedWheel, tag_ranks
+from builder.index.wheels import PLATFORMS, InstalledWheel, LockedWheel, tag_ranks
 from builder.lock.python_builds import uv_program
 from builder.matrix import cells
 from builder.matrix.cells import Cell
@@ -56,8 +56,8 @@ ListedWheels = dict[str, tuple[LockedWheel, str]]  # name -> wheel, of size 0 if
 class Target:
     """The image that wheels are chosen for; `name` is for messages.
 
-    `indexes` are the named indexes of packages. `kept` are wheels that the image has; a package in `held` has no other
-    choice. `conflict` is the hint if the requirements do not fit together.
+    `indexes` are the named indexes of packages. `installed` are wheels that the image has; a package in `held` has no
+    other choice. `conflict` is the hint if the requirements do not fit together.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Target:
     arch: Arch
     glibc: str
     indexes: Mapping[str, str] = field(default_factory=dict)
-    kept: Mapping[str, KeptWheel] = field(default_factory=dict)
+    installed: Mapping[str, InstalledWheel] = field(default_factory=dict)
     held: Collection[str] = ()
     conflict: str = "Change a version in matrix.yaml so that the requirements fit together."
 
@@ -119,10 +119,10 @@ class Uv:
         for table in tables:
             name = canonicalize_name(table["name"])
             wheel, url = _best_wheel(target, name, table)
-            kept, index = target.kept.get(name), target.indexes.get(name, "")
-            if kept and kept.wheel.version == wheel.version:
-                wheel, url = kept.wheel, ""
-            elif target.indexes or target.kept:  # the address is on the local index
+            installed, index = target.installed.get(name), target.indexes.get(name, "")
+            if installed and installed.wheel.version == wheel.version:
+                wheel, url = installed.wheel, ""
+            elif target.indexes or target.installed:  # the address is on the local index
                 url = next(file.url for file in self.catalogue.files(name, index) if file.filename == wheel.file)
                 wheel = replace(wheel, index=index)
             wheels[name] = wheel, url
@@ -143,8 +143,8 @@ class Uv:
         with ExitStack() as stack:
             here, environ, local = Path(stack.enter_context(self._scratch())), self._environ, None
             indexes = target.indexes
-            if indexes or target.kept:
-                address, local = stack.enter_context(self.serve(self.catalogue, indexes, target.kept, target.held))
+            if indexes or target.installed:
+                address, local = stack.enter_context(self.serve(self.catalogue, indexes, target.installed, target.held))
                 no_proxy = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1")
                 # A cache of its own: the user's one would keep the pages of private packages.
                 environ = environ | {"UV_DEFAULT_INDEX": address, "UV_CACHE_DIR": str(here / "cache"), **no_proxy}
@@ -159,7 +159,7 @@ class Uv:
                 "--no-header", "--no-config",
                 "--only-binary", ":all:", "--no-annotate", "--color", "never",
                 # In an image that has been made, as `uv pip install` there: sglang needs a beta of flash-attn-4.
-                "--prerelease", "if-necessary-or-explicit" if target.kept else "explicit",
+                "--prerelease", "if-necessary-or-explicit" if target.installed else "explicit",
                 "--python-version", target.python, "--no-sources", "--no-python-downloads",
                 "--python-platform", f"{PLATFORMS[target.arch]}-manylinux_{target.uv_glibc.replace('.', '_')}",
                 "--constraint", str(here / "bounds.txt"),
@@ -289,7 +289,7 @@ def _hint(output: str, index: IndexSettings, target: Target) -> str:
     if _UNREACHABLE.search(output):
         return f"The package index did not respond correctly. {DOCTOR}"
     if re.search(r"(?i)source distribution|building from source|no usable wheels|no wheels", output):
-        return f"{IN_DOCKERFILE if target.kept else ''}{NO_WHEEL}"
+        return f"{IN_DOCKERFILE if target.installed else ''}{NO_WHEEL}"
     if "but pre-releases weren't enabled" in output:
         return (
             "Add the pre-release to the `packages` of the framework version in matrix.yaml, such as triton==3.6.0rc1. "

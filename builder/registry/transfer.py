@@ -24,7 +24,7 @@ DAMAGED = ("DIGEST_INVALID", "SIZE_INVALID")
 State = Literal["sent", "mounted", "present"]
 LOOKUPS = 8  # small requests, which mostly wait for the registry
 CHECKS = 4  # of images: a check starts programs of its own, cosign or a scanner
-FINISHES = 4  # of images, which mostly wait for the registry
+FINISH_THREADS = 4  # of images, which mostly wait for the registry
 NOTICE_S = 1  # seconds until an interrupt is noticed, at most
 GRACE_S = 5  # seconds for requests that wait for a response when the command is interrupted
 _Input = TypeVar("_Input")
@@ -45,7 +45,7 @@ class Sent:
         return ", ".join(f"{size(count)} {state}" for count, state in parts if count)
 
 
-def look_up(
+def map_parallel(
     function: Callable[[_Input], _Output], inputs: Iterable[_Input], parallel: int = LOOKUPS
 ) -> list[tuple[_Input, _Output]]:
     """Calls the function for all inputs at once; returns inputs and results, in order. Raises the first error."""
@@ -117,7 +117,7 @@ def pipeline(
             raise
 
     finishing: list[Future[_Output]] = []
-    with thread_pool(FINISHES, "finish") as pool:
+    with thread_pool(FINISH_THREADS, "finish") as pool:
         try:
             for item in inputs:
                 if is_unreachable.is_set():
@@ -214,13 +214,13 @@ def fetch_blobs(
     """
     missing = {blob.digest: blob for blob in blobs if not store.has(blob.digest, blob.size)}.values()
 
-    def fetch_blob(source: Repository, blob: Descriptor) -> int:
+    def download(source: Repository, blob: Descriptor) -> int:
         with store.new_blob() as written:
             source.download(blob.digest, blob.size, written.file, progress)
             written.stored_as = blob.digest
         return blob.size
 
-    return sum(transfer_each(repository, fetch_blob, sorted(missing, key=lambda blob: -blob.size)))
+    return sum(transfer_each(repository, download, sorted(missing, key=lambda blob: -blob.size)))
 
 
 def fetch_blob(repository: Repository, store: Store, blob: Descriptor) -> Path:

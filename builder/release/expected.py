@@ -42,7 +42,7 @@ def _files(project: Project, image: PlannedImage) -> Layer:
         return splice.write_layer(entries, discarded)
 
 
-def check_image(
+def compare_with_plan(
     planned: PlannedImage, expected: Mapping[int, Layer], image: Image, config: bytes, *, is_trusted: bool
 ) -> None:
     """Raises VerifyError unless an image has the configuration and the manifest of the plan and the expected layers.

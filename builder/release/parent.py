@@ -21,7 +21,7 @@ from packaging.version import Version
 from builder.common.errors import VerifyError
 from builder.debian import control_files
 from builder.debian.control_files import InstalledPackage
-from builder.index.wheels import KeptWheel, LockedWheel
+from builder.index.wheels import InstalledWheel, LockedWheel
 from builder.layers import estargz, wheel
 from builder.layers.estargz import TocEntry
 from builder.layers.oci import Image, Layer
@@ -29,7 +29,7 @@ from builder.matrix.schema import Arch
 from builder.matrix.tags import LABEL
 from builder.plan.layer_order import LAYER_FORMAT
 from builder.plan.settings import CONSTRAINTS
-from builder.registry.transfer import look_up
+from builder.registry.transfer import map_parallel
 from builder.release.image_sources import ImageSource
 
 LONGEST_FILE = 16 << 20  # bytes of a file that is read whole
@@ -66,7 +66,7 @@ class Parent:
     def files(self) -> Mapping[str, tuple[Layer, TocEntry]]:
         """What the image has at each path, folders too: the entry of the highest layer. Raises VerifyError."""
         files: dict[str, tuple[Layer, TocEntry]] = {}
-        for layer, toc in look_up(self._read_toc, self.image.layers):
+        for layer, toc in map_parallel(self._read_toc, self.image.layers):
             files = without(files, hidden_paths(toc))
             named = ((entry.name.rstrip("/"), entry) for entry in toc if entry.type != "chunk")
             files |= {path: (layer, entry) for path, entry in named if f"/{WHITEOUT}" not in f"/{path}"}
@@ -91,7 +91,7 @@ class Parent:
         Never a file that another package has too, or that is not in a layer of wheels: a RECORD can name any path.
         Raises VerifyError.
         """
-        records = dict(look_up(self._recorded, list(self.packages)))
+        records = dict(map_parallel(self._recorded, list(self.packages)))
         others = {path for name, files in records.items() if name not in names for path in files}
         recorded = {path for name in names for path in records[name]} - others
         lines = zip(self.image.layers, self.image.history, strict=True)
@@ -142,10 +142,10 @@ class Parent:
         return lines
 
     @cached_property
-    def kept(self) -> Mapping[str, KeptWheel]:
+    def installed(self) -> Mapping[str, InstalledWheel]:
         """The wheels by name, wherever they came from, for uv."""
         return {
-            name: KeptWheel(wheel=wheel, read=partial(self._read_info, name, "METADATA"))
+            name: InstalledWheel(wheel=wheel, read=partial(self._read_info, name, "METADATA"))
             for name, wheel in self.packages.items()
         }
 

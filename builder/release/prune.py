@@ -18,7 +18,7 @@ from builder.common.text import counted
 from builder.matrix import tags
 from builder.registry import artifacts
 from builder.registry.client import INDEXES, Repository
-from builder.registry.transfer import look_up
+from builder.registry.transfer import map_parallel
 from builder.release.staging import INDEX, PREFIX, RELEASED, StagedRelease, StagingArea
 
 _PLAN_TAG = re.compile(rf"plan-{SHA256_HEX}", re.ASCII)
@@ -159,7 +159,7 @@ def read_registries(
 
     Raises VerifyError, RegistryError if anything that may be needed cannot be read.
     """
-    releases = [release for _, release in look_up(partial(_release, area), area.stamps())]
+    releases = [release for _, release in map_parallel(partial(_release, area), area.stamps())]
     images: dict[str, set[str]] = {repository.name.rpartition("/")[2]: set() for repository in public}
     for image in (image for release in releases for image in release.images):
         images.setdefault(image.repository, set()).add(image.digest)
@@ -194,7 +194,7 @@ def _published(repository: Repository) -> set[str]:
         is_index = manifest is not None and manifest.media_type in INDEXES
         return artifacts.entries(manifest.content, f"{repository.name}@{digest}") if manifest and is_index else []
 
-    return named.union(*(below for _, below in look_up(entries, named)))
+    return named.union(*(below for _, below in map_parallel(entries, named)))
 
 
 def _read_repository(repository: Repository, listed: Collection[str], view: View) -> RepositoryContents:
@@ -203,7 +203,7 @@ def _read_repository(repository: Repository, listed: Collection[str], view: View
     present = _digests(repository, repository.list_tags())
     named = {*listed, *(digest for tag, digest in present.items() if not _ATTACHED_TAG.fullmatch(tag))}
     subjects = sorted({*named, *_subjects(present)})
-    attached = dict(look_up(lambda subject: _attached(repository, subject, present), subjects))
+    attached = dict(map_parallel(lambda subject: _attached(repository, subject, present), subjects))
     # A signed attachment has a tag of its own, but is not an image.
     attachments = {digest for subject, digests in attached.items() for digest in digests if digest != subject}
     images = {*named, *subjects} - (attachments - named)
@@ -231,7 +231,7 @@ def _attached(repository: Repository, subject: str, present: Mapping[str, str]) 
 
 def _digests(repository: Repository, names: Iterable[str]) -> dict[str, str]:
     """The digests of manifests by tag (or digest), without those that do not exist."""
-    return {name: digest for name, digest in look_up(repository.digest_of, names) if digest}
+    return {name: digest for name, digest in map_parallel(repository.digest_of, names) if digest}
 
 
 def delete(items: Sequence[Item], view: View) -> int:

@@ -23,7 +23,7 @@ from builder.matrix import support
 from builder.matrix.project import Project
 from builder.matrix.schema import ARM64, SBOM, Scan
 from builder.plan.plan import PlannedImage
-from builder.registry.transfer import CHECKS, look_up
+from builder.registry.transfer import CHECKS, map_parallel
 from builder.release import expected, staging
 from builder.release.staging import Candidate, StagedImage, StagedRelease, StagingArea, cells_by_arch
 from builder.release.tagging import WITHOUT_ARCH
@@ -89,7 +89,7 @@ class ReleaseChecks:
         refused += support.refusals(project.matrix, cells, self._run.today)
         self._run.view.add_images(entry.cell for entry in entries)
         with self._run.view.live():
-            checked = [result for _, result in look_up(self.check_image, entries, CHECKS)]
+            checked = [result for _, result in map_parallel(self.check_image, entries, CHECKS)]
         images = [result for result in checked if isinstance(result, Candidate)]
         refused += [result for result in checked if isinstance(result, BuilderError)]
         if "missing-arch" not in allowed:
@@ -133,7 +133,7 @@ class ReleaseChecks:
         # that are not known are covered by the report that is required below.
         config = repository.read_blob(stored.config.digest)
         layers = expected.expected_layers(project, self._known, planned)
-        expected.check_image(planned, layers, stored, config, is_trusted=True)
+        expected.compare_with_plan(planned, layers, stored, config, is_trusted=True)
         coverage = reports.registry_coverage(
             repository, Requirement.of(planned, stored.manifest.digest, self._suite), Trust.of(project),
             project.state, allow_unsigned="unsigned" in options.allowed,

@@ -26,7 +26,7 @@ from builder.matrix.tags import PLAN_LABEL
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry.client import Repository
 from builder.registry.failures import RejectedError
-from builder.registry.transfer import CHECKS, look_up
+from builder.registry.transfer import CHECKS, map_parallel
 from builder.release import staging, tagging
 from builder.release.staging import StagedImage, StagedRelease, StagingArea, name_of
 
@@ -129,7 +129,7 @@ class StatusReader:
 
     def states(self, images: Sequence[PlannedImage]) -> list[ImageState]:
         """The state of each image. Raises RegistryError, SigningError."""
-        return [state for _, state in look_up(self._state, images, CHECKS)]
+        return [state for _, state in map_parallel(self._state, images, CHECKS)]
 
     def _state(self, planned: PlannedImage) -> ImageState:
         images = self._release.images if self._release else ()
@@ -273,7 +273,7 @@ def unreleased(images: Sequence[PlannedImage], area: StagingArea, host: Host) ->
             _is_of_plan(repository, f"{full.tag}-{stamp}", planned) and area.is_rolled_back(stamp) for stamp in newest
         )
 
-    missing = {image.references for image, is_done in look_up(is_released, images) if not is_done}
+    missing = {image.references for image, is_done in map_parallel(is_released, images) if not is_done}
     return [image for image in images if image.references in missing]
 
 

@@ -27,7 +27,7 @@ from builder.matrix import tags
 from builder.matrix.tags import OCI
 from builder.registry.client import INDEXES, Repository
 from builder.registry.failures import RejectedError
-from builder.registry.transfer import look_up, transfer_each
+from builder.registry.transfer import map_parallel, transfer_each
 from builder.release.staging import Candidate, cells_by_arch
 
 State = Literal["set", "moved", "unchanged"]
@@ -85,7 +85,7 @@ class TagGroup:
 
 def read_tags(repository: Repository, names: Iterable[str]) -> dict[str, str | None]:
     """The digests that tags name now."""
-    return dict(look_up(repository.digest_of, names))
+    return dict(map_parallel(repository.digest_of, names))
 
 
 def backward(named: Mapping[str, Mapping[str, str]], images: Mapping[str, Mapping[str, str]]) -> str:
@@ -156,7 +156,7 @@ def confirm(repository: Repository, changes: Iterable[TagChange]) -> None:
     Call it after the last tag: registries have no compare-and-swap, so another push may have won the race for any tag.
     """
     own = [change for change in changes if change.name == repository.name]
-    current = look_up(lambda change: repository.digest_of(change.tag), own)
+    current = map_parallel(lambda change: repository.digest_of(change.tag), own)
     if lost := [(change.tag, change.digest, now) for change, now in current if now != change.digest]:
         raise _conflict(repository, lost)
 
@@ -202,7 +202,7 @@ def group_by_tags(run: Run, images: Iterable[Candidate]) -> list[TagGroup]:
             listed=listed[names[0].name],
         )
 
-    return [group for _, group in look_up(read_group, by_references.values())]
+    return [group for _, group in map_parallel(read_group, by_references.values())]
 
 
 def check_tags(groups: Sequence[TagGroup], view: View, *, roll_back: bool, allow_missing_arch: bool) -> None:

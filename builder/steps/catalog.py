@@ -18,7 +18,7 @@ from builder.matrix.schema import required_name
 from builder.plan import plan
 from builder.plan.plan import PlannedImage
 from builder.registry.client import Repository
-from builder.registry.transfer import look_up
+from builder.registry.transfer import map_parallel
 from builder.release import staging, status
 from builder.release.staging import StagingArea
 from builder.release.status import ImageState, Status, StatusReader, public_repository
@@ -77,7 +77,7 @@ def make_catalog(run: Run, chosen: Sequence[Cell], area: StagingArea) -> list[Ca
         name = staging.references(state.planned)[0].name
         return _catalog_image(project, repositories[name], listed[name], state)
 
-    return [image for _, image in look_up(read, states)]
+    return [image for _, image in map_parallel(read, states)]
 
 
 def _catalog_image(project: Project, repository: Repository, listed: Sequence[str], state: ImageState) -> CatalogImage:

@@ -114,7 +114,7 @@ def complete_tests(
             view.say(f"{image.id}: {line}")
         config = repository.read_blob(stored.config.digest)
         layers = expected.expected_layers(project, known_layers, image)
-        expected.check_image(image, layers, stored, config, is_trusted=bool(reported.reports))
+        expected.compare_with_plan(image, layers, stored, config, is_trusted=bool(reported.reports))
 
         loaded = LoadedImage(id="", digest=stored.manifest.digest)
         if loader:

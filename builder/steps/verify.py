@@ -172,7 +172,7 @@ def _compare_plan(run: Run, source: ImageSource, planned: PlannedImage, *, is_si
     layers, image = expected.expected_layers(run.project, KnownLayers(run.project.root), planned), source.image
     try:
         config = source.read_blob(image.config.digest)
-        expected.check_image(planned, layers, image, config, is_trusted=is_signed)
+        expected.compare_with_plan(planned, layers, image, config, is_trusted=is_signed)
     except VerifyError as error:
         return Finding(part="plan", digest=image.manifest.digest, state="different", detail=str(error))
     return Finding(part="plan", digest=image.manifest.digest, state="as planned")

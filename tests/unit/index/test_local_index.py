@@ -17,7 +17,7 @@ from builder.common.errors import FetchError
 from builder.index.local_index import LocalIndex
 from builder.index.releases import Index
 from builder.index.settings import IndexSettings
-from builder.index.wheels import KeptWheel, LockedWheel
+from builder.index.wheels import InstalledWheel, LockedWheel
 from tests.fakes.wire import Reply, Sent, Wire
 
 PUBLIC, PRIVATE = "public.example.test", "private.example.test"
@@ -134,7 +134,7 @@ def test_an_index_that_refuses_is_reported_and_replaced_by_no_other_one(
 def test_a_kept_wheel_is_the_only_one_of_a_held_package(serve: Callable[..., tuple[LocalIndex, Wire]]) -> None:
     local, wire = serve()
     wheel = LockedWheel(name="own", version="3.0", file=OWN, size=1, sha256="e" * 64)
-    local = LocalIndex(local._catalogue, {}, {"own": KeptWheel(wheel=wheel, read=lambda: METADATA)}, {"own"})
+    local = LocalIndex(local._catalogue, {}, {"own": InstalledWheel(wheel=wheel, read=lambda: METADATA)}, {"own"})
     assert {each["filename"]: each["hashes"] for each in page(local, "own")["files"]} == {OWN: {"sha256": "e" * 64}}
     assert local.answer(f"files/own/{OWN}.metadata") == ("text/plain; charset=utf-8", METADATA)
     assert wire.seen == [], "no index sees its name"
@@ -148,13 +148,13 @@ def test_a_kept_wheel_is_the_only_one_of_a_held_package(serve: Callable[..., tup
 def test_an_index_without_the_kept_wheel_has_another_package_of_its_name(
     serve: Callable[..., tuple[LocalIndex, Wire]], version: str, sha256: str, others: bool
 ) -> None:
-    """Anybody can publish the name of a private package. A kept wheel can be chosen though the index yanked it."""
+    """Anybody can publish the name of a private package. A wheel of the image can be chosen though it is yanked."""
     catalogue, file = serve()[0]._catalogue, f"other-{version}-py3-none-any.whl"
     listed = catalogue.files("other")
     listed.append(replace(listed[0], filename="other-99-py3-none-any.whl"))
     sha256 = sha256 or hashlib.sha256(WHEEL).hexdigest()
     wheel = LockedWheel(name="other", version=version, file=file, size=1, sha256=sha256)
-    local = LocalIndex(catalogue, {}, {"other": KeptWheel(wheel=wheel, read=lambda: b"")})
+    local = LocalIndex(catalogue, {}, {"other": InstalledWheel(wheel=wheel, read=lambda: b"")})
     found = {each["filename"]: each["yanked"] for each in page(local, "other")["files"]}
     assert found == {file: False} | ({"other-99-py3-none-any.whl": "old"} if others else {})
     assert local.answer(f"files/other/{file}.metadata") == ("text/plain; charset=utf-8", b"")

@@ -47,7 +47,7 @@ def refusal(image: PlannedImage, promised: Mapping[int, Layer], manifest: dict[s
     """The message for an image, without the words that all have; empty if it is as planned."""
     content = json.dumps(manifest, separators=(",", ":")).encode()
     try:
-        expected.check_image(image, promised, oci.read_image(content, lambda _: config), config, is_trusted=True)
+        expected.compare_with_plan(image, promised, oci.read_image(content, lambda _: config), config, is_trusted=True)
     except VerifyError as error:
         return str(error).removeprefix(f"{CELL}: the image differs from the plan: ")
     return ""
@@ -186,7 +186,7 @@ def test_another_layer_of_the_operating_system_is_a_difference(tiny: Project, im
     layer = actual.layers[number]
     for known in (layer, replace(layer, digest=digest_of_bytes(b"compressed otherwise"))):
         with nullcontext() if known == layer else pytest.raises(VerifyError, match=r"layer os is .*, expected "):
-            expected.check_image(image, {number: known}, actual, config_bytes, is_trusted=True)
+            expected.compare_with_plan(image, {number: known}, actual, config_bytes, is_trusted=True)
 
 
 @pytest.mark.parametrize("created", ["2026-11-01T00:00:00Z", "2026-11-02T00:00:00Z"])

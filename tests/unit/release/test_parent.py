@@ -39,12 +39,12 @@ def test_what_resolving_needs_is_read_by_small_requests(image: ParentImage) -> N
 def test_uv_gets_the_metadata_of_the_packages_of_the_parent(image: ParentImage) -> None:
     parent = parent_of(image)
     before = len(image.registry.calls)
-    assert set(parent.kept) == {"ember", "tinylib"}
+    assert set(parent.installed) == {"ember", "tinylib"}
     assert len(image.registry.calls) == before, "only what uv asks for is read"
-    kept = parent.kept["ember"]
-    assert kept.metadata.startswith(b"Metadata-Version: 2.1\nName: ember\n")
-    assert kept.wheel.file == "ember-1.9-py3-none-any.whl"
-    assert "other" not in parent.kept
+    installed = parent.installed["ember"]
+    assert installed.metadata.startswith(b"Metadata-Version: 2.1\nName: ember\n")
+    assert installed.wheel.file == "ember-1.9-py3-none-any.whl"
+    assert "other" not in parent.installed
 
 
 def test_a_higher_layer_has_the_file(image: ParentImage) -> None:

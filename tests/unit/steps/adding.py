@@ -75,9 +75,9 @@ class FakeUv:
     def wheels(self, target: Target, packages: Sequence[str], constraints: Sequence[str]) -> ListedWheels:
         self.versions(target, packages, constraints, None)
         listed = {name: locked(wheel) for name, wheel in self.index.items()}
-        for name, kept in target.kept.items():
-            if name not in listed or listed[name].version == kept.wheel.version:
-                listed[name] = kept.wheel
+        for name, installed in target.installed.items():
+            if name not in listed or listed[name].version == installed.wheel.version:
+                listed[name] = installed.wheel
         return {name: (wheel, "") for name, wheel in listed.items()}
 
     def files(self, name: str) -> list[Any]:

@@ -53,7 +53,7 @@ def test_only_the_new_layer_is_sent(bench: Bench) -> None:
     bench.add()
     [target, packages, constraints, _] = bench.uv.calls[0]
     assert (target.python, target.arch, target.glibc) == ("3.11", "amd64", "2.36")
-    assert (set(target.kept), set(target.held)) == ({"ember", "tinylib"}, {"ember"}), "what the constraints name"
+    assert (set(target.installed), set(target.held)) == ({"ember", "tinylib"}, {"ember"}), "what the constraints name"
     assert (packages, constraints) == (["einops"], ["ember==1.9"])
 
     uploads = [call for call in bench.target.calls if call.startswith("upload")]
@@ -103,7 +103,7 @@ def test_the_image_is_a_parent_itself(bench: Bench) -> None:
     bench.add()
     child = bench.child()
     assert sorted(child.packages) == ["einops", "ember", "tinylib"]
-    assert child.kept["einops"].metadata.startswith(b"Metadata-Version")
+    assert child.installed["einops"].metadata.startswith(b"Metadata-Version")
 
     bench.offer(project("tqdm", version="4"))
     bench.add(addition("tqdm", parent=TARGET, target=replace(TARGET, tag="2")))
@@ -164,7 +164,7 @@ def test_a_package_of_the_parent_moves_and_its_files_are_hidden(bench: Bench) ->
     assert bench.history()[0] == "files: replaced packages"
     child = bench.child()
     assert child.packages["tinylib"].version == "1.8"
-    assert b"Version: 1.8" in child.kept["tinylib"].metadata
+    assert b"Version: 1.8" in child.installed["tinylib"].metadata
     below = sorted(path for path in child.files if path.startswith(TINY) and child.files[path][1].type != "dir")
     assert [path.removeprefix(TINY) for path in below] == [
         *(f"-1.8.dist-info/{name}" for name in ("INSTALLER", "METADATA", "RECORD", "REQUESTED", "WHEEL")),
@@ -266,7 +266,7 @@ def test_another_file_of_a_version_of_the_parent_is_taken(bench: Bench) -> None:
     assert locked(rebuilt).sha256 in bench.history()[-1]
     assert "resolve: tinylib 1.9 (another file)" in bench.shown
     (first, *_), (second, packages, *_) = bench.uv.calls
-    assert ("tinylib" in first.kept, second.held, packages) == (False, {"ember"}, ["tinylib==1.9", "ember"])
+    assert ("tinylib" in first.installed, second.held, packages) == (False, {"ember"}, ["tinylib==1.9", "ember"])
 
 
 @pytest.mark.parametrize(("requested", "keep"), [("ember", False), ("tinylib", True)])

@@ -221,12 +221,12 @@ class Shelf:
 def shelf(tiny: Project, monkeypatch: pytest.MonkeyPatch) -> Shelf:
     shelf = Shelf(tiny)
 
-    def check_image(*_: object, is_trusted: bool) -> None:
+    def compare_with_plan(*_: object, is_trusted: bool) -> None:
         assert not is_trusted
         if shelf.lines:
             raise VerifyError("; ".join(shelf.lines))
 
-    monkeypatch.setattr(expected, "check_image", check_image)
+    monkeypatch.setattr(expected, "compare_with_plan", compare_with_plan)
     monkeypatch.setattr(verify, "rebuild_image", lambda *_: shelf.made)
     return shelf
 
