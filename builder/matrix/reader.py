@@ -17,6 +17,7 @@ from builder.common import strict_yaml, validation
 from builder.common.errors import MatrixError, did_you_mean
 from builder.common.files import digest_of_bytes, short_digest
 from builder.common.strict_yaml import Key, Located
+from builder.matrix import support
 from builder.matrix.schema import Matrix
 
 # In a wheel: matrix.yaml of this repository, and an archive with the other shipped files. See tools/shipped_wheel.py.
@@ -61,6 +62,8 @@ def read_matrix(located: Located) -> Matrix:
         located = Located(located.name, located.data | merged, ChainMap(located.places, shipped.places))
     matrix = validation.validate(located, Matrix)
     matrix.locate(located)
+    if faults := list(support.reasons_without_end(matrix)):
+        raise MatrixError("\n".join(faults))
     return matrix
 
 

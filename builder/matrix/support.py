@@ -6,7 +6,7 @@ updates of Python itself. docs/decisions/0027.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
 
@@ -54,39 +54,68 @@ class SupportEnd:
         return f"support of {self.name} ends on {self.last}{days}"
 
 
+def end_of(matrix: Matrix, path: tuple[str, ...]) -> SupportEnd | None:
+    """The end of support of an entry of matrix.yaml; None if none is known. The entry need not exist."""
+    known = facts.load_facts().support
+    match path:
+        case "debian", name:
+            release, debian = known.debian.get(name), matrix.debian.get(name)
+            if release is None:
+                return None
+            source = release.source + (f"; security team until {release.security}, then LTS" if release.lts else "")
+            reason, last = debian.after_support if debian else "", release.lts or release.security
+            return SupportEnd(path=path, name=f"Debian {name}", last=last, source=source, after_support=reason)
+        case "python", version:
+            python = matrix.python.get(version)
+            # A Python that is not in the matrix could only be one of uv's builds.
+            support = known.python.get(version) if python is None or python.uv else None
+            reason, label = python.after_support if python else "", f"Python {version}"
+        case "cuda", version:
+            cuda = matrix.cuda.get(version)
+            support, label = known.cuda.get(version), f"CUDA {version}"
+            reason = cuda.after_support if cuda else ""
+        case "frameworks", name, "versions", line:
+            framework = matrix.frameworks[name]
+            package, entry = framework.package.partition("[")[0], framework.versions.get(line)
+            support = known.frameworks.get(package, {}).get(".".join(line.split(".")[:2]))
+            reason, label = entry.after_support if entry else "", f"{name} {line}"
+        case _:
+            raise AssertionError(path)
+    if support is None:
+        return None
+    return SupportEnd(path=path, name=label, last=support.last, source=support.source, after_support=reason)
+
+
 def ends_of_cell(matrix: Matrix, cell: Cell) -> tuple[SupportEnd, ...]:
     """The known ends of support of a cell, in the matrix or not, the earliest first: it counts for the image."""
-    known = facts.load_facts().support
-    python, cuda = matrix.python.get(cell.python), matrix.cuda.get(cell.cuda)
-    framework = matrix.frameworks[cell.framework]
-    line = framework.versions.get(cell.line)
-    ends = []
-    if python and (release := known.debian.get(python.debian)):
-        source = release.source + (f"; security team until {release.security}, then LTS" if release.lts else "")
-        end = SupportEnd(
-            path=("debian", python.debian), name=f"Debian {python.debian}", last=release.lts or release.security,
-            source=source, after_support=matrix.debian[python.debian].after_support,
-        )  # fmt: skip
-        ends.append(end)
-    # A Python that is not in the matrix could only be one of uv's builds.
-    of_python = known.python.get(cell.python) if python is None or python.uv else None
-    lines = known.frameworks.get(framework.package.partition("[")[0], {})
-    versions: list[tuple[tuple[str, ...], str, facts.VersionSupport | None, str]] = [
-        (("python", cell.python), f"Python {cell.python}", of_python, python.after_support if python else ""),
-        (("cuda", cell.cuda), f"CUDA {cell.cuda}", known.cuda.get(cell.cuda), cuda.after_support if cuda else ""),
-        (
-            ("frameworks", cell.framework, "versions", cell.line),
-            f"{cell.framework} {cell.line}",
-            lines.get(".".join(cell.line.split(".")[:2])),
-            line.after_support if line else "",
-        ),
+    python = matrix.python.get(cell.python)
+    paths = [
+        *([("debian", python.debian)] if python else []),
+        ("python", cell.python),
+        ("cuda", cell.cuda),
+        ("frameworks", cell.framework, "versions", cell.line),
     ]
-    ends += [
-        SupportEnd(path=path, name=name, last=support.last, source=support.source, after_support=reason)
-        for path, name, support, reason in versions
-        if support
-    ]
+    ends = [end for path in paths if (end := end_of(matrix, path))]
     return tuple(sorted(ends, key=lambda end: end.last))
+
+
+def reasons_without_end(matrix: Matrix) -> Iterator[str]:
+    """A fault for each `after_support` whose end of support is not known: it would take cells out of the set `all`."""
+    entries: dict[tuple[str, ...], str] = {}
+    entries |= {("debian", name): debian.after_support for name, debian in matrix.debian.items()}
+    entries |= {("python", version): python.after_support for version, python in matrix.python.items()}
+    entries |= {("cuda", version): cuda.after_support for version, cuda in matrix.cuda.items()}
+    for name, framework in matrix.frameworks.items():
+        for line, entry in framework.versions.items():
+            entries["frameworks", name, "versions", line] = entry.after_support
+    for path, reason in entries.items():
+        if reason and not end_of(matrix, path):
+            where, label = matrix.where(*path, "after_support"), ".".join(path)
+            python = matrix.python.get(path[1]) if path[0] == "python" else None
+            advice = "delete it"
+            if python and not python.uv:
+                advice = f"its updates are those of Debian: add it to debian.{python.debian} instead"
+            yield f"{where}: {label}.after_support: builder/matrix/facts.yaml has no end of support for it: {advice}"
 
 
 def near_ends(matrix: Matrix, cells: Iterable[Cell], today: date) -> dict[SupportEnd, list[Cell]]:

@@ -8,10 +8,11 @@ from datetime import date, timedelta
 
 import pytest
 
-from builder.common.errors import RefusedError
+from builder.common.errors import MatrixError, RefusedError
 from builder.matrix import facts, support
 from builder.matrix.facts import DebianSupport, Support, VersionSupport
 from builder.matrix.project import Project
+from tests.fakes.engine import place
 
 Edit = Callable[[str, str], Project]
 SECURITY, LTS = date(2026, 6, 10), date(2028, 6, 30)
@@ -118,3 +119,21 @@ def test_what_is_published_for_the_matrix_is_known() -> None:
     assert all(release.lts is None or release.security < release.lts for release in known.debian.values())
     assert {"bullseye", "bookworm", "trixie"} <= known.debian.keys()
     assert list(known.python) == [f"3.{minor}" for minor in range(9, 15)]
+
+
+def test_a_reason_without_a_known_end_is_refused(edit: Edit) -> None:
+    """As exclusions that match nothing."""
+    project = edit('glibc: "2.31"', 'glibc: "2.31"\n    after_support: "one course needs it"')
+    with pytest.raises(MatrixError, match="has no end of support for it: delete it") as caught:
+        _ = project.matrix
+    assert place(caught.value) == "matrix.yaml:9:20"
+    assert "debian.oldbird.after_support" in str(caught.value)
+
+
+def test_a_reason_for_a_python_of_debian_belongs_to_debian(edit: Edit) -> None:
+    reason = 'after_support: "one course needs it"'
+    project = edit('"3.9": {debian: oldbird}', f'"3.9": {{debian: oldbird, {reason}}}')
+    with pytest.raises(MatrixError, match=r"those of Debian: add it to debian\.oldbird instead"):
+        _ = project.matrix
+    sound = edit(f"{{debian: oldbird, {reason}}}", f"{{debian: oldbird, uv: 3.9.25, {reason}}}")
+    assert sound.matrix.python["3.9"].after_support == "one course needs it"
