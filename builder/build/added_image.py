@@ -229,7 +229,7 @@ def check_cuda(addition: Addition, parent: Parent, wheels: Mapping[str, LockedWh
 def make_image(
     run: Run, fetcher: Fetcher[LockedWheel], addition: Addition, parent: Parent, wheels: Sequence[LockedWheel]
 ) -> AddedImage:
-    """Makes the image in the store: the same request, lock and parent give the same bytes.
+    """Makes the image in the store: the same request, wheels and parent give the same bytes.
 
     Raises BuildError, FetchError, RefusedError, VerifyError.
     """

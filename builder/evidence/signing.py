@@ -1,6 +1,6 @@
 """Signatures of manifests in a registry, and signed statements about images, by the program `cosign`.
 
-Images, indexes, test results, lists of staged images and scans have manifests to sign. A key pair works offline:
+Images, indexes, test results and lists of staged images have manifests to sign. A key pair works offline:
 nothing is sent to a public log. `keyless` signs with the identity of the CI job (OIDC) and needs Sigstore's public
 services. Source: cosign 2.5 and 3.1, `cosign sign --help`, `cosign attest --help`.
 """

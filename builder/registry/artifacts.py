@@ -79,7 +79,7 @@ class Attachments:
     _stored: list[Manifest] = field(default_factory=list, init=False)
 
     def add(self, kind: str, documents: Mapping[str, bytes], notes: Mapping[str, str] = {}) -> Manifest:
-        """Adds an artifact, as in `manifest`; returns its manifest. Raises RegistryError."""
+        """Adds an artifact, as in `artifact_manifest`; returns its manifest. Raises RegistryError."""
         return self._store(artifact_manifest(kind, documents, notes, self.subject), documents.values())
 
     def copy(self, source: Repository, artifact: str, mount: str = "") -> None:
