@@ -113,12 +113,12 @@ class Demo:
         self.say("\n# Take the newest Debian packages: images without newer ones are left as they are.")
         self.run(here, "refresh", *sign)
 
+        self.say("\n# Delete what is not needed in staging, such as the first release.")
+        self.run(here, "prune", "--keep", "1", "--delete")
+
         self.say("\n# Back to the first release, from its commit.")
         first = time.strftime("%Y%m%d", time.gmtime())
         self.run(other, "release", first, "--roll-back", "--allow-untested-gpu", *sign)
-
-        self.say("\n# List what is not needed in staging.")
-        self.run(here, "prune", "--keep", "1")
         self.run(here, "gc")
 
 

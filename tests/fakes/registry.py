@@ -227,7 +227,7 @@ def attach(
     documents: Mapping[str, bytes],
     notes: Mapping[str, str] = {},
 ) -> None:
-    """Attaches one artifact, as in `manifest`, to an image."""
+    """Attaches one artifact, as in `artifact_manifest`, to an image."""
     with artifacts.attaching(repository, subject) as attachments:
         attachments.add(kind, documents, notes)
 

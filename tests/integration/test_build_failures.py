@@ -10,6 +10,18 @@ from tests.integration.checkout import EXTRA, PLAIN, Checkout, docker
 from tests.integration.index import Index
 
 
+def test_a_password_is_used_for_downloads_and_stored_nowhere(fresh: Checkout, index: Index) -> None:
+    """The assemble method needs no index in a container."""
+    fresh.lock_and_render()
+    store = fresh.take_store(like=fresh.store)
+    output = fresh.builder("build", PLAIN, UV_DEFAULT_INDEX=index.url.replace("://", "://someone:a-secret@"))
+    assert "a-secret" not in output
+    assert len(fresh.image_ids()) == 1
+    files = [path for top in (store, fresh.root / ".builder") for path in top.rglob("*") if path.is_file()]
+    assert store / "index.json" in files
+    assert [path for path in files if b"a-secret" in path.read_bytes()] == []
+
+
 def test_two_wheels_with_different_files_for_one_path(fresh: Checkout, index: Index) -> None:
     """The image has the file of the later one, and its bytecode. With a Dockerfile: test_dockerfile.py."""
     for name in ("tinyone", "tinytwo"):

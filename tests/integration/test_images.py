@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests import nvml
 from tests.integration.checkout import SHORT, Checkout
 from tests.integration.conftest import NewCheckout
+from tests.nvml import Card
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +50,14 @@ def test_a_second_run_does_nothing(built: Checkout) -> None:
     before = built.tags(), times(built, "*.log")
     assert "2 images: 2 up to date" in built.builder("images")
     assert (built.tags(), times(built, "*.log")) == before
+
+
+def test_no_command_runs_on_a_gpu_in_use(built: Checkout, tmp_path: Path) -> None:
+    state = nvml.state("570.86.10", Card("NVIDIA H100 80GB HBM3", used=20000), cuda=12080)
+    variables = {"NVIDIA_VISIBLE_DEVICES": "all", "GPU_BUSY": "refuse", nvml.VARIABLE: state}
+    options = [f"--env={name}={value}" for name, value in variables.items()]
+    options.append(f"--volume={nvml.build(tmp_path)}:{nvml.IN_CONTAINER}:ro")
+    command = ["docker", "run", "--rm", *options, built.references()[0], "echo", "started"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (75, ""), ended.stderr
+    assert "GPU 0 (NVIDIA H100 80GB HBM3): 20971 MB used" in ended.stderr

@@ -46,6 +46,12 @@ def actions(job: Job) -> list[str]:
     return [step.get("uses", "").partition("@")[0] for step in job["steps"]]
 
 
+def step_with(job: Job, text: str) -> Job:
+    """The step whose command has this text."""
+    [step] = [step for step in job["steps"] if text in step.get("run", "")]
+    return dict(step)
+
+
 def conditions(job_or_step: Job) -> set[str]:
     """The conditions that must all hold."""
     return set(job_or_step.get("if", "").removeprefix("${{ ").removesuffix(" }}").split(" && "))
@@ -258,6 +264,10 @@ def test_an_image_that_fails_holds_back_the_release_but_no_other_image(name: str
     assert "if" not in jobs["stage" if name == "ci" else "release"]
 
 
+def test_a_release_waits_for_the_results_of_the_gpu() -> None:
+    assert "(needs.plan.outputs.gpu != 'true' || needs.gpu-results.result == 'success')" in JOBS["ci: release"]["if"]
+
+
 def test_the_images_of_a_team_follow_the_release() -> None:
     """Also in the weekly run, if everything is released and the release is skipped."""
     team = JOBS["images: team"]
@@ -265,6 +275,29 @@ def test_the_images_of_a_team_follow_the_release() -> None:
         ["plan", "release"],
         {"!cancelled()", PUBLISHES, "inputs.team != ''"},
     )
+
+
+def test_the_gpu_tests_are_in_parts_on_a_runner_of_our_own() -> None:
+    gpu = JOBS["ci: gpu"]
+    assert "self-hosted" in gpu["runs-on"]
+    assert gpu["strategy"]["matrix"] == "${{ fromJSON(needs.plan.outputs.parts) }}"
+    assert "concurrency" not in gpu, "jobs wait for the runner; by default, a group cancels those that wait"
+    assert "needs.plan.outputs.gpu == 'true'" in conditions(gpu)
+    assert JOBS["ci: plan"]["outputs"]["gpu"] == "${{ vars.GPU != 'off' && !inputs.allow-untested-gpu }}"
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "variable", "expression"),
+    [
+        ("ci: plan", "builder plan", "CELLS", "vars.ARM64 == 'on' && 'arm64' || ''"),
+        ("nightly: plan", "builder plan", "CELLS", "vars.ARM64 == 'on' && 'all arm64' || 'all'"),
+        ("ci: release", "builder release", "ALLOW", "vars.ARM64 != 'on' && '--allow-missing-arch' || ''"),
+        ("ci: release", "builder release", "ALLOW", "needs.plan.outputs.gpu != 'true' && '--allow-untested-gpu' || ''"),
+        ("images: release", "builder release", "ALLOW", "inputs.allow_untested_gpu && '--allow-untested-gpu' || ''"),
+    ],
+)
+def test_what_variables_and_inputs_switch_on(name: str, command: str, variable: str, expression: str) -> None:
+    assert expression in step_with(JOBS[name], command)["env"][variable]
 
 
 @pytest.mark.parametrize("name", UPDATES)
@@ -304,7 +337,7 @@ def test_the_required_check_reports_on_every_change() -> None:
 
 def test_all_tests_run_for_documents_whose_commands_are_tests_and_for_a_push_that_releases() -> None:
     """A change of documents after a change whose tests failed released its images."""
-    [step] = [step for step in JOBS["ci: changes"]["steps"] if "git diff" in step.get("run", "")]
+    step = step_with(JOBS["ci: changes"], "git diff")
     assert set(re.findall(r"(?<=\s)[\w/]+\.md\b", step["run"])) == set(DOCUMENTS)
     assert step["env"]["SINCE"].endswith("|| vars.PUBLISH != 'true' && github.event.before || '' }}")
 

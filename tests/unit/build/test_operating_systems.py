@@ -165,7 +165,7 @@ def test_without_a_package_that_no_archive_has_nothing_is_made(
     assert system.recorded is None
 
 
-@pytest.mark.parametrize("field", ["digest", "toc"])
+@pytest.mark.parametrize("field", ["digest", "diff_id", "toc"])
 def test_a_layer_with_other_bytes_than_the_known_one_is_not_stored(system: OneSystem, field: str) -> None:
     change: dict[str, Any] = {field: digest_of_bytes(b"other")}
     system.known.add(system.image.os_layer, replace(system.make(), **change))

@@ -521,6 +521,18 @@ def test_a_label_that_the_tag_would_contradict(desk: ReleaseDesk) -> None:
     assert "the image differs from the plan" in desk.refused(VerifyError)
 
 
+def test_other_files_than_those_of_the_checkout(desk: ReleaseDesk) -> None:
+    """The layer of files is made again from the checkout."""
+    number = next(n for n, layer in enumerate(desk.planned.layers) if layer.kind == "files")
+    manifest = json.loads(desk.registry.contents[desk.image.manifest.digest])
+    manifest["layers"][number]["digest"] = "sha256:" + "d" * 64
+    content = json.dumps(manifest).encode()
+    desk.registry.put_manifest("other", content, MANIFEST_TYPE)
+    desk.image = replace(desk.image, manifest=Manifest.of(content))
+    desk.report()
+    assert "layer files is dddddddddddd, expected" in desk.refused(VerifyError)
+
+
 def test_a_newer_release_is_not_replaced(desk: ReleaseDesk) -> None:
     other = StagedImage.of(desk.planned, "sha256:" + "e" * 64)
     desk.area.record(StagedRelease(stamp="20261123", revision="def", images=(other,)))
