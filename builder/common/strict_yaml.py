@@ -31,10 +31,10 @@ _KINDS = {"float": "a number", "int": "a number", "bool": "true/false", "null": 
 Key = tuple[str | int, ...]
 
 
-class Place(NamedTuple):
-    """The places of a value and of its key, as `file:line:column`, and the text of a value that is no list or mapping.
+class Position(NamedTuple):
+    """The positions of a value and of its key, as `file:line:column`, and the text of the value, if it is a scalar.
 
-    An item of a list has no key: both places are its own.
+    An item of a list has no key: both positions are its own.
     """
 
     value: str
@@ -48,7 +48,7 @@ class Located:
 
     name: str
     data: Any
-    places: MutableMapping[Key, Place] = field(repr=False)
+    places: MutableMapping[Key, Position] = field(repr=False)
 
     def where(self, path: Key, *, key: bool = False) -> str:
         """`file:line:column` of the value (or the key) at `path`, or of its nearest parent."""
@@ -114,7 +114,7 @@ class _StrictLoader(Composer, yaml.CSafeLoader):
         self.anchors = {}
         self._file = name
         self._depth = 0
-        self.places: dict[Key, Place] = {}
+        self.places: dict[Key, Position] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()
@@ -136,7 +136,7 @@ class _StrictLoader(Composer, yaml.CSafeLoader):
         """The data of a node; keeps its place and those of all nodes in it."""
         place = _place(self._file, node.start_mark)
         typed = _printable(str(node.value), place) if isinstance(node, yaml.ScalarNode) else ""
-        self.places[path] = Place(place, key_place or place, typed)
+        self.places[path] = Position(place, key_place or place, typed)
         if isinstance(node, yaml.MappingNode):
             mapping: dict[str, Any] = {}
             for key_node, value_node in node.value:
