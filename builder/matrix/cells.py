@@ -146,8 +146,12 @@ def expand(matrix: Matrix) -> tuple[Cell, ...]:
             unused.append(_unused(matrix.where("sets", name, number), pattern, cells))
     if not cells:
         raise MatrixError(f"{matrix.where('exclude')}: every cell is excluded; there is nothing to build")
-    if any(unused):
-        raise MatrixError("\n".join(filter(None, unused)), hint="Correct or delete it.")
+    faults = list(filter(None, unused))
+    if len(faults) == 1:
+        raise MatrixError(faults[0], hint="Correct or delete it.")
+    if faults:
+        listed = "".join(f"\n  {fault}" for fault in faults)
+        raise MatrixError(f"{len(faults)} entries match no cell{listed}", hint="Correct or delete them.")
     for cell in cells.values():
         if cell.arch != AMD64 and matrix.python[cell.python].uv:
             where = matrix.where("python", cell.python, "uv")

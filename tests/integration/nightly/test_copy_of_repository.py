@@ -41,11 +41,15 @@ def test_a_copy_with_pytorch_alone_and_a_component_of_its_own_passes_the_checks(
 
     # The entries that the message names, and no others, are deleted.
     done = subprocess.run([".venv/bin/builder", "plan"], cwd=clone, capture_output=True, text=True, check=False)
-    entries = re.findall(r"^  matrix\.yaml:(\d+):\d+: '(.*)' matches no cell", done.stderr, re.MULTILINE)
+    pattern = r"^  matrix\.yaml:(\d+):\d+: '([^']*)'(?: in '([^']*)')? matches no cell"
+    entries = re.findall(pattern, done.stderr, re.MULTILINE)
     assert done.stderr.startswith(f"matrix: {len(entries)} entries match no cell\n"), done.stderr
     lines = text.splitlines(keepends=True)
-    for number, pattern in entries:
-        line = lines[int(number) - 1].replace(f', "{pattern}"', "").replace(f'"{pattern}"', "").replace("[, ", "[")
+    for number, name, alternatives in entries:
+        line = lines[int(number) - 1]
+        if alternatives:  # such as {pt-2.15,jax-0.12}, of which one alone matches
+            line = line.replace(alternatives, alternatives.replace(f",{name}", "").replace(f"{name},", ""))
+        line = line.replace(f', "{name}"', "").replace(f'"{name}"', "").replace("[, ", "[")
         lines[int(number) - 1] = "" if "cells: ," in line or line.rstrip().endswith("[]") else line
     path.write_text("".join(lines), encoding="utf-8")
 
