@@ -73,6 +73,7 @@ GATES = (
     Gate("labels and configuration", "release/expected.py", "    elif oci.config(planned.settings, stack, history, created=created, labels=labels) != config:\n", "    elif False:\n"),
     Gate("the manifest of an image", "release/expected.py", "    elif oci.manifest(Descriptor.of(config, CONFIG_TYPE), stack) != image.manifest.content:\n", "    elif False:\n"),
     Gate("files and known layers", "release/expected.py", "elif expected_layer and (layer.digest, layer.diff_id) != (", "elif False and (layer.digest, layer.diff_id) != ("),
+    Gate("the layers of a release", "release/release_checks.py", "compare_with_plan(planned, layers,", "compare_with_plan(planned, {},"),
     Gate("a newer release", "steps/release.py", "        _require_newest(area, staged, images)\n", "        pass\n"),
     Gate("tags never move back", "release/tagging.py", "if moving_back and not roll_back:", "if False:"),
     Gate("tags never lose an architecture", "release/tagging.py", "    elif missing:\n", "    elif False:\n"),
