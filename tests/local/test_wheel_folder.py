@@ -46,8 +46,8 @@ def uv_of(folder: Path) -> Uv:
 
 def test_wheels_of_a_folder_are_locked_and_fetched_by_their_hash(folder: Path, tmp_path: Path) -> None:
     uv = uv_of(folder)
-    found = uv.wheels(TARGET, ["acme"], [])
-    locked = {name: wheel for name, (wheel, _) in found.items()}
+    listing = uv.wheels(TARGET, ["acme"], [])
+    locked = {name: wheel for name, (wheel, _) in listing.items()}
     assert {name: (wheel.version, wheel.index) for name, wheel in locked.items()} == {
         "acme": ("1.0", "own"), "acme-core": ("1.5", "own")
     }  # fmt: skip

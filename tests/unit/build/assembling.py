@@ -257,8 +257,8 @@ class AssemblyBench:
         locks.write_os_locks(self.project, "2.0-1", python)
 
     def find(self, cell: str) -> str:
-        found = self.assembler().find(self.images(cell)[0])
-        return found.id if found else ""
+        loaded = self.assembler().find(self.images(cell)[0])
+        return loaded.id if loaded else ""
 
     def stored(self, cell: str) -> Image:
         """The image of a cell, which the store must have."""
