@@ -67,7 +67,7 @@ def _as_root(*command: str) -> None:
 
 
 def test_a_full_disk_and_two_checkouts_that_share_a_store(checkout: Checkout, index: Index, tmp_path: Path) -> None:
-    """The wheels have room, the operating system has not: how large that gets nobody knows before.
+    """The wheels fit, but not the operating system, whose size is not known before it is made.
 
     With room, both checkouts need the same operating system and the same wheels at the same time.
     """
