@@ -281,7 +281,16 @@ class Checkout:
         for name, text in tests.items():
             (self.root / f"tests/images/test_{name}.py").write_text(text, encoding="utf-8")
 
-    def lock_and_render(self) -> None:
+    def lock(self, *cells: str) -> str:
+        """Runs `lock`, for which another checkout may have resolved the Debian packages; returns its output.
+
+        With a lock of another time, BuildKit would install the same packages again.
+        """
+        for name, text in _OS_LOCKS.items():  # `lock` removes what is not needed
+            (self.root / "locks" / name).write_text(text, encoding="utf-8")
+        return self.builder("lock", *cells)
+
+    def lock_and_render(self, *cells: str) -> None:
         """Runs `lock` and `render`, or copies what a checkout with the same inputs got from them."""
         inputs = self._inputs()
         if inputs in _RENDERED:
@@ -294,10 +303,8 @@ class Checkout:
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
                 (self.root / name).write_bytes(content.replace(namespace.encode(), self.namespace.encode()))
             return
-        for name, text in _OS_LOCKS.items():  # the same for most checkouts; `lock` removes what is not needed
-            (self.root / "locks" / name).write_text(text, encoding="utf-8")
-        self.builder("lock")
-        self.builder("render")
+        self.lock(*cells)
+        self.builder("render", *cells)
         self.remember()
 
     def remember(self) -> None:

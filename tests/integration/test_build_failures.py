@@ -27,8 +27,7 @@ def test_two_wheels_with_different_files_for_one_path(fresh: Checkout, index: In
     for name in ("tinyone", "tinytwo"):
         index.publish(wheels.wheel(name, "1.0", {"shared.py": f"NAME = '{name}'\n".encode(), f"{name}.py": b""}))
     fresh.edit("matrix.yaml", f"packages: [tinyextra=={fresh.release}]", "packages: [tinyextra, tinyone, tinytwo]")
-    fresh.builder("lock")
-    fresh.builder("render")
+    fresh.lock_and_render()
     path = "/opt/venv/lib/python/site-packages/shared.py"
     output = fresh.builder("build", EXTRA)
     both = "tinyone-1.0-py3-none-any.whl and tinytwo-1.0-py3-none-any.whl"

@@ -127,8 +127,7 @@ def test_interrupted_builds(fresh: Checkout, index: Index) -> None:
 
 def test_the_login_of_an_index_is_a_secret(company: Company) -> None:
     checkout = company.checkout
-    checkout.builder("lock", CPU_EXTRA)
-    checkout.builder("render", CPU_EXTRA)
+    checkout.lock_and_render(CPU_EXTRA)
     company.start = len(company.public.answered)
     output = checkout.builder("build", *METHOD, CPU_EXTRA)
     assert company.asked_in_public() == []

@@ -21,7 +21,7 @@ IMPATIENT = {"UV_HTTP_TIMEOUT": "2", "UV_HTTP_RETRIES": "0"}
 def project(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """A checkout with locks and short timeouts."""
     checkout = new_checkout(tmp_path_factory.mktemp("locked"), fresh=True)
-    checkout.builder("lock")
+    checkout.lock()
     checkout.environ |= IMPATIENT
     return checkout
 

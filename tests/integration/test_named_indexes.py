@@ -49,7 +49,7 @@ def test_a_build_with_a_private_index_shows_its_password_nowhere(company: Compan
     checkout = company.checkout
     leftovers = stores.leftovers(checkout.store)  # of tests that used this store before
     with Commands.watched() as commands:
-        output = checkout.builder("lock")
+        output = checkout.lock()
         output += checkout.builder("render")
         output += checkout.builder("build", CPU_EXTRA, EXTRA)
     assert any(b"pip\0compile" in line for line in commands.lines), "processes were watched"
@@ -98,8 +98,7 @@ def test_a_build_with_a_private_index_shows_its_password_nowhere(company: Compan
 
 def test_an_index_that_lies_is_refused_without_a_request_to_another_one(company: Company) -> None:
     checkout = company.checkout
-    checkout.builder("lock", EXTRA)
-    checkout.builder("render", EXTRA)
+    checkout.lock_and_render(EXTRA)
     company.storage.faults["tinyextra"] = Fault.FILE_HAS_OTHER_BYTES
     with checkout.running("--debug", "build", EXTRA) as run:
         run.process.wait(600)
