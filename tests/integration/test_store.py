@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from builder.layers.estargz import PREFETCH_LANDMARK, TOC
 from tests.integration import programs, stores
 from tests.integration.checkout import PLAIN, Checkout
 from tests.integration.engine_proxy import EngineProxy
@@ -66,12 +67,23 @@ def _as_root(*command: str) -> None:
     subprocess.run(command, check=True, timeout=30)
 
 
-def test_a_full_disk_and_two_checkouts_that_share_a_store(checkout: Checkout, index: Index, tmp_path: Path) -> None:
+def copies_system(checkout: Checkout, store: Path) -> None:
+    """Replaces mmdebstrap by a copy of the operating system of a store, which takes a quarter of the time."""
+    [record] = stores.os_records(store)
+    blob = stores.path(store, record["digest"])
+    script = f"gzip -dc {blob} | tar --delete -f - {PREFETCH_LANDMARK} {TOC} >root.tar\n"
+    (checkout.root / "templates/steps/mmdebstrap.sh").write_text(script, encoding="utf-8")
+
+
+def test_a_full_disk_and_two_checkouts_that_share_a_store(
+    checkout: Checkout, index: Index, seed: Path, tmp_path: Path
+) -> None:
     """The wheels fit, but not the operating system, whose size is not known before it is made.
 
     With room, both checkouts need the same operating system and the same wheels at the same time.
     """
     checkout.lock_and_render()
+    copies_system(checkout, seed)
     other = tmp_path / "other"
     shutil.copytree(checkout.root, other, symlinks=True, ignore=shutil.ignore_patterns(".builder"))
     store = checkout.take_store()
