@@ -27,8 +27,10 @@ _CONTEXT.set_forkserver_preload([__name__, *{f"builder.cli.{module}" for module,
 class BuilderProcess:
     """A run in a session of its own, with the methods of subprocess.Popen that tests use."""
 
-    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], output: Path) -> None:
-        self._process = _CONTEXT.Process(target=_run, args=(arguments, environ, output, Path.cwd()))
+    def __init__(
+        self, arguments: Sequence[str], environ: Mapping[str, str], output: Path, folder: Path | None = None
+    ) -> None:
+        self._process = _CONTEXT.Process(target=_run, args=(arguments, environ, output, folder or Path.cwd()))
         self._process.start()
         self._lock = threading.Lock()
 

@@ -10,7 +10,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from builder.lock.python_builds import uv_program
 from builder.registry import transfer
 from builder.registry.client import Repository
 from tests.fakes.registry import MemoryRegistry
-from tests.integration.checkout import BUILDER, OURS, until
+from tests.integration.builder_process import BuilderProcess
+from tests.integration.checkout import OURS, Running, until
 from tests.integration.index import Index
 from tests.integration.registry import Fault, Proxy, Server, Trouble
 from tests.integration.wheels import Distribution, wheel
@@ -41,6 +43,7 @@ class Team:
     folder: Path
     proxy: Proxy
     index: Index
+    _outputs: Iterator[int] = field(default_factory=count)
 
     def push_parent(self, *, ember: str = "1.9") -> str:
         """Makes the parent anew, and moves its tag; returns its digest."""
@@ -63,28 +66,18 @@ class Team:
         reference = ImageRef(registry=self.proxy.address, repository=name)
         return Repository(reference, host=Host(), write=True, policy=POLICY)
 
-    def start(self, *arguments: str, command: str = "add") -> subprocess.Popen[str]:
+    def start(self, *arguments: str, command: str = "add") -> Running:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
         environ = inherited | {
             "UV_DEFAULT_INDEX": self.index.url, "PIP_INDEX_URL": self.index.url,
             "GPU_IMAGES_STORE": str(self.folder / "store"), "DOCKER_CONFIG": str(self.folder / "docker"),
             "DOCKER_HOST": "unix:///nonexistent", "COSIGN_PASSWORD": "",
         }  # fmt: skip
-        return subprocess.Popen(
-            [str(BUILDER), command, *arguments],
-            cwd=self.folder,
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        output = self.folder / f"output-{next(self._outputs)}.txt"
+        return Running(BuilderProcess([command, *arguments], environ, output, self.folder), output, _has_no_traceback)
 
     def add(self, *arguments: str, code: int = 0, command: str = "add") -> str:
-        process = self.start(*arguments, command=command)
-        output, _ = process.communicate(timeout=120)
-        assert process.returncode == code, output
-        assert "Traceback" not in output
-        return output
+        return self.start(*arguments, command=command).ends(code, within_s=120)
 
     def verify(self, *arguments: str, code: int = 0) -> str:
         return self.add(*arguments, code=code, command="verify")
@@ -102,6 +95,10 @@ class Team:
         assert manifest
         config: dict[str, Any] = json.loads(repository.read_blob(json.loads(manifest.content)["config"]["digest"]))
         return config
+
+
+def _has_no_traceback(output: str) -> None:
+    assert "Traceback" not in output, output
 
 
 @pytest.fixture(scope="module")
@@ -197,8 +194,8 @@ def test_a_killed_push_leaves_no_tag(team: Team) -> None:
     team.proxy.troubles.append(Trouble(fault=Fault.STALLS, method="PUT", path=f"team/{name}/blobs/uploads/"))
     run = team.start(team.parent, "big", "-t", team.target(name))
     until(lambda: team.proxy.count("PUT", f"team/{name}/blobs"), "the upload", seconds=60)
-    run.kill()
-    run.communicate(timeout=30)
+    run.process.kill()
+    run.process.wait(30)
     team.proxy.heal()
     assert team.repository(f"team/{name}").digest_of("1") is None
     team.add(team.parent, "big", "-t", team.target(name))
