@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,12 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return clones.make(tmp_path_factory.mktemp("readme") / "clone")
 
 
+@cache
+def show(*command: str, cwd: Path) -> str:
+    """The output of a command that several documents name and that no edit changes, run once."""
+    return run([*command], cwd)
+
+
 def apply(diff: str, clone: Path) -> None:
     """Replaces one line of matrix.yaml, with `-` or as context, by the lines of the diff without that with `-`."""
     (old,) = [line[1:].strip() + "\n" for line in diff.splitlines() if line[0] in "- "]
@@ -134,11 +141,11 @@ def check(command: str, clone: Path) -> None:
         commands = [line.split()[:2] for line in recipe if line.startswith(".venv/bin/builder ")]
         assert commands == [[".venv/bin/builder", name] for name in RECIPES[words[1]]]
         for _, name in commands:
-            run([".venv/bin/builder", name, "--help"], clone)
+            show(".venv/bin/builder", name, "--help", cwd=clone)
     elif words[:2] in (["docker", "run"], ["builder", "add"]):
         # Images and additions are tested for real in tests/images and test_add.py.
         image = next(word for word in words if word.startswith("org/"))
-        tags = run([".venv/bin/builder", "plan", "all"], ROOT)
+        tags = show(".venv/bin/builder", "plan", "all", cwd=ROOT)
         assert re.search(rf"{re.escape(image)}\s*$", tags, re.MULTILINE), f"no image is called {image}"
     elif words[:2] == ["docker", "build"]:
         assert (ROOT / words[words.index("-f") + 1]).is_file()  # built for real in test_dockerfile.py
@@ -151,7 +158,7 @@ def check(command: str, clone: Path) -> None:
         programs.install_from("trixie", "cosign")
         run([*words[:2], "--help"] if words[1].startswith("verify") else words, clone)  # verified for real in releases/
     elif words[0] == "builder":
-        run([".venv/bin/builder", words[1], "--help"], clone)
+        show(".venv/bin/builder", words[1], "--help", cwd=clone)
     else:
         assert command.startswith(NOT_RUN), f"say here how to try `{command}` without changing this machine's images"
 
