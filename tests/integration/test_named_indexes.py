@@ -36,13 +36,22 @@ class Commands:
             thread.join()
 
     def _watch(self, ended: threading.Event) -> None:
+        # The kernel's threads never have a command line, and are most processes of a machine.
+        kernel = {process for process in _processes() if not _command_line(process)}
         while not ended.is_set():
-            for path in Path("/proc").glob("[0-9]*/cmdline"):
-                try:
-                    self.lines.add(path.read_bytes())
-                except OSError:  # the process has ended
-                    continue
+            self.lines |= {_command_line(process) for process in _processes() - kernel}
             time.sleep(0.05)
+
+
+def _processes() -> set[Path]:
+    return {*Path("/proc").glob("[0-9]*")}
+
+
+def _command_line(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
 
 
 def test_a_build_with_a_private_index_shows_its_password_nowhere(company: Company) -> None:
