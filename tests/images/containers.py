@@ -56,4 +56,14 @@ def runs(container: Container, program: str) -> bool:
     """Whether a process of the container runs this program. Fails if the container has ended."""
     container.reload()
     assert container.status == "running", container.logs().decode()
-    return bool(container.exec_run(["sh", "-c", f"grep -qx {program} /proc/[0-9]*/comm"]).exit_code == 0)
+    return run_in(container, ["sh", "-c", f"grep -sqx {program} /proc/[0-9]*/comm"]).status == 0
+
+
+def wait_for_program(container: Container, program: str) -> None:
+    """Waits until a process of the container runs this program.
+
+    One program in the container waits: each `docker exec` takes 0.07 s of the processor, as much as the launcher.
+    """
+    loop = f"until grep -sqx {program} /proc/[0-9]*/comm; do sleep 0.1; done"
+    ended = run_in(container, ["timeout", "60", "sh", "-c", loop])
+    assert ended.status == 0, f"{program} does not run after 60 s: {container.logs().decode()}"

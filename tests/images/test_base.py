@@ -13,7 +13,7 @@ import pytest
 from docker.models.containers import Container
 from testinfra.host import Host
 
-from tests.images.containers import run_in, runs
+from tests.images.containers import run_in, wait_for_program
 
 SHELLS = ["sh -c", "bash -c", "sh -lc", "bash -lc", "bash -ic", "env -i sh -lc", "env -i HOME=/tmp bash -lc"]
 
@@ -57,7 +57,7 @@ def test_orphans_are_reaped(host: Host, until: Callable[..., None]) -> None:
 def test_sigterm_ends_the_container_at_once(start: Callable[..., Container], until: Callable[..., None]) -> None:
     running = start(["sleep", "3600"])
     # Until tini has installed its handlers, process 1 ignores signals.
-    until(lambda: runs(running, "sleep"), seconds=30, what="the command")
+    wait_for_program(running, "sleep")
     running.stop(timeout=10)
     assert running.wait()["StatusCode"] == 143  # 128 + SIGTERM; 137 would be the kill after ten seconds
 
@@ -334,7 +334,7 @@ def test_a_shell_without_input_is_an_error(
     status, _, err = once(["bash"])
     assert (status, message in err) == (78, True)
     container = start(["bash"], tty=True)
-    until(lambda: runs(container, "bash"), seconds=60, what="the shell")
+    wait_for_program(container, "bash")
     for command in (["/bin/bash", "-l"], ["sh"]):
         ended = run_in(container, ["start", *command])
         assert (ended.status, message in ended.err) == (78, True)
@@ -722,7 +722,7 @@ def test_a_container_is_unhealthy_until_its_hooks_have_run(
     container.stop(timeout=1)
     put(container, "/etc/start.d", {"wait.sh": "until [ -e /tmp/go ]; do sleep 0.1; done"})
     container.start()
-    until(lambda: runs(container, "sleep"), seconds=60, what="the hook")
+    wait_for_program(container, "sleep")  # of the hook
     result = run_in(container, ["check-services"])
     assert result.status == 1
     assert "has not started" in result.out + result.err

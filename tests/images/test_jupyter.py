@@ -19,7 +19,7 @@ from docker.models.containers import Container
 from testinfra.host import Host
 from urllib3.exceptions import InsecureRequestWarning
 
-from tests.images.containers import run_in, runs
+from tests.images.containers import run_in, wait_for_program
 from tests.kernel import run_code
 
 START_S = 90
@@ -852,7 +852,7 @@ def test_the_server_of_a_hub_does_not_run_as_root(
     start: Callable[..., Container], until: Callable[..., None], command: list[str] | None
 ) -> None:
     container = start(command, user="root", environment=HUB)
-    until(lambda: runs(container, "jupyterhub-sing"), seconds=START_S, what="the server")  # a name has 15 characters
+    wait_for_program(container, "jupyterhub-sing")  # a name has 15 characters
     host = testinfra.get_host(f"docker://{container.id}")
     assert host.check_output("ps -o user= -C jupyterhub-sing").split() == ["user"]
 
@@ -861,7 +861,7 @@ def test_jupyter_lab_as_command_does_not_run_as_root(
     start: Callable[..., Container], until: Callable[..., None]
 ) -> None:
     container = start(["jupyter", "lab"], user="root")
-    until(lambda: runs(container, "jupyter-lab"), seconds=START_S, what="the server")
+    wait_for_program(container, "jupyter-lab")
     host = testinfra.get_host(f"docker://{container.id}")
     assert host.check_output("ps -o user= -C jupyter-lab").split() == ["user"]
 
