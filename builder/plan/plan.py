@@ -6,7 +6,7 @@ an image, except what is known only after the build.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -67,6 +67,7 @@ class WheelList:
     another component installs the wheel too. `folder` is the folder of the checkout that is the index, if it is one.
     """
 
+    component: str
     path: str
     is_cuda: bool
     wheels: tuple[LockedWheel, ...]
@@ -83,8 +84,8 @@ class PlannedImage:
     `file_components` are the components with files of their own; `os_request` is the request for the operating system,
     `os_inputs` the digest of the inputs of the os stage; `compiler_inputs` is the digest of the program and the Python
     that compile bytecode: operating systems with the same one give the same bytecode; `constraints` is the text of
-    pip's constraints file; `os_lock` are its Debian packages, `files` the paths and digests of the files that its
-    components put into it. `thorough` are the components whose thorough tests this image must pass itself, see
+    pip's constraints file; `os_lock` are its Debian packages, `files` the component, path and digest of each file
+    that components put into it. `thorough` are the components whose thorough tests this image must pass itself, see
     `thorough_components`; `support` are the ends of support of its parts, the earliest first.
     """
 
@@ -108,7 +109,7 @@ class PlannedImage:
     settings: Settings
     # The fields below do not determine the bytes of the image beyond the digests above.
     os_lock: OsLock = field(compare=False)
-    files: frozenset[tuple[str, str]] = field(compare=False)
+    files: frozenset[tuple[str, str, str]] = field(compare=False)
     thorough: frozenset[str] = field(default=frozenset(), compare=False)
     support: tuple[SupportEnd, ...] = field(default=(), compare=False)
 
@@ -224,43 +225,49 @@ def make_plan(project: Project, selected: Sequence[Cell]) -> Plan:
         if reason := lockfile.stale_reason(project.matrix, locks[group], members):
             raise StaleError(f"locks/{group}.json does not match matrix.yaml: {reason}", hint=GROUP_LOCKS.hint(group))
     images = [planner.image(cell, lock, system, references[cell.id]) for cell, lock, system in locked]
-    thorough = thorough_components(images)
+    thorough = thorough_components(images, project.matrix)
     return Plan(images=tuple(replace(image, thorough=thorough[image.id]) for image in images), unlocked=tuple(unlocked))
 
 
-def thorough_components(images: Iterable[PlannedImage]) -> dict[str, frozenset[str]]:
+def thorough_components(images: Iterable[PlannedImage], matrix: Matrix) -> dict[str, frozenset[str]]:
     """By image id, the components whose thorough tests the image must pass, among images of one command.
 
-    A thorough test exercises the files of its component and of the components below. If an
-    image has everything of a smaller image of its group, unchanged, the smaller image alone must pass the thorough
-    tests of their common components. A command for the larger image alone runs all its tests. docs/decisions/0019.
+    A thorough test uses its component and those below. So a component's tests run in the smallest of the images that
+    have the same of these, also on other frameworks and CUDA versions. A command for one image runs all its tests.
+    docs/decisions/0019.
     """
-    by_group: dict[str, list[tuple[PlannedImage, frozenset[object]]]] = {}
-    for image in images:
-        # All that the tests of an image use, as one set. Variables are one element, since they must all be equal: a new
-        # one can change what any program does.
-        contents: frozenset[object] = frozenset(
-            [
-                *image.components,
-                *image.files,
-                *image.os_lock.versions.items(),
-                *(layer.inputs for layer in image.layers if layer.kind in ("wheels", "bytecode")),
-                frozenset(image.settings.env.items()),
-            ]
-        )
-        by_group.setdefault(image.cell.group, []).append((image, contents))
+    passing: dict[str, list[frozenset[object]]] = {}
     thorough: dict[str, frozenset[str]] = {}
-    for group in by_group.values():
-        group.sort(key=lambda member: -len(member[0].components))
-        for number, (image, contents) in enumerate(group):
-            own = frozenset(image.components)
-            # The largest that it contains first, so that few are compared in a group of thousands.
-            for other, others in group[number + 1 :]:
-                is_smaller = len(other.components) < len(image.components)
-                if is_smaller and not own.isdisjoint(other.components) and others < contents:
-                    own -= frozenset(other.components)
-            thorough[image.id] = own
+    for image in sorted(images, key=lambda image: (len(image.components), len(image.os_lock.packages), image.id)):
+        contents = _contents(image, matrix, image.components) | _contents(image, matrix, ())
+        own = set()
+        for component in image.components:
+            if not any(part <= contents for part in passing.get(component, ())):
+                own.add(component)
+                # Every program of an image uses its Python.
+                below = {*matrix.with_needs[component], *matrix.with_needs["python"]}
+                passing.setdefault(component, []).append(_contents(image, matrix, below))
+        thorough[image.id] = frozenset(own)
     return thorough
+
+
+def _contents(image: PlannedImage, matrix: Matrix, components: Collection[str]) -> frozenset[object]:
+    """What programs of these components of an image use, to be a subset of all that another image has."""
+    cell = image.cell
+    is_below = cell.framework not in components and CUDA not in components
+    # These may differ below the framework and CUDA. All other variables are one element, since they must all be equal:
+    # a new one can change what any program does.
+    ignored = {settings.DRIVER_VARIABLE, *matrix.cuda[cell.cuda].env, *matrix.components[cell.framework].env}
+    env = {name: value for name, value in image.settings.env.items() if not (is_below and name in ignored)}
+    return frozenset(
+        [
+            # The program and the Python that compile bytecode. Another architecture has the same packages.
+            *(image.compiler_inputs, cell.arch, frozenset(env.items())),
+            *image.os_lock.versions.items(),
+            *(file for file in image.files if file[0] in components),
+            *(wheel.sha256 for part in image.lists if part.component in components for wheel in part.wheels),
+        ]
+    )
 
 
 def make_locked_plan(project: Project, selected: Sequence[Cell]) -> Plan:
@@ -369,13 +376,15 @@ class _Planner:
         files = {name: self._tree(f"templates/{name}/files") for name in components}
         return digest_of_data([layer_order.LAYER_FORMAT, "prefetched", files, constraints])
 
-    def _contents_of(self, components: tuple[str, ...]) -> frozenset[tuple[str, str]]:
-        """The paths and digests of the files of components in an image; a later component may replace a file."""
-        files: dict[str, str] = {}
+    def _contents_of(self, components: tuple[str, ...]) -> frozenset[tuple[str, str, str]]:
+        """Component, path and digest of the files of components in an image; a later component may replace a file."""
+        files: dict[str, tuple[str, str, str]] = {}
         for name in components:
             folder = f"templates/{name}/files"
-            files |= {path.removeprefix(f"{folder}/"): contents for path, contents in self._tree(folder).items()}
-        return frozenset(files.items())
+            for path, digest in self._tree(folder).items():
+                inside = path.removeprefix(f"{folder}/")
+                files[inside] = (name, inside, digest)
+        return frozenset(files.values())
 
     def image(self, cell: Cell, lock: Lock, system: _System, references: Iterable[ImageRef]) -> PlannedImage:
         matrix = self._matrix
@@ -447,11 +456,11 @@ class _Planner:
             of_cuda = tuple(entry for entry in wheels if is_cuda_wheel(entry.file) and entry.name not in shared)
             others = tuple(entry for entry in wheels if not is_cuda_wheel(entry.file))
             both = [
-                WheelList(path=f"{folder}/cuda-{component}.txt", is_cuda=True, wheels=of_cuda),
-                WheelList(path=f"{folder}/wheels-{component}.txt", is_cuda=False, wheels=others),
+                WheelList(component=component, path=f"{folder}/cuda-{component}.txt", is_cuda=True, wheels=of_cuda),
+                WheelList(component=component, path=f"{folder}/wheels-{component}.txt", is_cuda=False, wheels=others),
             ]
             lists[component] = [item for wheel_list in both for item in _by_index(self._matrix, wheel_list)]
-        cuda = WheelList(path=f"{folder}/cuda.txt", is_cuda=True, wheels=tuple(shared.values()))
+        cuda = WheelList(component=CUDA, path=f"{folder}/cuda.txt", is_cuda=True, wheels=tuple(shared.values()))
         return _Group(
             constraints=_constraints(lock, locked),
             cuda=tuple(_by_index(self._matrix, cuda)),

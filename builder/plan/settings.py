@@ -37,6 +37,7 @@ _ENV = {
     "UV_CONSTRAINT": CONSTRAINTS,
     "UV_BUILD_CONSTRAINT": CONSTRAINTS,
 }
+DRIVER_VARIABLE = "NVIDIA_REQUIRE_CUDA"
 FIXED = _ENV.keys() - {"LANG"}  # matrix.yaml may not set these: programs of the image depend on them
 
 
@@ -90,7 +91,7 @@ def of_image(matrix: Matrix, cell: Cell, components: Mapping[str, Component]) ->
         # and the loader's cache does not know a folder that is mounted later.
         env["LD_LIBRARY_PATH"] = "/usr/local/nvidia/lib:/usr/local/nvidia/lib64"
         if driver:
-            env["NVIDIA_REQUIRE_CUDA"] = f"driver>={driver}"
+            env[DRIVER_VARIABLE] = f"driver>={driver}"
     own = {("cuda", cell.cuda): matrix.cuda[cell.cuda].env}
     own |= {("components", name): component.env for name, component in components.items()}
     for path, variables in own.items():

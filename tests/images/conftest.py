@@ -25,9 +25,10 @@ from docker.models.volumes import Volume
 from testinfra.host import Host
 
 from tests.images.containers import run_in, wait_for_program, wait_until
+from tests.images.packages import Session
 
 # Modules with assertions that are not test files.
-pytest.register_assert_rewrite("tests.images.dist_check", "tests.images.examples")
+pytest.register_assert_rewrite("tests.images.dist_check", "tests.images.examples", "tests.images.framework_packages")
 
 CALL_S = 120  # an answer of the engine
 SECONDS: dict[str, float] = {}  # of each test, with its set-up
@@ -292,6 +293,21 @@ def shell(start: Start, no_network: dict[str, str]) -> Callable[..., Shell]:
     return start_shell
 
 
+@pytest.fixture
+def session(shell: Callable[..., Any], subject: Any) -> Session:
+    """As another user of group 0: the image's own user has more permissions."""
+    return Session(shell(user="1234:0"), subject)
+
+
+@pytest.fixture
+def workspace(once: Callable[..., Any], new_volume: Callable[[], str], owner: int) -> dict[str, Any]:
+    """A volume that only its owner can write, like a folder of the host; returns how to mount it."""
+    mounted = {new_volume(): {"bind": "/workspace", "mode": "rw"}}
+    prepare = "echo harmless==1.0 >/workspace/requirements.txt; chmod 755 /workspace; chown -R $0:$0 /workspace"
+    assert once(["sh", "-c", prepare, str(owner)], user="root", volumes=mounted)[0] == 0
+    return mounted
+
+
 @pytest.fixture(scope="session")
 def attributes(container: Container) -> dict[str, Any]:
     """`docker inspect` of the image."""
@@ -300,11 +316,14 @@ def attributes(container: Container) -> dict[str, Any]:
 
 
 MODES: dict[str, dict[str, Any]] = {
-    "another user of group 0": {"user": "123456:0"},
     "another user and group": {"user": "123456:123456"},
-    "read-only": {"read_only": True, "tmpfs": {"/tmp": "exec", "/run": "", "/home/user": "exec,mode=1777"}},
-    "without capabilities": {"cap_drop": ["ALL"], "security_opt": ["no-new-privileges"]},
-    "read-only, another user": {"read_only": True, "tmpfs": {"/tmp": "exec", "/run": ""}, "user": "123456:0"},
+    "read-only, another user of group 0": {
+        "read_only": True, "tmpfs": {"/tmp": "exec", "/run": ""}, "user": "123456:0",
+    },
+    "read-only, without capabilities": {
+        "read_only": True, "tmpfs": {"/tmp": "exec", "/run": "", "/home/user": "exec,mode=1777"},
+        "cap_drop": ["ALL"], "security_opt": ["no-new-privileges"],
+    },
     "root that becomes a user": {"user": "root", "environment": {"NB_UID": "4242", "NB_GID": "4343"}},
     "root with the capabilities that it needs": {
         "user": "root",
@@ -312,7 +331,7 @@ MODES: dict[str, dict[str, Any]] = {
         "cap_drop": ["ALL"],
         "cap_add": ["SETUID", "SETGID", "KILL"],
     },
-}
+}  # fmt: skip
 
 
 @pytest.fixture(params=list(MODES))

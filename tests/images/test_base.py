@@ -45,6 +45,7 @@ def test_process_1_is_tini(host: Host) -> None:
     assert host.check_output("cat /proc/1/comm") == "tini"
 
 
+@pytest.mark.thorough
 def test_orphans_are_reaped(host: Host, until: Callable[..., None]) -> None:
     host.check_output("sh -c 'for i in $(seq 500); do (sleep 0.2 &) ; done'")
     zombies = "grep -l '^State:.Z' /proc/[0-9]*/status 2>/dev/null | wc -l"
@@ -243,11 +244,13 @@ def test_a_volume_is_writable_whoever_owns_it(
     assert (status, out.split()) == (0, [str(owner), str(owner)]), err
 
 
+@pytest.mark.thorough
 def test_an_unwritable_workspace_is_a_warning(once: Callable[..., Any]) -> None:
     _, _, err = once(["true"], user="123456:123456")
     assert "user 123456 cannot write to /workspace, which belongs to 1000:0: start with `--user 1000:0`" in err
 
 
+@pytest.mark.thorough
 def test_nb_uid_without_root_is_a_warning(once: Callable[..., Any]) -> None:
     status, out, err = once(["id", "-u"], environment={"NB_UID": "4242"})
     assert (status, out) == (0, "1000\n")
@@ -261,6 +264,7 @@ def test_root_is_dropped_with_all_capabilities(once: Callable[..., Any]) -> None
     assert out.split() == ["user", "4242", "Groups:", "0", "CapPrm:", "0" * 16, "CapEff:", "0" * 16]
 
 
+@pytest.mark.thorough
 def test_the_capabilities_that_the_launcher_names_are_enough(
     once: Callable[..., Any], start: Callable[..., Container], until: Callable[..., None]
 ) -> None:
@@ -326,6 +330,7 @@ def test_without_a_gpu_there_is_one_warning_or_an_error(once: Callable[..., Any]
         assert err.startswith("error: GPU_REQUIRED=1, but ")
 
 
+@pytest.mark.thorough
 def test_a_shell_without_input_is_an_error(
     once: Callable[..., Any], start: Callable[..., Container], until: Callable[..., None]
 ) -> None:
@@ -340,6 +345,7 @@ def test_a_shell_without_input_is_an_error(
         assert (ended.status, message in ended.err) == (78, True)
 
 
+@pytest.mark.thorough
 def test_start_quiet_prints_nothing(once: Callable[..., Any]) -> None:
     assert once(["true"], environment={"START_QUIET": "1"}) == (0, "", "")
 
@@ -373,6 +379,7 @@ def test_docker_exec_has_a_home_and_a_name(shell: Callable[..., Any], subject: A
     assert f"{session.run('id -un')}@" in session.run(["bash", "-ic", 'echo "${PS1@P}"'])
 
 
+@pytest.mark.thorough
 def test_shells_have_the_home_of_the_launcher(shell: Callable[..., Any], new_volume: Callable[[], str]) -> None:
     """`docker exec` has the home of the image, to which this user cannot write."""
     container = shell(user="4242:4242", volumes={new_volume(): {"bind": "/home/user", "mode": "ro"}})
@@ -381,9 +388,8 @@ def test_shells_have_the_home_of_the_launcher(shell: Callable[..., Any], new_vol
     assert container.run(["bash", "-lc", "echo $HOME $USER $LOGNAME"], user="root") == "/root root root"
 
 
-@pytest.mark.parametrize(
-    ("user", "umask"), [("4242:0", "0002"), thorough("4242:4242", "0022"), thorough("root", "0022")]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("user", "umask"), [("4242:0", "0002"), ("4242:4242", "0022"), ("root", "0022")])
 def test_users_of_group_0_can_share_files(
     once: Callable[..., Any], shell: Callable[..., Any], user: str, umask: str
 ) -> None:
@@ -401,6 +407,7 @@ def test_another_user_of_group_0_cannot_write_the_name_of_the_user(shell: Callab
     assert container.run("find /var/lib/extrausers -type f -perm /022") == ""
 
 
+@pytest.mark.thorough
 def test_a_user_outside_of_group_0_is_one_warning(once: Callable[..., Any]) -> None:
     """What many desktops give: `--user $(id -u):$(id -g)`."""
     err = once(["true"], user="1000:1000")[2]
@@ -458,6 +465,7 @@ def test_names_that_root_cannot_replace(
     assert (got, "root cannot replace it" in text) == (status, status != 0), text
 
 
+@pytest.mark.thorough
 def test_another_user_cannot_replace_the_state_of_services(shell: Callable[..., Any]) -> None:
     """Not even another member of group 0."""
     container = shell()
@@ -576,6 +584,7 @@ def test_a_home_may_be_deeper_than_pythons_recursion(shell: Callable[..., Any]) 
     container.run(["/bin/sh", "-c", "NB_GID=101 start true"], user="root")
 
 
+@pytest.mark.thorough
 def test_scripts_keep_the_variables_and_the_path_that_they_are_given(shell: Callable[..., Any]) -> None:
     container = shell(environment={"folder": "/data", "PATH": "/my/tools:/usr/bin:/bin"})
     for user in ("1000:0", "root"):
@@ -666,6 +675,7 @@ def test_variables_of_docker_stacks_are_warnings(once: Callable[..., Any]) -> No
     assert [name for name in environment if err.count(f"{name} has no effect here: ") != 1] == []
 
 
+@pytest.mark.thorough
 def test_start_sh_of_docker_stacks_runs_the_command(once: Callable[..., Any]) -> None:
     status, out, err = once(["start.sh", "echo", "reached"])
     assert (status, out) == (0, "reached\n"), err
@@ -680,6 +690,7 @@ def test_start_notebook_without_jupyter_names_the_variant(once: Callable[..., An
     assert once(["start-singleuser.py"])[0] == 78
 
 
+@pytest.mark.thorough
 def test_users_see_what_root_removes_in_a_derived_image(shell: Callable[..., Any]) -> None:
     """`USER root` and `RUN pip uninstall`."""
     container = shell()
@@ -700,9 +711,8 @@ def test_a_container_with_another_entrypoint_is_healthy(start: Callable[..., Con
     assert run_in(container, ["check-services"]) == (0, "", "")
 
 
-@pytest.mark.parametrize(
-    "options", [{}, thorough({"init": True}), thorough({"pid_mode": "host"}), thorough({"user": "1234:1234"})], ids=str
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("options", [{}, {"init": True}, {"pid_mode": "host"}, {"user": "1234:1234"}], ids=str)
 def test_a_container_that_lost_its_state_is_unhealthy(
     shell: Callable[..., Any], until: Callable[..., None], options: dict[str, Any]
 ) -> None:
@@ -764,6 +774,7 @@ def test_the_primary_group_of_the_user_can_be_renumbered(host: Host) -> None:
 # ---- other processes 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{"init": True}, {"pid_mode": "host"}], ids=str)
 def test_tini_is_silent_below_another_process_1(once: Callable[..., Any], options: dict[str, Any]) -> None:
     """It printed three lines of warnings that it cannot reap."""
@@ -777,6 +788,7 @@ def test_orphans_become_children_of_tini(once: Callable[..., Any], options: dict
     assert once(["sh", "-c", '(sh -c "$0" &); sleep 2', orphan], **options)[:2] == (0, "tini\n")
 
 
+@pytest.mark.thorough
 def test_a_locale_that_the_image_lacks_is_one_warning(once: Callable[..., Any]) -> None:
     """bash, perl and others printed warnings of their own, each time."""
     code = "import locale; locale.setlocale(locale.LC_ALL, ''); print(locale.getpreferredencoding())"
@@ -790,6 +802,7 @@ def test_a_locale_that_the_image_lacks_is_one_warning(once: Callable[..., Any]) 
     assert "locale" not in err.replace("locales-all", "")
 
 
+@pytest.mark.thorough
 def test_a_terminal_that_the_image_lacks_is_one_warning(once: Callable[..., Any]) -> None:
     code = "clear >/dev/null && echo $TERM"
     status, out, err = once(["sh", "-c", code], environment={"TERM": "xterm-ghostty"})

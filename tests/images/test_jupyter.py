@@ -244,7 +244,6 @@ def test_a_kernel_runs_code_over_the_api(server: Server, subject: Any) -> None:
     assert execute(server, "1 / 0")[1] == "ZeroDivisionError"
 
 
-@pytest.mark.thorough
 def test_a_notebook_trains_and_logs_to_tensorboard(server: Server) -> None:
     cells = [
         "from tensorboard.compat.proto.summary_pb2 import Summary\n"
@@ -278,6 +277,7 @@ INVALID: list[tuple[dict[str, str], str]] = [
 ]
 
 
+@pytest.mark.thorough
 def test_invalid_settings_are_refused(once: Callable[..., Any], shell: Callable[..., Any]) -> None:
     """By the launcher as process 1, and in a container that runs: that takes a quarter of the time of a start."""
     assert once(None, environment={"JUPYTER_TOKEN": ""})[0] == 78
@@ -316,6 +316,7 @@ def test_is_healthy_in_every_mode(
     assert container.wait()["StatusCode"] == 143
 
 
+@pytest.mark.thorough
 def test_https_with_a_certificate(start: Callable[..., Container], until: Callable[..., None]) -> None:
     make = (
         "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=gpu.example.org -keyout /workspace/k -out /workspace/c "
@@ -337,6 +338,7 @@ def test_https_with_a_certificate(start: Callable[..., Container], until: Callab
     assert "chosen-by-me" not in container.logs().decode()
 
 
+@pytest.mark.thorough
 def test_a_restart_keeps_the_token_and_an_image_of_the_container_has_none(
     start: Callable[..., Container], until: Callable[..., None]
 ) -> None:
@@ -356,6 +358,7 @@ def test_a_restart_keeps_the_token_and_an_image_of_the_container_has_none(
     image.remove()
 
 
+@pytest.mark.thorough
 def test_a_server_that_dies_is_restarted(start: Callable[..., Container], until: Callable[..., None]) -> None:
     container = start(ports=[8888], environment={"JUPYTER_TOKEN": "chosen-by-me"})
     port = published(container)
@@ -415,6 +418,7 @@ def test_gpu_figures_are_behind_the_login(server: Server) -> None:
     websocket.create_connection(f"{address}?token={server.token}", timeout=30).close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", [None, ["jupyter", "lab"]])
 @pytest.mark.parametrize(
     "environment",
@@ -445,6 +449,7 @@ def test_a_command_is_healthy_without_services(container: Container, until: Call
     until(lambda: container.exec_run(["check-services"]).exit_code == 0, seconds=START_S, what="the launcher")
 
 
+@pytest.mark.thorough
 def test_the_health_check_of_root_runs_nothing_of_the_user_as_root(
     start: Callable[..., Container], until: Callable[..., None]
 ) -> None:
@@ -485,6 +490,7 @@ def check_path(container: Container, path: str) -> None:
     assert requests.get(f"http://127.0.0.1:{published(container)}{address[1]}", timeout=60).status_code == 200
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "command",
     [
@@ -501,6 +507,7 @@ def test_a_server_below_a_path_is_healthy(
     check_path(container, "/team/gpu")
 
 
+@pytest.mark.thorough
 def test_a_stopped_server_is_unhealthy(start: Callable[..., Container], until: Callable[..., None]) -> None:
     """It still listens, but the check fails, within the engine's time limit.
 
@@ -516,6 +523,7 @@ def test_a_stopped_server_is_unhealthy(start: Callable[..., Container], until: C
     until(lambda: container.exec_run(["check-services"]).exit_code == 0, seconds=START_S, what="the server again")
 
 
+@pytest.mark.thorough
 def test_without_a_login_other_hosts_are_refused(start: Callable[..., Container], until: Callable[..., None]) -> None:
     """With both variables there is no login, which the log says.
 
@@ -542,6 +550,7 @@ def test_without_a_login_other_hosts_are_refused(start: Callable[..., Container]
     assert "Access-Control-Allow-Origin" not in answer.headers
 
 
+@pytest.mark.thorough
 def test_kubeflow_gets_in_without_a_login_only_if_asked_for(
     start: Callable[..., Container], until: Callable[..., None]
 ) -> None:
@@ -566,6 +575,7 @@ def test_kubeflow_gets_in_without_a_login_only_if_asked_for(
     assert statuses == {"kubeflow.example.org": 200, "ada.team.svc.cluster.local": 200, "evil.example": 403}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("port", "command"), [(8888, None), (9000, ["start-notebook.py", "--ServerApp.port=9000"])])
 def test_a_port_that_is_in_use_is_named_once(
     start: Callable[..., Container],
@@ -592,6 +602,7 @@ def test_a_volume_at_the_home_of_other_images_is_reported(once: Callable[..., An
     assert "warning: /home/jovyan is not in the home here: mount it at /home/user or /workspace" in err
 
 
+@pytest.mark.thorough
 def test_a_token_is_in_no_log(start: Callable[..., Container], until: Callable[..., None]) -> None:
     """Nor in the traceback of a proxied port that is closed."""
     container = start(ports=[8888], environment={"JUPYTER_TOKEN": "chosen-by-me"})
@@ -636,6 +647,7 @@ def with_settings(keep: Callable[..., Container]) -> Container:
 # Tests of a class may run in another process than those of the module, whose containers they do not use: together, they
 # took longer than all others of an image.
 class TestLogin:
+    @pytest.mark.thorough
     @pytest.mark.parametrize(
         "command",
         [
@@ -705,6 +717,7 @@ class TestLogin:
         until(lambda: answers(address, 200), seconds=START_S, what="the server")
         assert requests.get(address, headers={"Host": "evil.example"}, timeout=30).status_code == 403
 
+    @pytest.mark.thorough
     def test_settings_of_extensions_need_a_login(
         self, start: Callable[..., Container], until: Callable[..., None]
     ) -> None:
@@ -714,6 +727,7 @@ class TestLogin:
         with pytest.raises(websocket.WebSocketException, match="/login"):
             websocket.create_connection(address, timeout=30)
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize(
         ("file", "text"),
         [
@@ -739,11 +753,13 @@ class TestLogin:
         page = requests.get(f"{address}/lab?token=chosen-by-me", timeout=30).text
         assert '"quitButton": false' in page
 
+    @pytest.mark.thorough
     def test_a_configuration_file_that_does_not_exist_is_an_error(self, once: Callable[..., Any]) -> None:
         status, _, err = once(["start-notebook.py", "--config=/nowhere.py"])
         assert status == 78
         assert "error: --config=/nowhere.py: no such file" in err
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize(
         "setting",
         ["c.IdentityProvider.token = 'of-mine'", f"{PROVIDER}\nc.ServerApp.identity_provider_class = Closed"],
@@ -796,7 +812,6 @@ def test_tensorboard_listens_on_no_port(server: Server, until: Callable[..., Non
     assert ports(inside(server).check_output(LISTENING)) == {8888}
 
 
-@pytest.mark.thorough
 def test_tensorboard_in_a_notebook_uses_the_proxy_of_the_server(server: Server, until: Callable[..., None]) -> None:
     code = "%load_ext tensorboard\n%tensorboard --logdir /workspace/runs --port 6123"
     kernel_env = "import os; print(os.environ['TENSORBOARD_PROXY_URL'])"
@@ -807,6 +822,7 @@ def test_tensorboard_in_a_notebook_uses_the_proxy_of_the_server(server: Server, 
         until(lambda: page in server.request("GET", "/proxy/6123/").text, seconds=START_S, what="TensorBoard")
 
 
+@pytest.mark.thorough
 def test_runs_as_root_with_nb_uid_0(start: Callable[..., Container], until: Callable[..., None]) -> None:
     """Rootless Docker: root in the container is the user of the host."""
     container = start(user="root", environment={"NB_UID": "0"})
@@ -826,6 +842,7 @@ def test_is_healthy_soon_after_it_answers(
     until(lambda: health(container) == "healthy", seconds=limit, what="the health check")
 
 
+@pytest.mark.thorough
 def test_the_single_user_server_of_a_hub_is_the_one_that_enforces_a_login(host: Host) -> None:
     """tests/browser/test_jupyterhub.py starts it from a JupyterHub."""
     assert host.check_output("command -v jupyterhub-singleuser") == "/usr/local/bin/jupyterhub-singleuser"
@@ -834,6 +851,7 @@ def test_the_single_user_server_of_a_hub_is_the_one_that_enforces_a_login(host: 
     )
 
 
+@pytest.mark.thorough
 def test_the_servers_start_with_a_safe_path(host: Host) -> None:
     """Python then does not look beside a program for its modules."""
     for program in (LAB, "jupyterhub-singleuser"):
@@ -847,6 +865,7 @@ HUB = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", [None, ["start-singleuser.py"], ["/opt/venv/bin/jupyter", "lab"]])
 def test_the_server_of_a_hub_does_not_run_as_root(
     start: Callable[..., Container], until: Callable[..., None], command: list[str] | None
@@ -857,6 +876,7 @@ def test_the_server_of_a_hub_does_not_run_as_root(
     assert host.check_output("ps -o user= -C jupyterhub-sing").split() == ["user"]
 
 
+@pytest.mark.thorough
 def test_jupyter_lab_as_command_does_not_run_as_root(
     start: Callable[..., Container], until: Callable[..., None]
 ) -> None:
@@ -866,6 +886,7 @@ def test_jupyter_lab_as_command_does_not_run_as_root(
     assert host.check_output("ps -o user= -C jupyter-lab").split() == ["user"]
 
 
+@pytest.mark.thorough
 def test_what_only_prints_does_not_run_as_root(once: Callable[..., Any]) -> None:
     """The image allows root only for a server that runs as root."""
     status, out, err = once(["start-notebook.py", "--show-config"], user="root")
@@ -873,6 +894,7 @@ def test_what_only_prints_does_not_run_as_root(once: Callable[..., Any]) -> None
     assert ".allow_root = False" in out
 
 
+@pytest.mark.thorough
 def test_jupyter_notebook_names_jupyter_lab_until_it_is_installed(shell: Callable[..., Any]) -> None:
     session = shell()
     for command in ("jupyter notebook", "jupyter-notebook"):
@@ -882,6 +904,7 @@ def test_jupyter_notebook_names_jupyter_lab_until_it_is_installed(shell: Callabl
         session.run(command)
 
 
+@pytest.mark.thorough
 def test_the_help_is_printed_once(once: Callable[..., Any]) -> None:
     status, out, err = once(["start-notebook.py", "--help"])
     assert status == 0
@@ -889,6 +912,7 @@ def test_the_help_is_printed_once(once: Callable[..., Any]) -> None:
     assert "restart" not in err
 
 
+@pytest.mark.thorough
 def test_the_server_does_not_compile_a_grammar(host: Host) -> None:
     """It took half of the time until Jupyter answered."""
     result = host.run("python -X importtime /usr/local/lib/jupyter-lab --version")
@@ -923,7 +947,6 @@ def run_notebook(server: Server, name: str, *cells: str) -> list[dict[str, Any]]
     return [dict(output) for output in outputs]
 
 
-@pytest.mark.thorough
 def test_a_notebook_of_data_science(server: Server) -> None:
     outputs = run_notebook(server, "science", *cells_of("science"))
     pictures = [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]
@@ -931,7 +954,6 @@ def test_a_notebook_of_data_science(server: Server) -> None:
     assert len(pictures[0]) > 2000
 
 
-@pytest.mark.thorough
 def test_a_notebook_of_the_framework(server: Server, subject: Any) -> None:
     """Trains a small network, as in a first tutorial of each framework."""
     outputs = run_notebook(server, "circle", *cells_of(subject.cell["framework"]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import tarfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +14,8 @@ from docker.models.containers import Container
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from testinfra.host import Host
+
+from tests.images.packages import DOCUMENTED, OFFLINE, PIP, REMOVE, UV, WRITE_WHEELS, Session
 
 
 def test_version_is_that_of_the_cell(subject: Any, python: Callable[[str], Any]) -> None:
@@ -125,67 +126,9 @@ def test_pip_list_has_all_packages(host: Host, subject: Any) -> None:
 
 # ---- packages that users install: in the environment of the image, and in their own
 
-# Image tests use no package index. This writes a wheel with a module and a script to /tmp/wheels for each argument
-# `NAME VERSION REQUIREMENT...`.
-WRITE_WHEELS = """
-import os, sys, zipfile
-
-def write_wheel(name, version, *requirements):
-    module = {"nvidia-ml-py": "pynvml"}.get(name, name.replace("-", "_"))
-    stem = name.replace("-", "_") + "-" + version
-    info = stem + ".dist-info/"
-    files = {
-        module + ".py": f"version = {version!r}\\ndef main(): print(version)\\n",
-        info + "METADATA": f"Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n"
-                           + "".join(f"Requires-Dist: {text}\\n" for text in requirements),
-        info + "WHEEL": "Wheel-Version: 1.0\\nGenerator: t\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
-        info + "entry_points.txt": f"[console_scripts]\\n{name}-version = {module}:main\\n",
-    }
-    files[info + "RECORD"] = "".join(f"{path},,\\n" for path in (*files, info + "RECORD"))
-    with zipfile.ZipFile(f"/tmp/wheels/{stem}-py3-none-any.whl", "w") as wheel:
-        for path, text in files.items():
-            wheel.writestr(path, text)
-
-os.makedirs("/tmp/wheels", exist_ok=True)
-for argument in sys.argv[1:]:
-    write_wheel(*argument.split())
-"""
-PIP = "pip install --quiet --no-index --disable-pip-version-check --find-links /tmp/wheels"
-UV = "uv pip install --offline --no-index --find-links /tmp/wheels"
-REMOVE = {PIP: "pip uninstall -y", UV: "uv pip uninstall"}
-
-
-class Session:
-    """A shell in a container with some wheels to install; one of them has the name of the framework."""
-
-    def __init__(self, shell: Any, subject: Any) -> None:
-        self.run, self.fails = shell.run, shell.fails
-        self.installers = [PIP, UV] if "uv" in subject.wheels else [PIP]
-        self.framework = Requirement(subject.data["requirements"][subject.cell["framework"]][0]).name
-        self.module = {"tensorflow-cpu": "tensorflow"}.get(self.framework, self.framework)
-        wheels = ("harmless 1.0", "harmless 2.0.1", "nvidia-ml-py 999.0", f"{self.framework} 999.0")
-        self.run(["python", "-c", WRITE_WHEELS, *wheels, f"dependent 1.0 {self.framework} nvidia-ml-py"])
-
-    def python(self, code: str, python: str = "python") -> str:
-        return str(self.run([python, "-W", "ignore", "-c", code]))
-
-    def version(self, name: str) -> str:
-        return self.python(f"import importlib.metadata as m; print(m.version({name!r}))")
-
-
-@pytest.fixture
-def session(shell: Callable[..., Any], subject: Any) -> Session:
-    """As another user than the image's own, who has more permissions."""
-    return Session(shell(user="1234:0"), subject)
-
-
-WHERE = "import importlib.util as u; print(u.find_spec({!r}).origin)"
-
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("user", ["1000:0", "1234:0"])
-def test_any_version_of_any_package_is_installed(shell: Callable[..., Any], subject: Any, user: str) -> None:
-    session = Session(shell(user=user), subject)
+def test_any_version_of_any_package_is_installed(session: Session) -> None:
     assert session.python("import pynvml; print(pynvml.__file__)").startswith("/opt/venv/lib/")
     for install in session.installers:
         session.run(f"{install} harmless==1.0 nvidia-ml-py==999.0")
@@ -196,28 +139,6 @@ def test_any_version_of_any_package_is_installed(shell: Callable[..., Any], subj
         assert session.run("harmless-version") == "2.0.1"
         session.run(f"{REMOVE[install]} nvidia-ml-py")
         session.fails(["python", "-c", "import pynvml"])
-
-
-@pytest.mark.thorough
-def test_a_package_of_the_image_is_not_installed_again(session: Session) -> None:
-    """A package that needs the framework uses that of the image."""
-    for install in session.installers:
-        session.run(f"{install} dependent")
-        assert session.python(WHERE.format(session.module)).startswith("/opt/venv/lib/")
-        session.run(f"{REMOVE[install]} dependent")
-
-
-@pytest.mark.thorough
-def test_another_framework_version_is_refused_with_both_versions(session: Session, subject: Any) -> None:
-    for install in session.installers:
-        message = session.fails(f"{install} {session.framework}==999.0".replace("--quiet ", ""))
-        assert "999.0" in message
-        assert subject.wheels[session.framework] in message
-        # In docs/workstation.md.
-        assert install == UV or f"{session.framework}!=0+to.override.unset.PIP_CONSTRAINT,==" in message
-    # Once: it removes gigabytes of the framework.
-    session.run(f"PIP_CONSTRAINT= UV_CONSTRAINT= {install} --no-deps {session.framework}==999.0")
-    assert session.version(session.framework) == "999.0"
 
 
 @pytest.mark.thorough
@@ -389,56 +310,15 @@ def test_a_derived_image_has_its_packages_however_it_runs(
         container.remove(v=True)
 
 
-# Its backend does not exist: the requirements are installed before it is called.
-PROJECT = """
-[build-system]
-requires = ["{}"]
-build-backend = "none"
-"""
-
-
-@pytest.mark.thorough
-def test_packages_are_built_with_the_framework_of_the_image(session: Session, subject: Any) -> None:
-    """A project that needs torch to build was built with the newest one."""
-    session.run(f"mkdir /tmp/project; echo '{PROJECT.format(session.framework)}' >/tmp/project/pyproject.toml")
-    for install in session.installers:
-        assert subject.wheels[session.framework] in session.fails(f"{install} /tmp/project")
-        # As for flash-attn. pip refuses this option together with build constraints, whatever the project.
-        message = session.fails(f"{install} --no-build-isolation /tmp/project")
-        assert "none" in message, "the backend is called"
-        assert "cannot be used with" not in message
-
-
 # ---- the commands in the documents
 
-# docs/workstation.md; tests/unit/test_repository.py compares them.
-DOCUMENTED = [
-    "docker exec C pip install requests==2.31.0",
-    "docker exec C uv pip install -r requirements.txt",
-    "python -m venv .venv",
-    "python -m venv --system-site-packages .venv",
-]
-OFFLINE = {
-    "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/tmp/wheels", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-    "UV_OFFLINE": "1", "UV_NO_INDEX": "1", "UV_FIND_LINKS": "/tmp/wheels",
-}  # fmt: skip
 
-
-@pytest.fixture
-def workspace(once: Callable[..., Any], new_volume: Callable[[], str], owner: int) -> dict[str, Any]:
-    """A volume that only its owner can write, like a folder of the host; returns how to mount it."""
-    mounted = {new_volume(): {"bind": "/workspace", "mode": "rw"}}
-    prepare = "echo harmless==1.0 >/workspace/requirements.txt; chmod 755 /workspace; chown -R $0:$0 /workspace"
-    assert once(["sh", "-c", prepare, str(owner)], user="root", volumes=mounted)[0] == 0
-    return mounted
-
-
-# Only images with Jupyter have requests, which pip must install over: two of these users install in every image.
+# Only images with Jupyter have requests, which pip must install over: one of these users installs in every image.
 @pytest.mark.parametrize(
     ("user", "owner"),
     [
         ("1000:0", 1000),
-        ("123456:123456", 1234),
+        pytest.param("123456:123456", 1234, marks=pytest.mark.thorough),
         pytest.param("1234:0", 1234, marks=pytest.mark.thorough),
         pytest.param("0:0", 0, marks=pytest.mark.thorough),
     ],
@@ -490,26 +370,7 @@ def test_an_environment_without_the_image(shell: Callable[..., Any], subject: An
         assert session.run("/tmp/other/bin/harmless-version") == "2.0.1"
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("owner", [1234])
-def test_an_environment_with_the_image(shell: Callable[..., Any], subject: Any, workspace: dict[str, Any]) -> None:
-    """--system-site-packages: with the framework, and with the user's own packages."""
-    session = Session(shell(user="1234:0", volumes=workspace), subject)
-    session.run(f"{PIP} harmless==1.0")
-    session.run(DOCUMENTED[3])
-    python = ".venv/bin/python"
-    assert session.python(WHERE.format(session.module), python).startswith("/opt/venv/lib/")
-    assert session.python("import harmless; print(harmless.version)", python) == "1.0"
-    # Before Python 3.12, venv installs an older setuptools than PyTorch 2.14 requires, and this test has no index.
-    session.run(". .venv/bin/activate && pip uninstall --quiet --yes setuptools")
-    session.run(f". .venv/bin/activate && {PIP} harmless==2.0.1 dependent")
-    assert session.run(".venv/bin/harmless-version") == "2.0.1"
-    assert session.run("harmless-version") == "1.0"
-    assert session.python(WHERE.format(session.module), python).startswith("/opt/venv/lib/")
-    session.python(f"import {session.module}", python)
-
-
-# Making an environment takes 3 s of the processor: the tests above are of two other users, with a command each.
+# Making an environment takes 3 s of the processor, so other users make theirs in other tests.
 @pytest.mark.thorough
 @pytest.mark.parametrize("owner", [0])
 def test_root_makes_an_environment(shell: Callable[..., Any], subject: Any, workspace: dict[str, Any]) -> None:
@@ -520,102 +381,6 @@ def test_root_makes_an_environment(shell: Callable[..., Any], subject: Any, work
 
 
 # ---- projects with a uv.lock
-
-RESEARCH = """
-[project]
-name = "research"
-version = "1"
-requires-python = ">=3.9"
-dependencies = ["{framework}", "numpy", "harmless", "first", "second"]
-optional-dependencies.plots = ["optional"]
-
-[dependency-groups]
-checks = ["grouped"]
-"""
-
-
-class Research(Session):
-    """A session in a project with the framework, numpy and three other packages. `pinned` is what the image keeps."""
-
-    def __init__(self, shell: Any, subject: Any) -> None:
-        super().__init__(shell, subject)
-        text = self.run("cat /etc/pip/constraints.txt")
-        self.pinned = dict(re.findall(r"^([\w.-]+)==([^,+\s]+)", text, re.MULTILINE))
-        others = [f"{name} {version}" for name, version in self.pinned.items() if name != self.framework]
-        # With a local version, as those of PyTorch's own index have.
-        framework = f"{self.framework} {self.pinned[self.framework]}+other " + " ".join(o.split()[0] for o in others)
-        numpy = f"numpy {subject.wheels['numpy']}"
-        names = ("first", "second", "optional", "grouped")
-        self.run(["python", "-c", WRITE_WHEELS, framework, numpy, *others, *(f"{name} 1.0" for name in names)])
-        text = RESEARCH.format(framework=self.framework)
-        self.run(f"mkdir /tmp/project && echo '{text}' >/tmp/project/pyproject.toml")
-
-    def project(self, command: str) -> str:
-        return str(self.run(f"cd /tmp/project && {command}"))
-
-    def installed(self) -> dict[str, str]:
-        listed = json.loads(self.run("uv pip list --format json 2>/dev/null"))
-        return {entry["name"]: entry["version"] for entry in listed}
-
-
-@pytest.mark.thorough
-def test_uv_sync_keeps_the_framework(shell: Callable[..., Any], subject: Any) -> None:
-    if "uv" not in subject.wheels:
-        assert "pip install uv" in shell().fails("uv-sync")
-        return
-    session = Research(shell(user="1234:0", environment=OFFLINE), subject)
-    before, framework = session.installed(), session.python(WHERE.format(session.module))
-
-    # The newest framework is refused, before anything is written. The printed advice works.
-    message = session.fails("cd /tmp/project && uv-sync")
-    assert f"the project needs {session.framework} 999.0, the image has {before[session.framework]}" in message
-    assert session.run("ls /tmp/project") == "pyproject.toml"
-    session.project(message.strip().splitlines()[-1].partition(": ")[2])
-
-    # What the image has cannot be downloaded.
-    for name in (*session.pinned, "numpy"):
-        session.run(f"rm /tmp/wheels/{name.replace('-', '_')}-*")
-    session.project("uv-sync --locked --exact")
-    assert session.installed() == before | {"harmless": "2.0.1", "first": "1.0", "second": "1.0"}
-    assert session.python(WHERE.format(session.module)) == framework
-    session.project("uv-sync -q --group checks --extra plots")
-    assert session.installed().items() >= {"optional": "1.0", "grouped": "1.0"}.items()
-
-    # Options about the output, which uv-sync also passes for its check.
-    for options in ("-q", "-qq", "-v", "--verbose", "--dry-run"):
-        session.project(f"uv-sync {options}")
-    for options in ("--output-format json", "--output-format=json -v"):
-        assert "sync" in json.loads(session.project(f"uv-sync {options} 2>/dev/null"))
-
-    # A Python that the project names does not replace the environment.
-    session.project("echo 3.7 >.python-version && uv-sync")
-    assert session.installed().items() >= before.items()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"user": "4321:4321"},
-        {"read_only": True, "tmpfs": {"/tmp": "exec", "/run": "", "/home/user": "exec,mode=1777"}},
-    ],
-    ids=["another user and group", "read-only"],
-)
-def test_uv_sync_advises_an_environment_of_their_own(
-    shell: Callable[..., Any], subject: Any, options: dict[str, Any]
-) -> None:
-    if "uv" not in subject.wheels:
-        assert "pip install uv" in shell(**options).fails("uv-sync")
-        return
-    session = Research(shell(environment=OFFLINE, **options), subject)
-    session.project(f"uv lock -P {session.framework}=={session.pinned[session.framework]}")
-    message = session.fails("cd /tmp/project && uv-sync").strip()
-    assert message.startswith("uv-sync: cannot write to /opt/venv. ")
-    assert "\n" not in message
-    session.project(message.rpartition(": ")[2])
-    python = "/tmp/project/.venv/bin/python"
-    assert session.python(WHERE.format(session.module), python).startswith("/opt/venv/lib/")
-    assert session.python(WHERE.format("harmless"), python).startswith("/tmp/project/.venv/")
 
 
 def test_uv_sync_has_a_help(host: Host) -> None:

@@ -17,6 +17,14 @@ from tests.images.dist_check import (  # noqa: F401  pytest collects the tests a
     test_dist_check_of_two_containers,
     test_dist_check_of_two_processes,
 )
+from tests.images.framework_packages import (  # noqa: F401
+    test_a_package_of_the_image_is_not_installed_again,
+    test_an_environment_with_the_image,
+    test_another_framework_version_is_refused_with_both_versions,
+    test_packages_are_built_with_the_framework_of_the_image,
+    test_uv_sync_advises_an_environment_of_their_own,
+    test_uv_sync_keeps_the_framework,
+)
 
 # The libraries that TensorFlow opens for a GPU, with their wheels (without -cuNN).
 OPENS = {

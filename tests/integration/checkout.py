@@ -388,7 +388,7 @@ def make(root: Path, *, namespace: str, release: str, index: Index, environ: Map
         ROOT / "templates", root / "templates", symlinks=True, ignore=shutil.ignore_patterns("host", "__pycache__")
     )
     copies = ["templates/host/env.sh", "templates/host/README.md", "locks/uv.txt", ".dockerignore", "pyproject.toml"]
-    copies += [f"tests/images/{name}.py" for name in ("conftest", "containers", "test_base", "test_python")]
+    copies += [f"tests/images/{name}.py" for name in ("conftest", "containers", "packages", "test_base", "test_python")]
     for name in copies:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, root / name)

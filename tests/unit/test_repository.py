@@ -22,7 +22,8 @@ from builder.matrix.project import Project
 from builder.matrix.schema import CPU
 from builder.plan import budget, plan
 from builder.plan.plan import PlannedImage
-from tests.images.test_python import DERIVED, DOCUMENTED
+from tests.images.packages import DOCUMENTED
+from tests.images.test_python import DERIVED
 from tests.mutations import gates
 from tests.paths import ROOT
 

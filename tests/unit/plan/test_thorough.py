@@ -1,4 +1,4 @@
-"""Which image of a group must pass the thorough tests of a component."""
+"""Which of several images must pass the thorough tests of a component."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Pair:
 
     def of_large(self) -> set[str]:
         """The components whose thorough tests the larger image must pass."""
-        return set(thorough_components([self.small, self.large])[LARGE])
+        return set(thorough_components([self.large, self.small], self.project.matrix)[self.large.id])
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ BESIDE_THE_SMALL_ONE = {"board"}
 
 def test_the_smallest_image_with_a_component_passes_its_thorough_tests(pair: Pair) -> None:
     assert pair.of_large() == BESIDE_THE_SMALL_ONE
-    assert thorough_components([pair.small, pair.large])[SMALL] == set(pair.small.components)
+    assert thorough_components([pair.small, pair.large], pair.project.matrix)[SMALL] == set(pair.small.components)
 
 
 def test_an_image_without_its_smaller_sibling_passes_all_of_them(pair: Pair) -> None:
@@ -45,25 +45,25 @@ def test_an_image_without_its_smaller_sibling_passes_all_of_them(pair: Pair) -> 
     assert {image.id: set(image.thorough) for image in both}[LARGE] == BESIDE_THE_SMALL_ONE
 
 
-@pytest.mark.parametrize("kind", ["os", "files"])
-def test_layers_of_the_operating_system_and_of_files_may_differ(pair: Pair, kind: str) -> None:
-    """A variant has more Debian packages and more files; these are compared one by one."""
-    layers = tuple(
-        replace(layer, inputs="other") if layer.kind == kind and not layer.compiled else layer
-        for layer in pair.small.layers
+def with_another_wheel(image: PlannedImage, component: str) -> PlannedImage:
+    """The image with another file of a wheel that the component needs."""
+    lists = tuple(
+        replace(part, wheels=(replace(part.wheels[0], sha256="0" * 64), *part.wheels[1:]))
+        if part.component == component
+        else part
+        for part in image.lists
     )
-    assert layers != pair.small.layers
-    pair.small = replace(pair.small, layers=layers)
-    assert pair.of_large() == BESIDE_THE_SMALL_ONE
+    assert lists != image.lists
+    return replace(image, lists=lists)
 
 
-@pytest.mark.parametrize("is_bytecode", [False, True])
-def test_another_layer_of_wheels_or_bytecode(pair: Pair, is_bytecode: bool) -> None:
-    chosen = next(
-        layer for layer in pair.small.layers if (bool(layer.compiled) if is_bytecode else layer.kind == "wheels")
-    )
-    layers = tuple(replace(each, inputs="other") if each is chosen else each for each in pair.small.layers)
-    pair.small = replace(pair.small, layers=layers)
+def test_another_wheel_of_a_component_is_below_those_that_need_it(pair: Pair) -> None:
+    pair.large = with_another_wheel(pair.large, "quartz")
+    assert pair.of_large() == {"quartz", "board"}
+
+
+def test_another_compiler_of_bytecode(pair: Pair) -> None:
+    pair.large = replace(pair.large, compiler_inputs="other")
     assert pair.of_large() == ALONE
 
 
@@ -107,6 +107,22 @@ def test_variables_are_the_same(pair: Pair, is_larger: bool) -> None:
     assert pair.of_large() == ALONE
 
 
-def test_an_image_of_another_group_proves_nothing(pair: Pair) -> None:
-    pair.small = replace(pair.small, cell=replace(pair.small.cell, python="3.13"))
+def test_another_architecture_has_the_same_packages(pair: Pair) -> None:
+    pair.large = replace(pair.large, cell=replace(pair.large.cell, arch="arm64"))
     assert pair.of_large() == ALONE
+
+
+def of_another_framework(image: PlannedImage, **env: str) -> PlannedImage:
+    """An image of another framework on the same operating system and Python."""
+    cell = replace(image.cell, framework="ember", short="em", line="1.10", release="1.10.0")
+    components = tuple("ember" if name == "quartz" else name for name in image.components)
+    lists = tuple(replace(part, component="ember") if part.component == "quartz" else part for part in image.lists)
+    settings = replace(image.settings, env={**image.settings.env, **env})
+    return replace(image, cell=cell, components=components, lists=lists, settings=settings)
+
+
+def test_images_of_two_frameworks_share_what_is_below_both(pair: Pair) -> None:
+    pair.large = of_another_framework(pair.large, NVIDIA_REQUIRE_CUDA="driver>=999")
+    assert pair.of_large() == {"cuda", "ember", "board"}
+    pair.large = of_another_framework(pair.large, MODE="fast")
+    assert pair.of_large() == {"base", "python", "cuda", "ember", "board"}
