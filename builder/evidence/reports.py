@@ -47,7 +47,7 @@ def attach_evidence(
             if signer:
                 # A manifest of its own: on the image itself, signers at the same time lose statements of each other,
                 # and cosign 3 hides those of cosign 2.
-                signer.sign_manifest(repository, report.digest)
+                signer.sign_manifest(repository, report.descriptor)
 
 
 def registry_coverage(

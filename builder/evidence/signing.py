@@ -25,12 +25,12 @@ from typing import Any
 from builder.common.errors import SigningError
 from builder.common.text import one_line
 from builder.layers import oci
-from builder.layers.oci import ManifestDocument
+from builder.layers.oci import Descriptor, ManifestDocument
 from builder.matrix.project import Project
 from builder.matrix.schema import Trusted
 from builder.registry import artifacts
 from builder.registry.auth import credentials
-from builder.registry.client import Repository
+from builder.registry.client import Repository, fallback_tag
 from builder.registry.failures import IMMUTABLE, IMMUTABLE_HINT, RUN_AGAIN, TransientError
 
 _BUNDLE_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"  # what cosign 3 attaches to manifests
@@ -39,7 +39,9 @@ _SIGN_PREDICATE = "https://sigstore.dev/cosign/sign/v1"  # the predicate type of
 # The predicate types that have a short name, see `cosign attest --help`.
 PREDICATE_TYPES = {"cyclonedx": "https://cyclonedx.org/bom", "slsaprovenance1": "https://slsa.dev/provenance/v1"}
 KEYLESS = "keyless"
-ATTEMPTS = 5  # to attach statements
+# The layers of a list of cosign 2: what a signature signs, and a statement with its signature.
+_PAYLOAD_TYPE = "application/vnd.dev.cosign.simplesigning.v1+json"
+_ENVELOPE_TYPE = "application/vnd.dsse.envelope.v1+json"
 _OFFLINE = "--insecure-ignore-tlog=true"  # for keys: their signatures are in no log
 TIMEOUT_S = 300
 RELEASES = "https://github.com/sigstore/cosign/releases"
@@ -112,41 +114,68 @@ class Signer:
     def sign_manifest(
         self,
         repository: Repository,
-        digest: str,
+        subject: Descriptor,
         annotations: Mapping[str, str] = {},
         statements: Mapping[str, bytes] = {},
     ) -> None:
-        """Attaches statements, by kind, to a manifest, then signs it: only what is missing.
+        """Attaches statements, by kind, to a manifest, and signs it: only what is missing.
 
-        Checks and repeats: cosign loses what several jobs attach at the same time, with exit status 0, and cosign 3
-        hides what cosign 2 attached. Raises SigningError, RegistryError.
+        With a key, cosign only signs: it would send 13 requests to attach a document, and lose what several jobs attach
+        at the same time, with exit status 0. With KEYLESS, it also attaches. Raises SigningError, RegistryError.
         """
-        notes = [f"--annotations={name}={value}" for name, value in annotations.items()]
-        for _ in range(ATTEMPTS):
-            # cosign sends 5 requests to verify, so it looks only for what is listed.
-            listed, is_complete = self._listed_kinds(repository, digest), True
-            for kind, predicate in statements.items():
-                uri = PREDICATE_TYPES.get(kind, kind)
-                if uri in listed and self._has_statement(repository, digest, kind, json.loads(predicate)):
-                    continue
-                with TemporaryDirectory() as folder:
-                    path = Path(folder) / "predicate.json"
-                    path.write_bytes(predicate)
-                    options = [*self._options, f"--type={kind}", f"--predicate={path}"]
-                    _cosign_manifest(repository, digest, "attest", "--yes", *options)
-                is_complete = False
-            # Last: once a manifest has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.
-            outputs = self._made_before(repository, digest, "verify") if _SIGN_PREDICATE in listed else []
-            if not any(_signatures(printed, annotations) for printed in outputs):
-                _cosign_manifest(repository, digest, "sign", "--yes", *self._options, *notes)
-                is_complete = False
-            # Otherwise verifies what it added: another job may have replaced the list by one with its own statement.
-            if is_complete or self.key == KEYLESS:  # `trust` need not have the identity of a job
-                return
-        raise SigningError(
-            f"{repository.name}: a statement or signature of {digest} is still missing after {ATTEMPTS} attempts",
-            hint="Another job may be signing images in this repository: run this again after it ends.",
-        )
+        digest, signed = subject.digest, dict[str, tuple[bytes, str]]()
+        # cosign sends 5 requests to verify, so it looks only for what is listed.
+        listed = self._listed_kinds(repository, digest)
+        for kind, predicate in statements.items():
+            uri = PREDICATE_TYPES.get(kind, kind)
+            if not (uri in listed and self._has_statement(repository, digest, kind, json.loads(predicate))):
+                signed[uri] = self._sign(repository, digest, f"--type={kind}", predicate=predicate)
+        # Last: once a manifest has a statement of cosign 3, cosign 3 ignores the signatures of cosign 2.
+        is_hidden = bool(signed) and self._makes_bundles
+        outputs = self._made_before(repository, digest, "verify") if _SIGN_PREDICATE in listed and not is_hidden else []
+        if not any(_signatures(printed, annotations) for printed in outputs):
+            notes = [f"--annotations={name}={value}" for name, value in annotations.items()]
+            signed[_SIGN_PREDICATE] = self._sign(repository, digest, *notes)
+        if signed and self.key != KEYLESS:
+            self._attach(repository, subject, signed)
+
+    def _sign(self, repository: Repository, digest: str, *options: str, predicate: bytes = b"") -> tuple[bytes, str]:
+        """Signs a manifest or a statement about it; returns the document, and its signature if that is not in it."""
+        with TemporaryDirectory() as folder:
+            path, signature, stated = (Path(folder) / name for name in ("document", "signature", "predicate.json"))
+            stated.write_bytes(predicate)
+            words, upload = ["sign", "--yes"], "--upload=false"
+            if predicate:
+                words, upload = ["attest", "--yes", f"--predicate={stated}"], "--no-upload=true"
+            if self._makes_bundles:
+                words += [upload, f"--bundle={path}"]
+            elif self.key != KEYLESS:
+                words += (
+                    [upload] if predicate else [upload, f"--output-payload={path}", f"--output-signature={signature}"]
+                )
+            printed = _cosign_manifest(repository, digest, *words, *self._options, *options)
+            content = path.read_bytes() if path.exists() else printed.strip().encode()
+            if not content and self.key != KEYLESS:
+                raise SigningError(f"cosign {words[0]} printed no document", hint=f"Use another version: {RELEASES}")
+            return content, signature.read_text(encoding="utf-8") if signature.exists() else ""
+
+    def _attach(self, repository: Repository, subject: Descriptor, signed: Mapping[str, tuple[bytes, str]]) -> None:
+        """Attaches documents, by predicate type, as cosign does: bundles or, of cosign 2, layers under two tags."""
+        if self._makes_bundles:
+            with artifacts.attaching(repository, subject) as attachments:
+                for uri, (bundle, _) in signed.items():
+                    notes = {"dev.sigstore.bundle.content": "dsse-envelope", _BUNDLE_KIND: uri}
+                    attachments.add(_BUNDLE_TYPE, {_BUNDLE_TYPE: bundle}, notes)
+            return
+        artifacts.put_documents(repository, [content for content, _ in signed.values()])
+        manifest, lists = json.loads(oci.artifact(_PAYLOAD_TYPE, [])), dict[str, dict[str, Any]]()
+        for uri, (content, signature) in signed.items():
+            suffix, media_type = (".sig", _PAYLOAD_TYPE) if signature else (".att", _ENVELOPE_TYPE)
+            notes = {artifacts.SIGNATURE: signature} | ({} if signature else {"predicateType": uri})
+            layer = Descriptor.of(content, media_type).as_data() | {"annotations": notes}
+            tag = f"{fallback_tag(subject.digest)}{suffix}"
+            lists.setdefault(tag, manifest | {"layers": []})["layers"].append(layer)
+        artifacts.extend_lists(repository, subject.digest, lists)
 
     def _listed_kinds(self, repository: Repository, digest: str) -> set[str]:
         """The predicate types of the statements and signatures of a manifest, none of which is checked."""
@@ -186,7 +215,12 @@ class Signer:
 
     @cached_property
     def _is_cosign_3(self) -> bool:
-        return "--use-signing-config" in run_cosign("sign", "--help")
+        # cosign 2.6 has the option, too, and signs as cosign 2.5 does.
+        return "--use-signing-config=true" in run_cosign("sign", "--help")
+
+    @property
+    def _makes_bundles(self) -> bool:
+        return self.key != KEYLESS and self._is_cosign_3
 
     @cached_property
     def _options(self) -> Sequence[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +36,7 @@ from builder.registry.failures import BLOB_UNKNOWN, RejectedError, TransientErro
 
 SUBJECT = "io.github.gpu-images.subject"  # the annotation with the digest of the image, in place of `subject`
 CREATED = "org.opencontainers.image.created"  # the annotation with the time of an artifact
+SIGNATURE = "dev.cosignproject.cosign/signature"  # the annotation of a layer with its signature
 MOST_FILES = 16  # of an artifact
 ATTEMPTS = 30  # to list artifacts while other writers replace the index; an attempt takes `confirm_s` of the registry
 # Never "delete it": a registry may answer with the image itself, and deleting a manifest deletes all its tags.
@@ -51,10 +52,13 @@ def artifact_manifest(
 
 
 def put_artifact(repository: Repository, artifact: Manifest, contents: Iterable[bytes], source: str = "") -> None:
-    """Stores an artifact, whose documents are `contents`, under its digest.
+    """Stores an artifact, whose documents are `contents`, under its digest; `source` is as in `put_documents`."""
+    put_documents(repository, contents, source)
+    repository.put_manifest(artifact.digest, artifact.content, artifact.media_type)
 
-    `source` is a repository of the same registry that may have the documents.
-    """
+
+def put_documents(repository: Repository, contents: Iterable[bytes], source: str = "") -> None:
+    """Stores the blobs of an artifact. `source` is a repository of the same registry that may have them."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "document"
         for content in dict.fromkeys([EMPTY, *contents]):
@@ -63,7 +67,6 @@ def put_artifact(repository: Repository, artifact: Manifest, contents: Iterable[
                 path.write_bytes(content)
                 repository.upload(digest, path, len(content), lambda _: None)
             repository.known.add(digest)
-    repository.put_manifest(artifact.digest, artifact.content, artifact.media_type)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +132,8 @@ def attaching(repository: Repository, subject: Descriptor) -> Iterator[Attachmen
     if attachments._stored:
         listed = _entries(repository, repository.referrers(subject.digest) or [])
         if unlisted := [artifact for artifact in attachments._stored if artifact.digest not in listed]:
-            _list_by_tag(repository, subject.digest, unlisted)
+            index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": list(map(_entry, unlisted))}
+            extend_lists(repository, subject.digest, {fallback_tag(subject.digest): index})
 
 
 def attached(
@@ -157,7 +161,7 @@ def attached(
 
 def _all_entries(repository: Repository, subject: str) -> dict[str, Listed]:
     """The entries of both lists of artifacts: some registries answer every request for referrers with an empty one."""
-    by_tag = json.dumps({"manifests": _listed_by_tag(repository, subject) or []}).encode()
+    by_tag = json.dumps({"manifests": _listed_by_tag(repository, subject, fallback_tag(subject)) or []}).encode()
     return _entries(repository, [*(repository.referrers(subject) or []), by_tag])
 
 
@@ -208,57 +212,74 @@ def _parse(artifact: Manifest, name: str) -> ManifestDocument:
     return document
 
 
-def _listed_by_tag(repository: Repository, subject: str) -> list[dict[str, Any]] | None:
-    """The entries of the index under the image's tag, as they are: other programs' fields are kept.
+def _entry(artifact: Manifest) -> dict[str, Any]:
+    """The entry of an artifact in a list."""
+    data = _parse(artifact, artifact.digest)
+    typed = {"artifactType": data.artifact_type, "annotations": data.annotations or {}}
+    return Descriptor.of(artifact.content, MANIFEST_TYPE).as_data() | typed
+
+
+def _listed_by_tag(repository: Repository, subject: str, tag: str) -> list[dict[str, Any]] | None:
+    """The entries of a list under a tag of the image, as they are: other programs' fields are kept.
 
     None if the registry answers with the image: GitLab takes `sha256-<hex>` for the digest, see
     oras-project/oras-go#1396.
     """
-    stored = repository.manifest(fallback_tag(subject))
+    stored = repository.manifest(tag)
     if stored is None:
         return []
     if stored.digest == subject:
         return None
-    oci.parse_document(IndexDocument, stored.content, f"index {repository.name}:{fallback_tag(subject)}", hint=_HINT)
-    return list(json.loads(stored.content)["manifests"])
+    is_index = tag == fallback_tag(subject)
+    oci.parse_document(
+        IndexDocument if is_index else ManifestDocument, stored.content, f"list {repository.name}:{tag}", hint=_HINT
+    )
+    return list(json.loads(stored.content)["manifests" if is_index else "layers"])
 
 
-def _list_by_tag(repository: Repository, subject: str, artifacts: Sequence[Manifest]) -> None:
-    """Adds artifacts to the index under the image's tag, until they stay there."""
-    entries = []
-    for artifact in artifacts:
-        data = _parse(artifact, artifact.digest)
-        typed = {"artifactType": data.artifact_type, "annotations": data.annotations or {}}
-        entries.append(Descriptor.of(artifact.content, MANIFEST_TYPE).as_data() | typed)
+def extend_lists(repository: Repository, subject: str, lists: Mapping[str, Mapping[str, Any]]) -> None:
+    """Adds the entries of `lists` to the lists under these tags of an image, until they stay there.
+
+    A list is an index of artifacts or, as cosign 2 stores signatures, a manifest whose layers are the entries.
+    """
     refusals, is_written = 0, False
     for _ in range(ATTEMPTS):
-        # Registries have no locks: another writer may replace the index between our read and our write. Each attempt
-        # adds the entries that the index lacks, to the index as it is then.
-        listed = _listed_by_tag(repository, subject)
-        if listed is None and is_written:
-            raise RegistryError(
-                f"{repository.name}: the registry has no referrers API, and returns the image itself for the tag "
-                f"{fallback_tag(subject)}: nothing can be attached to images",
-                hint="Use another registry for staging and releases, or a newer version of this one.",
-            )
-        listed = listed or []
-        digests_listed = {entry["digest"] for entry in listed}
-        missing = [entry for entry in entries if entry["digest"] not in digests_listed]
-        if not missing:
+        # Registries have no locks: another writer may replace a list between our read and our write. Each attempt
+        # adds the entries that the list lacks, to the list as it is then.
+        is_complete = True
+        for tag, added in lists.items():
+            listed = _listed_by_tag(repository, subject, tag)
+            if listed is None and is_written:
+                raise RegistryError(
+                    f"{repository.name}: the registry has no referrers API, and returns the image itself for the tag "
+                    f"{tag}: nothing can be attached to images",
+                    hint="Use another registry for staging and releases, or a newer version of this one.",
+                )
+            name = "manifests" if "manifests" in added else "layers"
+            present = set(map(_key, listed or ()))
+            missing = [entry for entry in added[name] if _key(entry) not in present]
+            if not missing:
+                continue
+            is_complete = False
+            content = json.dumps({**added, name: [*(listed or ()), *missing]}, separators=(",", ":")).encode()
+            try:
+                repository.put_manifest_once(tag, content, added["mediaType"])
+                is_written = True
+            except TransientError:
+                pass  # a repeated request would send the same list, which may be out of date by then: read it again
+            except RejectedError as error:
+                refusals += 1
+                if error.code != BLOB_UNKNOWN or refusals == REFUSALS:
+                    raise
+        if is_complete:
             return
-        try:
-            index = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*listed, *missing]}
-            content = json.dumps(index, separators=(",", ":")).encode()
-            repository.put_manifest_once(fallback_tag(subject), content, INDEX_TYPE)
-            is_written = True
-        except TransientError:
-            pass  # a repeated request would send the same index, which may be out of date by then: read it again first
-        except RejectedError as error:
-            refusals += 1
-            if error.code != BLOB_UNKNOWN or refusals == REFUSALS:
-                raise
         time.sleep(repository.confirm_s * random.uniform(1, 1.25))  # noqa: S311  no secret depends on it
     raise RegistryError(
         f"{repository.name}: other writers keep replacing the list of artifacts attached to {subject}",
         hint="Run this again when no other job writes to this registry.",
     )
+
+
+def _key(entry: Mapping[str, Any]) -> tuple[str, str]:
+    """The digest of an entry and, as several keys may sign one document, its signature."""
+    return entry["digest"], (entry.get("annotations") or {}).get(SIGNATURE, "")

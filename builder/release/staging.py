@@ -262,7 +262,7 @@ class StagingArea:
             if present is None:
                 artifacts.put_artifact(repository, artifact, [content])
             if signer:
-                signer.sign_manifest(repository, artifact.digest)
+                signer.sign_manifest(repository, artifact.descriptor)
             if present is None and repository.digest_of(tag) is None:
                 repository.put_manifest(tag, artifact.content, artifact.media_type)
                 time.sleep(repository.confirm_s)  # another machine may have set the same tag at the same time

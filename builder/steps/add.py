@@ -300,8 +300,8 @@ def push(run: Run, target: ImageRef, images: Sequence[AddedImage], signer: Signe
         release = {"release": target.tag} if is_dated else {}
         notes = {"cell": "", "image": target.repository.rpartition("/")[2], "tag": target.tag, **release}
         statements = {image.image.manifest.digest: statements_of(repository, image) for image in images}
-        for digest in dict.fromkeys([*statements, manifest.digest]):
-            signer.sign_manifest(repository, digest, notes, statements.get(digest, {}))
+        for signed in dict.fromkeys([*(image.image.manifest for image in images), manifest]):
+            signer.sign_manifest(repository, signed.descriptor, notes, statements.get(signed.digest, {}))
 
 
 def push_layers(run: Run, repository: Repository, added: AddedImage) -> Sent:

@@ -164,7 +164,7 @@ def publish_images(
         _attach_documents(repository, area, image)
         if signer:
             notes, statements = _annotations(image.cell, group, stamp), _statements(project, image)
-            signer.sign_manifest(repository, image.digest, notes, statements)
+            signer.sign_manifest(repository, image.stored.manifest.descriptor, notes, statements)
         view.end(image.cell, "complete", str(sent))
         return Outcome(image=image.planned, digest=image.digest, sent=sent, coverage=image.coverage)
 
@@ -180,7 +180,7 @@ def publish_images(
             group.repository.put_manifest(manifest.digest, manifest.content, manifest.media_type)
             if signer:
                 annotations = _annotations(f"{cell.axes}{cell.suffix}", group, stamp)
-                signer.sign_manifest(group.repository, manifest.digest, annotations)
+                signer.sign_manifest(group.repository, manifest.descriptor, annotations)
 
     # No tag before all images are complete in the registry: none names an image of half a release.
     tagging.set_tags(groups, stamp, report.tags)

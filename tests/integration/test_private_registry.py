@@ -50,8 +50,9 @@ def test_certificates(bridge: str, keys: Path, tmp_path: Path, monkeypatch: pyte
         registry = connect(server.address)
         transfer.send_blobs(registry, sample.files)
         registry.put_manifest(sample.digest, sample.manifest, IMAGE)
-        assert registry.manifest(sample.digest)
-        Signer(key=str(keys / "ours.key")).sign_manifest(registry, sample.digest, {"cell": "c"})
+        stored = registry.manifest(sample.digest)
+        assert stored
+        Signer(key=str(keys / "ours.key")).sign_manifest(registry, stored.descriptor, {"cell": "c"})
         assert signing.has_signature(registry, sample.digest)
 
 

@@ -70,9 +70,9 @@ def publish_signed(checkout: Checkout, both: list[Candidate], signer: Signer) ->
     annotations = {"image": "ty-cuda", "tag": both[0].references[0].tag, "release": group.stamped(stamp)}
     for image in both:
         staging.push_image(run, group.repository, image, ())
-        signer.sign_manifest(group.repository, image.digest, {"cell": image.cell} | annotations)
+        signer.sign_manifest(group.repository, image.stored.manifest.descriptor, {"cell": image.cell} | annotations)
     group.repository.put_manifest(group.manifest.digest, group.manifest.content, group.manifest.media_type)
-    signer.sign_manifest(group.repository, group.manifest.digest, {"cell": PLAIN} | annotations)
+    signer.sign_manifest(group.repository, group.manifest.descriptor, {"cell": PLAIN} | annotations)
     changes: list[TagChange] = []
     tagging.set_tags([group], stamp, changes)
     return [change for change in changes if change.is_change]

@@ -62,7 +62,9 @@ def test_forged_results_are_refused(ours: Checkout, proxy: Proxy, keys: Path, tm
             assert signature
             staged.put_manifest(f"{forged.replace(':', '-')}.sig", signature.content, signature.media_type)
         elif signed_by == "another key":
-            Signer(key=str(keys / "theirs.key")).sign_manifest(staged, forged)
+            manifest = staged.manifest(forged)
+            assert manifest
+            Signer(key=str(keys / "theirs.key")).sign_manifest(staged, manifest.descriptor)
         output = release(elsewhere(ours, tmp_path / signed_by), UNTESTED_GPU, code=8)
         assert f"{PLAIN}: no valid test results" in output
         assert reason in output

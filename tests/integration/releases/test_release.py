@@ -48,7 +48,7 @@ def test_what_was_tested_on_one_machine_is_released_by_another(
 
     proxy.heal()
     output = release(other, UNTESTED_GPU, "--sign", str(keys / "ours.key"))
-    asked = proxy.asked["builder"], proxy.asked.total()
+    asked = proxy.asked.total()
     digests = ours.stored()
     expected: dict[str, str | None] = {}
     for suffix in ("", "-extra"):
@@ -74,8 +74,9 @@ def test_what_was_tested_on_one_machine_is_released_by_another(
     assert {image["signer"] for image in document["images"]} == {"keys/ours.pub"}
     assert all(image["gpu"].startswith("not run") for image in document["images"])
     check_catalog(other, proxy, ours)
-    assert asked[0] <= 100, "of the builder, for two images: more if each blob, tag and document is confirmed by itself"
-    assert asked[1] <= 250, "with those of cosign"
+    assert asked <= 120, (
+        "for two images: more if each blob, tag and document is confirmed by itself, or cosign attaches"
+    )
 
 
 def check_catalog(machine: Checkout, proxy: Proxy, builder: Checkout) -> None:

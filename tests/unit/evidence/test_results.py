@@ -60,9 +60,9 @@ class EvidenceDesk:
         signatures = self.signatures
 
         class OurSigner(Signer):
-            def sign_manifest(self, repository: Repository, digest: str, *_: Any, **__: Any) -> None:
-                assert repository.manifest(digest), "cosign signs what is in the repository"
-                signatures[digest] = "ours"
+            def sign_manifest(self, repository: Repository, subject: Descriptor, *_: Any, **__: Any) -> None:
+                assert repository.manifest(subject.digest), "cosign signs what is in the repository"
+                signatures[subject.digest] = "ours"
 
         return OurSigner(key="key")
 

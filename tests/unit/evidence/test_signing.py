@@ -6,42 +6,42 @@ import base64
 import json
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from requests.adapters import HTTPAdapter
 
 from builder.common.errors import RegistryError, SigningError
+from builder.common.files import digest_of_bytes
 from builder.common.reference import ImageRef
 from builder.evidence import signing
 from builder.evidence.signing import CosignError, Signer, Trust, run_cosign
 from builder.index.host import Host, RegistrySettings
 from builder.index.settings import IndexSettings
+from builder.layers import oci
+from builder.layers.oci import MANIFEST_TYPE, Descriptor
 from builder.matrix.schema import Trusted
-from builder.registry import transport
+from builder.registry import artifacts, transport
 from builder.registry.client import Repository
 from builder.registry.failures import IMMUTABLE_HINT, RUN_AGAIN, StoppedError
 from tests.fakes.engine import Programs
-from tests.fakes.registry import MemoryRegistry
-from tests.fakes.wire import Reply, Sent, Wire, connect
+from tests.fakes.registry import MemoryRegistry, Registries
+from tests.fakes.wire import Reply, Wire, connect
 
 KEY = Trusted(key="keys/ci.pub")
 SIGNED = "https://sigstore.dev/cosign/sign/v1"
+BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 IDENTITY = Trusted(identity="https://example.test/workflow@main", issuer="https://issuer.example.test")
 
 
 class Cosign:
-    """Stands in for the program; `accepts` is a word of the commands that succeed.
-
-    `listed` are the predicate types of what the registry lists as attached to the manifest.
-    """
+    """Stands in for the program; `accepts` is a word of the commands that succeed. `registries` are reached by both."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
         self.accepts, self.help = "", ""
-        self.listed: Callable[[], list[str]] = list
-        self.wire = Wire.install(monkeypatch, self._list)
+        self.registries = Registries()
+        Wire.install(monkeypatch, self.registries)
         self.programs = Programs(self._answer)
         self.root = root
         (root / "keys").mkdir()
@@ -58,15 +58,6 @@ class Cosign:
             if is_accepted
             else (1, "", "WARNING: insecure\nError: no matching signatures\nmore")
         )
-
-    def _list(self, sent: Sent) -> Reply:
-        """The list of statements or of signatures, as cosign 2 stores it."""
-        kinds = [kind for kind in self.listed() if (kind == SIGNED) == sent.url.endswith(".sig")]
-        if not kinds or not sent.url.endswith((".att", ".sig")):
-            return Reply(404)
-        blob = {"mediaType": "m", "digest": DIGEST, "size": 1}
-        layers = [blob | {"annotations": {} if kind == SIGNED else {"predicateType": kind}} for kind in kinds]
-        return Reply(body=json.dumps({"config": blob, "layers": layers}).encode())
 
     def signer(self, *trusted: Trusted) -> str:
         """The signer of a manifest."""
@@ -161,64 +152,171 @@ def test_the_key_of_a_signer_is_not_shown() -> None:
 
 
 DIGEST = "sha256:" + "a" * 64
+IMAGE = Descriptor(media_type=MANIFEST_TYPE, digest=DIGEST, size=1)
+TAG = DIGEST.replace(":", "-")
 AWAY = "registry.example.test:5000"
 
 
 def repository(registry: str = "127.0.0.1:5000", *, bundle: str = "", insecure: tuple[str, ...] = ()) -> Repository:
     host = Host(index=IndexSettings(ca_bundle=bundle), registries=RegistrySettings(insecure=insecure))
-    return Repository(ImageRef(registry=registry, repository="a/b"), host=host, write=True)
+    there = Repository(ImageRef(registry=registry, repository="a/b"), host=host, write=True)
+    there.confirm_s = 0
+    return there
 
 
-class Signatures:
-    """The annotations of each signature of an image. The first signatures that are added are lost."""
+class Documents:
+    """Stands in for cosign that signs and verifies: what it signs without a key, it also attaches.
 
-    def __init__(self, cosign: Cosign, *present: dict[str, str], loses: int = 0) -> None:
-        self.present, self.loses = list(present), loses
-        cosign.programs.answer, cosign.listed = self._answer, lambda: [SIGNED] * len(self.present)
+    What is attached is read from the registry: layers as of cosign 2, or bundles as of cosign 3.
+    """
+
+    def __init__(self, cosign: Cosign, registry: str = "127.0.0.1:5000") -> None:
+        cosign.programs.answer = self._answer
+        self.cosign, self.registry = cosign, cosign.registries[f"{registry}/a/b"]
+        self.number = 0
+
+    @property
+    def statements(self) -> list[tuple[str, str]]:
+        """Kinds and predicates of the statements that are attached."""
+        uris = {uri: kind for kind, uri in signing.PREDICATE_TYPES.items()}
+        return [(uris[uri], document["predicate"]) for uri, document in self._attached() if uri != SIGNED]
+
+    @property
+    def signatures(self) -> list[dict[str, str]]:
+        """The annotations of the signatures that are attached."""
+        return [document["optional"] for uri, document in self._attached() if uri == SIGNED]
+
+    def add_layers(self, suffix: str, *layers: tuple[str, bytes]) -> None:
+        """Adds to a list of cosign 2, as another job does: each layer has a predicate type, empty for a signature."""
+        entries = []
+        for uri, content in layers:
+            self.registry.contents[digest_of_bytes(content)] = content
+            notes = {"predicateType": uri} if uri else {artifacts.SIGNATURE: f"of another job {content!r}"}
+            entries.append(Descriptor.of(content, "m").as_data() | {"annotations": notes})
+        listed = self.registry.manifest(f"{TAG}{suffix}")
+        data = json.loads(listed.content if listed else oci.artifact("m", []))
+        content = json.dumps(data | {"layers": [*data["layers"], *entries]}).encode()
+        MemoryRegistry.put_manifest_once(self.registry, f"{TAG}{suffix}", content, MANIFEST_TYPE)
+
+    def _attached(self) -> list[tuple[str, dict[str, Any]]]:
+        layers: list[tuple[str, str]] = []
+        for suffix in (".att", ".sig"):
+            listed = self.registry.manifest(f"{TAG}{suffix}")
+            for layer in json.loads(listed.content)["layers"] if listed else ():
+                layers.append((layer["annotations"].get("predicateType", SIGNED), layer["digest"]))
+        for bundle, notes in artifacts.attached(self.registry, DIGEST, BUNDLE).items():
+            stored = self.registry.contents[bundle]
+            layers.append((notes["dev.sigstore.bundle.predicateType"], json.loads(stored)["layers"][0]["digest"]))
+        return [(uri, json.loads(self.registry.contents[digest])) for uri, digest in layers]
 
     def _answer(self, command: list[str]) -> tuple[int, str, str]:
+        options = dict(word.split("=", 1) for word in command if word.startswith("--") and "=" in word)
+        if command[-1] == "--help":
+            return 0, self.cosign.help, ""
+        if command[1] in ("attest", "sign"):
+            return self._sign(command, options)
         if command[1] == "verify":
-            printed = json.dumps([{"optional": annotations} for annotations in self.present])
-            return (0, printed, "") if self.present else (1, "", "Error: no signatures")
-        if command[1:3] == ["sign", "--yes"]:
-            self.loses -= 1
-            if self.loses < 0:
-                notes = [word.split("=", 2)[1:] for word in command if word.startswith("--annotations=")]
-                self.present.append(dict(notes))
-        return 0, "", ""
+            return (0, json.dumps([{"optional": notes} for notes in self.signatures]), "")
+        if command[1] != "verify-attestation":
+            return 0, "public key", ""
+        lines = []
+        for kind, predicate in self.statements:
+            if kind == options["--type"]:
+                statement = json.dumps({"predicate": json.loads(predicate)}).encode()
+                lines.append(json.dumps({"payload": base64.b64encode(statement).decode()}))
+        return (0, "\n".join(lines), "") if lines else (1, "", "Error: no matching attestations")
+
+    def _sign(self, command: list[str], options: dict[str, str]) -> tuple[int, str, str]:
+        is_statement = command[1] == "attest"
+        if is_statement:
+            document: dict[str, Any] = {"predicate": Path(options["--predicate"]).read_text(encoding="utf-8")}
+        else:
+            notes = [word.split("=", 2)[1:] for word in command if word.startswith("--annotations=")]
+            document = {"optional": dict(notes)}
+        self.number += 1
+        if "--bundle" in options:  # it has the signature, which is another one each time
+            document["number"] = self.number
+        content = json.dumps(document).encode()
+        if "--no-upload" not in options and "--upload" not in options:
+            uri = signing.PREDICATE_TYPES[options["--type"]] if is_statement else ""
+            self.add_layers(".att" if is_statement else ".sig", (uri, content))
+        for name in ("--bundle", "--output-payload"):
+            if name in options:
+                Path(options[name]).write_bytes(content)
+        if "--output-signature" in options:
+            Path(options["--output-signature"]).write_text(f"signature {self.number}", encoding="utf-8")
+        return 0, f"{content.decode()}\n" if is_statement and "--bundle" not in options else "", ""
 
 
+COSIGNS = pytest.mark.parametrize("version", ["", "--use-signing-config=true"], ids=["cosign 2", "cosign 3"])
+
+
+@COSIGNS
 @pytest.mark.parametrize(
     ("present", "is_signed"), [([], True), ([{"tag": "c"}], True), ([{"cell": "c", "tag": "t"}], False)], ids=str
 )
 def test_an_image_without_this_signature_is_signed(
-    cosign: Cosign, present: list[dict[str, str]], is_signed: bool
+    cosign: Cosign, present: list[dict[str, str]], is_signed: bool, version: str
 ) -> None:
     """cosign 3.0.0 to 3.0.2 print all signatures, whatever their annotations."""
-    signatures = Signatures(cosign, *present)
-    Signer(key="key").sign_manifest(repository(), DIGEST, {"cell": "c"})
-    assert signatures.present == [*present, *([{"cell": "c"}] * is_signed)]
+    documents, cosign.help = Documents(cosign), version
+    for notes in present:
+        Signer(key="key").sign_manifest(repository(), IMAGE, notes)
+    cosign.programs.calls.clear()
+    Signer(key="key").sign_manifest(repository(), IMAGE, {"cell": "c"})
+    assert documents.signatures == [*present, *([{"cell": "c"}] * is_signed)]
     for command in [command for command in cosign.programs.calls if command[1:3] == ["sign", "--yes"]]:
         assert {"--key=key", "--tlog-upload=false", "--annotations=cell=c", "--allow-http-registry"} <= set(command)
         assert command[-1] == f"127.0.0.1:5000/a/b@{DIGEST}"
 
 
-def test_a_signature_that_was_lost_is_added_again(cosign: Cosign) -> None:
-    signatures = Signatures(cosign, loses=3)
-    Signer(key="key").sign_manifest(repository(), DIGEST, {"cell": "c"})
-    assert signatures.present == [{"cell": "c"}]
-    Signatures(cosign, loses=100)
-    with pytest.raises(SigningError, match=r"a statement or signature of .* is still missing after 5 attempts"):
-        Signer(key="key").sign_manifest(repository(), DIGEST, {"cell": "c"})
+def test_a_new_statement_of_cosign_3_gets_a_signature_of_cosign_3(cosign: Cosign) -> None:
+    """cosign 3 ignores the signature of cosign 2 then."""
+    documents = Documents(cosign)
+    Signer(key="key").sign_manifest(repository(), IMAGE, {"cell": "c"})
+    cosign.help = "--use-signing-config=true"
+    for statements in ({SBOM[0]: SBOM[1].encode()}, BOTH, BOTH):
+        Signer(key="key").sign_manifest(repository(), IMAGE, {"cell": "c"}, statements)
+    assert documents.signatures == [{"cell": "c"}] * 3
 
 
-@pytest.mark.parametrize("options", ["--tlog-upload", "--tlog-upload --use-signing-config"])
+def test_a_cosign_that_prints_no_document_ends_the_release(cosign: Cosign) -> None:
+    """An empty signature would be attached."""
+    cosign.programs.answer = lambda _: (0, "", "")
+    with pytest.raises(SigningError, match="cosign sign printed no document"):
+        Signer(key="key").sign_manifest(repository(), IMAGE)
+    assert not cosign.registries["127.0.0.1:5000/a/b"].contents
+
+
+def test_what_another_job_replaces_is_attached_again(cosign: Cosign) -> None:
+    """Both jobs read the same lists and add to them; the lists of the other one come last."""
+    documents = Documents(cosign)
+    documents.add_layers(".att", (SBOM_URI, b'{"predicate": "1"}'))
+    stale, crossed = documents.registry.tags[f"{TAG}.att"], list[str]()
+
+    def cross(reference: str) -> None:
+        if reference.endswith((".att", ".sig")) and reference not in crossed:
+            crossed.append(reference)
+            if reference.endswith(".att"):
+                documents.registry.tags[reference] = stale
+                documents.add_layers(".att", (SBOM_URI, b'{"predicate": "2"}'))
+            else:
+                del documents.registry.tags[reference]
+                documents.add_layers(".sig", ("", b'{"optional": {"cell": "c"}}'))
+
+    documents.registry.on_put = cross
+    Signer(key="key").sign_manifest(repository(), IMAGE, {"cell": "c"}, {SBOM[0]: SBOM[1].encode()})
+    assert documents.statements == [("cyclonedx", "1"), ("cyclonedx", "2"), SBOM]
+    assert documents.signatures == [{"cell": "c"}] * 2, "the same document, signed by two keys"
+    assert len(crossed) == 2
+
+
+@pytest.mark.parametrize("options", ["--tlog-upload", "--tlog-upload --use-signing-config=true"])
 def test_with_a_key_no_service_of_sigstore_is_used(cosign: Cosign, options: str) -> None:
     """By default, cosign 3 fetches the list of services from Sigstore; cosign 2 lacks the option that prevents it."""
+    Documents(cosign)
     cosign.help = options
-    cosign.accepts = "--tlog-upload=false"
-    with suppress(SigningError):  # the signature that cosign would store is missing
-        Signer(key="key").sign_manifest(repository(), DIGEST)
+    Signer(key="key").sign_manifest(repository(), IMAGE)
     command = next(command for command in cosign.programs.calls if command[1:3] == ["sign", "--yes"])
     assert "--tlog-upload=false" in command
     assert ("--use-signing-config=false" in command) == ("--use-signing-config" in options)
@@ -240,7 +338,7 @@ def test_a_signature_of_cosign_2_or_3_is_seen(tag: str | None, attached: list[st
             entries = [
                 {
                     "mediaType": "m", "digest": DIGEST, "size": 1,
-                    "artifactType": "application/vnd.dev.sigstore.bundle.v0.3+json",
+                    "artifactType": BUNDLE,
                     "annotations": {"dev.sigstore.bundle.predicateType": kind},
                 }
                 for kind in attached
@@ -253,56 +351,24 @@ def test_a_signature_of_cosign_2_or_3_is_seen(tag: str | None, attached: list[st
     assert signing.has_signature(registry, DIGEST) is expected
 
 
-class Statements:
-    """What cosign has attached. At first it loses as many statements as `loses`; those of another job replace them."""
-
-    def __init__(
-        self,
-        cosign: Cosign,
-        attached: Sequence[tuple[str, str]] = (),
-        loses: int = 0,
-        others: Sequence[tuple[str, str]] = (),
-    ) -> None:
-        self.attached, self.loses, self.others = list(attached), loses, others
-        self.attempts = 0
-        self.signed = 0
-        cosign.programs.answer, cosign.listed = self._answer, self._listed
-
-    def _listed(self) -> list[str]:
-        return [*(signing.PREDICATE_TYPES[kind] for kind, _ in self.attached), *[SIGNED] * self.signed]
-
-    def _answer(self, command: list[str]) -> tuple[int, str, str]:
-        options = dict(word.split("=", 1) for word in command if word.startswith("--") and "=" in word)
-        if command[1] == "attest":
-            self.attempts += 1
-            if self.attempts > self.loses:
-                self.attached.append((options["--type"], Path(options["--predicate"]).read_text()))
-            else:
-                self.attached += self.others
-        if command[1:3] == ["sign", "--yes"]:
-            self.signed += 1
-        if command[1] == "verify":
-            return 0, '[{"optional": null}]', ""
-        if command[1] != "verify-attestation":
-            return 0, "", ""
-        predicates = [json.loads(predicate) for kind, predicate in self.attached if kind == options["--type"]]
-        payloads = [base64.b64encode(json.dumps({"predicate": each}).encode()).decode() for each in predicates]
-        return (
-            (0, "".join(f"{json.dumps({'payload': each})}\n" for each in payloads), "") if payloads else (1, "", "no")
-        )
-
-
+SBOM_URI, PROVENANCE_URI = signing.PREDICATE_TYPES["cyclonedx"], signing.PREDICATE_TYPES["slsaprovenance1"]
 SBOM, PROVENANCE = ("cyclonedx", '{"a": 1}'), ("slsaprovenance1", '{"a": 2}')
 BOTH = {kind: predicate.encode() for kind, predicate in (SBOM, PROVENANCE)}
 
 
+@COSIGNS
 @pytest.mark.parametrize("attached", [[], [SBOM], [SBOM, ("slsaprovenance1", '{"a": 3}')], [SBOM, PROVENANCE]])
-def test_statements_that_are_missing_are_attached(cosign: Cosign, attached: list[tuple[str, str]]) -> None:
-    statements = Statements(cosign, attached)
+def test_statements_that_are_missing_are_attached(
+    cosign: Cosign, attached: list[tuple[str, str]], version: str
+) -> None:
+    documents, cosign.help = Documents(cosign), version
+    for kind, predicate in attached:
+        Signer(key="key").sign_manifest(repository(), IMAGE, {}, {kind: predicate.encode()})
     for _ in range(2):
-        Signer(key="key").sign_manifest(repository(), DIGEST, {}, BOTH)
-    assert statements.attached == list(dict.fromkeys([*attached, SBOM, PROVENANCE]))
-    assert statements.signed == 1
+        Signer(key="key").sign_manifest(repository(), IMAGE, {}, BOTH)
+    assert documents.statements == list(dict.fromkeys([*attached, SBOM, PROVENANCE]))
+    runs = len(attached) + (not {SBOM, PROVENANCE} <= {*attached})
+    assert documents.signatures == [{}] * (runs if version else 1)
 
 
 def provenance(plan: str, wheel: str, *commits: str) -> tuple[str, str]:
@@ -321,48 +387,30 @@ def provenance(plan: str, wheel: str, *commits: str) -> tuple[str, str]:
     ],
 )
 def test_a_provenance_of_another_commit_is_enough(cosign: Cosign, other: tuple[str, str], is_enough: bool) -> None:
-    statements = Statements(cosign, [other])
-    kind, predicate = provenance("plan", "wheel", "own commit")
-    Signer(key="key").sign_manifest(repository(), DIGEST, {}, {kind: predicate.encode()})
-    assert len(statements.attached) == (1 if is_enough else 2)
+    documents = Documents(cosign)
+    for kind, predicate in (other, provenance("plan", "wheel", "own commit")):
+        Signer(key="key").sign_manifest(repository(), IMAGE, {}, {kind: predicate.encode()})
+    assert len(documents.statements) == (1 if is_enough else 2)
 
 
 def test_only_what_is_listed_is_verified(cosign: Cosign) -> None:
     """cosign sent 40 requests for an image to verify what could not be there."""
-    Statements(cosign)
-    Signer(key="key").sign_manifest(repository(), DIGEST, {}, BOTH)
+    Documents(cosign)
+    Signer(key="key").sign_manifest(repository(), IMAGE, {}, BOTH)
     words = [command[1] for command in cosign.programs.calls if command[2] != "--help" and command[1] != "public-key"]
-    assert words == ["attest", "attest", "sign", *["verify-attestation"] * 2, "verify"]
-
-
-def test_a_statement_that_another_job_replaced_is_attached_again(cosign: Cosign) -> None:
-    """Both jobs read the same list and add to it: the list of the last one has a statement of the same kind."""
-    other = (PROVENANCE[0], '{"a": "of the other job"}')
-    statements = Statements(cosign, loses=1, others=[other])
-    Signer(key="key").sign_manifest(repository(), DIGEST, {}, {PROVENANCE[0]: PROVENANCE[1].encode()})
-    assert statements.attached == [other, PROVENANCE]
-
-
-def test_a_statement_that_was_lost_is_attached_again(cosign: Cosign) -> None:
-    statements = Statements(cosign, loses=3)
-    Signer(key="key").sign_manifest(repository(), DIGEST, {}, BOTH)
-    assert set(statements.attached) == {SBOM, PROVENANCE}
-    Statements(cosign, loses=100)
-    with pytest.raises(SigningError):
-        Signer(key="key").sign_manifest(repository(), DIGEST, {}, BOTH)
+    assert words == ["attest", "attest", "sign"]
 
 
 def test_without_a_key_nothing_is_signed_twice(cosign: Cosign) -> None:
     """Each run of a release added a signature and two statements: the identity of a job is in no file."""
     signer = Signer(key="keyless", trust=Trust(signers=[KEY, IDENTITY], root=cosign.root))
-    statements = Statements(cosign)
+    documents = Documents(cosign, AWAY)
     for _ in range(2):
-        signer.sign_manifest(repository(AWAY), DIGEST, {}, BOTH)
-    assert statements.attached == [SBOM, PROVENANCE]
-    signatures = Signatures(cosign)
+        signer.sign_manifest(repository(AWAY), IMAGE, {}, BOTH)
+    assert documents.statements == [SBOM, PROVENANCE]
     for tag in ("2.9.1", "2.9.1", "2.9.2"):
-        signer.sign_manifest(repository(AWAY), DIGEST, {"tag": tag})
-    assert signatures.present == [{"tag": "2.9.1"}, {"tag": "2.9.2"}]
+        signer.sign_manifest(repository(AWAY), IMAGE, {"tag": tag})
+    assert documents.signatures == [{}, {"tag": "2.9.1"}, {"tag": "2.9.2"}]
     checks = [command for command in cosign.programs.calls if command[1].startswith("verify")]
     assert all(f"--certificate-identity={IDENTITY.identity}" in command for command in checks), "no key signs as a job"
 
@@ -374,19 +422,19 @@ def test_cosign_never_sends_a_login_over_plain_http(
     """It falls back to plain http for these addresses if TLS fails."""
     monkeypatch.setattr(signing, "credentials", lambda _: object())
     with pytest.raises(SigningError, match="cosign would send the login over plain http"):
-        Signer(key="key").sign_manifest(repository(address), DIGEST, {})
+        Signer(key="key").sign_manifest(repository(address), IMAGE, {})
     assert {tuple(command[1:]) for command in cosign.programs.calls} == {("sign", "--help")}
-    Signatures(cosign)
-    Signer(key="key").sign_manifest(repository(address, insecure=(address,)), DIGEST, {})
-    Signer(key="key").sign_manifest(repository(AWAY), DIGEST, {})
+    Documents(cosign)
+    Signer(key="key").sign_manifest(repository(address, insecure=(address,)), IMAGE, {})
+    Signer(key="key").sign_manifest(repository(AWAY), IMAGE, {})
     monkeypatch.setattr(signing, "credentials", lambda _: None)
-    Signer(key="key").sign_manifest(repository(address), DIGEST, {})
+    Signer(key="key").sign_manifest(repository(address), IMAGE, {})
 
 
 def test_without_a_key_the_log_is_used(cosign: Cosign) -> None:
-    statements = Statements(cosign)
-    Signer(key="keyless").sign_manifest(repository(AWAY), DIGEST, {}, BOTH)
-    assert statements.attached == [SBOM, PROVENANCE]
+    documents = Documents(cosign, AWAY)
+    Signer(key="keyless").sign_manifest(repository(AWAY), IMAGE, {}, BOTH)
+    assert documents.statements == [SBOM, PROVENANCE]
     assert [command[1] for command in cosign.programs.calls] == ["attest", "attest", "sign"], "sign last"
     words = [word for command in cosign.programs.calls for word in command]
     assert not [word for word in words if word.startswith(("--key", "--tlog", "--allow-http", "--registry"))]
@@ -402,7 +450,14 @@ def test_the_signer_of_an_image_and_its_tags(cosign: Cosign) -> None:
 
 
 def test_the_statements_about_an_image(cosign: Cosign) -> None:
-    Statements(cosign, [SBOM, PROVENANCE])
+    documents = Documents(cosign, AWAY)
+    documents.add_layers(
+        ".att",
+        *(
+            (uri, json.dumps({"predicate": text}).encode())
+            for uri, text in ((SBOM_URI, SBOM[1]), (PROVENANCE_URI, PROVENANCE[1]))
+        ),
+    )
     trust = Trust(signers=[KEY], root=cosign.root)
     assert signing.statements_of_image(repository(AWAY), DIGEST, "cyclonedx", trust) == [SBOM[1].encode()]
 
@@ -411,7 +466,7 @@ def test_cosign_is_not_started_after_a_stop(cosign: Cosign) -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(StoppedError):
-        Signer(key="keyless").sign_manifest(repository(AWAY).stoppable(stop), DIGEST, {})
+        Signer(key="keyless").sign_manifest(repository(AWAY).stoppable(stop), IMAGE, {})
     assert cosign.programs.calls == []
 
 
@@ -459,7 +514,9 @@ def test_cosign_runs_again_after_a_request_that_may_succeed_later(
     answers = iter([Reply(429, headers={"Retry-After": "0"}), *[Reply(404)] * 99])
     wire = Wire.install(monkeypatch, lambda _: next(answers))
     failures = iter([failure] * 3)
-    succeed = Statements(cosign, [SBOM])._answer
+    documents = Documents(cosign)
+    documents.add_layers(".att", (SBOM_URI, json.dumps({"predicate": SBOM[1]}).encode()))
+    succeed = documents._answer
 
     def answer(command: list[str]) -> tuple[int, str, str]:
         return (1, "", f"Error: {printed}") if (printed := next(failures, "")) else succeed(command)
@@ -481,7 +538,7 @@ def test_cosign_reaches_a_registry_as_the_client_does(
 ) -> None:
     signer, bundle = Signer(key="keyless"), tmp_path / "bundle.pem"
     bundle.write_text("usual")
-    signer.sign_manifest(repository(AWAY, insecure=(AWAY,)), DIGEST, {})
+    signer.sign_manifest(repository(AWAY, insecure=(AWAY,)), IMAGE, {})
     assert "--allow-http-registry" in cosign.programs.calls[-1]
 
     (tmp_path / AWAY).mkdir()
@@ -489,5 +546,5 @@ def test_cosign_reaches_a_registry_as_the_client_does(
         (tmp_path / AWAY / name).write_text(name)
     monkeypatch.setattr(transport, "FOLDER", tmp_path)
     monkeypatch.setattr(transport.Transport, "adapter", lambda _: HTTPAdapter())
-    signer.sign_manifest(repository(AWAY, bundle=str(bundle)), DIGEST, {})
+    signer.sign_manifest(repository(AWAY, bundle=str(bundle)), IMAGE, {})
     assert list(cosign.programs.files.values()) == ["one.crt\ntwo.crt\nusual"]

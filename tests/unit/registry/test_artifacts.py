@@ -79,7 +79,7 @@ def test_a_registry_that_keeps_no_list_of_attachments_is_named(
 def test_a_manifest_that_is_no_list_may_be_an_image(registry: MemoryRegistry) -> None:
     """The hint was to delete it."""
     registry.tags[TAG] = registry.add_image({})
-    with pytest.raises(VerifyError, match=f"index registry.example.test/a/b:{TAG}") as caught:
+    with pytest.raises(VerifyError, match=f"list registry.example.test/a/b:{TAG}") as caught:
         artifacts.attached(registry, SUBJECT.digest)
     assert caught.value.hint.startswith("Look for other tags of this manifest before you delete it")
 

@@ -14,6 +14,7 @@ from builder.common.errors import RegistryError, UsageError, VerifyError
 from builder.evidence import signing
 from builder.evidence.signing import Signer
 from builder.index.host import Host
+from builder.layers.oci import Descriptor
 from builder.matrix.project import Project
 from builder.matrix.schema import Trusted
 from builder.registry import artifacts
@@ -124,9 +125,9 @@ class NamedSigner(Signer):
 
     signed: list[tuple[str, str]]
 
-    def sign_manifest(self, repository: Repository, digest: str, *_: Any, **__: Any) -> None:
-        assert repository.manifest(digest), "cosign signs what is in the repository"
-        self.signed.append((self.key, digest))
+    def sign_manifest(self, repository: Repository, subject: Descriptor, *_: Any, **__: Any) -> None:
+        assert repository.manifest(subject.digest), "cosign signs what is in the repository"
+        self.signed.append((self.key, subject.digest))
 
 
 def test_a_list_that_nobody_trusted_signed_is_signed_again(

@@ -25,6 +25,7 @@ from builder.index.download import Fetcher
 from builder.index.host import Host
 from builder.index.releases import Index
 from builder.index.wheels import LockedWheel
+from builder.layers.oci import Descriptor
 from builder.layers.store import Store
 from builder.lock.uv import ListedWheels, Target, Uv
 from builder.registry.client import Repository
@@ -231,8 +232,8 @@ class RecordingSigner(Signer):
     def sign_manifest(
         self,
         repository: Any,
-        digest: str,
+        subject: Descriptor,
         annotations: Mapping[str, str] = {},
         statements: Mapping[str, bytes] = {},
     ) -> None:
-        self.signed.append((digest, annotations, statements))
+        self.signed.append((subject.digest, annotations, statements))

@@ -432,8 +432,8 @@ def test_an_interrupt_stops_what_is_attached(pair: Pair) -> None:
     pair.report()
 
     class InterruptedSigner(Signer):
-        def sign_manifest(self, repository: Repository, digest: str, *_: Any, **__: Any) -> None:
-            if digest == pair.other.digest:
+        def sign_manifest(self, repository: Repository, subject: Descriptor, *_: Any, **__: Any) -> None:
+            if subject.digest == pair.other.digest:
                 main = threading.main_thread().ident
                 assert main is not None
                 signal.pthread_kill(main, signal.SIGINT)
@@ -483,9 +483,9 @@ def test_an_index_of_several_architectures_is_signed_before_its_tags_as_the_cell
 
     class RecordingSigner(Signer):
         def sign_manifest(
-            self, repository: Repository, digest: str, annotations: Mapping[str, str] = {}, *_: Any, **__: Any
+            self, repository: Repository, subject: Descriptor, annotations: Mapping[str, str] = {}, *_: Any, **__: Any
         ) -> None:
-            signed.append((digest, annotations, bool(desk.tags)))
+            signed.append((subject.digest, annotations, bool(desk.tags)))
 
     twins.report()
     released = twins.release(signer=RecordingSigner(key="key"))

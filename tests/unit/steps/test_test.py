@@ -20,7 +20,7 @@ from builder.evidence.results import Coverage, Evidence, Requirement
 from builder.evidence.signing import Signer, Trust
 from builder.evidence.suite import GPU_TESTS, Suite
 from builder.layers import stored_layers
-from builder.layers.oci import MANIFEST_TYPE, Image
+from builder.layers.oci import MANIFEST_TYPE, Descriptor, Image
 from builder.plan.plan import Plan, PlannedImage
 from builder.registry import artifacts
 from builder.registry.client import Repository
@@ -35,8 +35,8 @@ from tests.unit.build.assembling import JUPYTER, NOTEBOOK, AssemblyBench
 class NamedSigner(Signer):
     """Its signature is its name, in a tag as that of cosign 2."""
 
-    def sign_manifest(self, repository: Repository, digest: str, *_: Any, **__: Any) -> None:
-        repository.put_manifest(_signature_tag(digest), self.key.encode(), MANIFEST_TYPE)
+    def sign_manifest(self, repository: Repository, subject: Descriptor, *_: Any, **__: Any) -> None:
+        repository.put_manifest(_signature_tag(subject.digest), self.key.encode(), MANIFEST_TYPE)
 
 
 def _signature_tag(digest: str) -> str:
