@@ -238,7 +238,7 @@ class StagingArea:
 
     def _put(self, tag: str, kind: str, content: bytes, notes: Mapping[str, str] = {}) -> None:
         repository, artifact = self.open(INDEX, write=True), artifacts.artifact_manifest(kind, {kind: content}, notes)
-        artifacts.put_artifact(repository, artifact, [content])
+        artifacts.put_documents(repository, [content])
         repository.put_manifest(tag, artifact.content, artifact.media_type)
 
     def write(

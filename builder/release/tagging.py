@@ -180,12 +180,12 @@ def group_by_tags(run: Run, images: Iterable[Candidate]) -> list[TagGroup]:
         by_references.setdefault(image.references, []).append(image)
     references = {names[0].name: names[0] for names in by_references}
     repositories = {name: Repository(reference, host=run.host, write=True) for name, reference in references.items()}
-    # One list for each repository: the stamped tags of a release are new, and need no request of their own.
-    listed = {name: set(repository.list_tags()) for name, repository in repositories.items()}
+    # One list for each repository: tags that are new need no request of their own.
+    tags_of = {name: set(repository.list_tags()) for name, repository in repositories.items()}
 
     def read_group(sharing: Sequence[Candidate]) -> TagGroup:
         names = sharing[0].references
-        repository = repositories[names[0].name]
+        repository, listed = repositories[names[0].name], tags_of[names[0].name]
         cells = cells_by_arch(run.project, sharing[0].planned)
         manifest = sharing[0].stored.manifest
         # An engine that needs an architecture reports a clear error for an index that lacks it. With a manifest, it
@@ -198,8 +198,9 @@ def group_by_tags(run: Run, images: Iterable[Candidate]) -> list[TagGroup]:
             cells=cells,
             repository=repository,
             manifest=manifest,
-            before=read_tags(repository, [name.tag for name in names]),
-            listed=listed[names[0].name],
+            before=dict.fromkeys(name.tag for name in names)
+            | read_tags(repository, [name.tag for name in names if name.tag in listed]),
+            listed=listed,
         )
 
     return [group for _, group in map_parallel(read_group, by_references.values())]

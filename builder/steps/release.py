@@ -141,7 +141,9 @@ def publish_images(
 
     # Record what will be published before the first tag is set. If this run is interrupted, the record still names
     # the release that set the tags, and no older release moves them back.
-    area.record(_new_record(area.released(staged.stamp), staged, groups, allowed))
+    before = area.released(staged.stamp)
+    if (record := _new_record(before, staged, groups, allowed)) != before:
+        area.record(record)
 
     # Tags may also move back to a staged release. CI must not publish the newer release again.
     area.mark_rolled_back(area.released_stamps() if options.roll_back else (), stamp or staged.stamp)

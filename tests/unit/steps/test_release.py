@@ -237,6 +237,14 @@ def test_without_a_file_of_gpu_tests(desk: ReleaseDesk) -> None:
     )
 
 
+def test_a_release_that_is_repeated_changes_nothing(desk: ReleaseDesk) -> None:
+    """Not even its record, which took five requests."""
+    desk.release()
+    tags = dict(desk.tags)
+    desk.release()
+    assert (desk.puts, desk.tags) == ([desk.image.manifest.digest], tags)
+
+
 def test_what_was_allowed_is_not_forgotten(desk: ReleaseDesk) -> None:
     """By a later run that finishes the release."""
     desk.release(allowed=["untested-gpu"])
