@@ -22,17 +22,17 @@ def test_a_password_is_used_for_downloads_and_stored_nowhere(fresh: Checkout, in
     assert [path for path in files if b"a-secret" in path.read_bytes()] == []
 
 
-def test_two_wheels_with_different_files_for_one_path(fresh: Checkout, index: Index) -> None:
+def test_two_wheels_with_different_files_for_one_path(checkout: Checkout, index: Index) -> None:
     """The image has the file of the later one, and its bytecode. With a Dockerfile: test_dockerfile.py."""
     for name in ("tinyone", "tinytwo"):
         index.publish(wheels.wheel(name, "1.0", {"shared.py": f"NAME = '{name}'\n".encode(), f"{name}.py": b""}))
-    fresh.edit("matrix.yaml", f"packages: [tinyextra=={fresh.release}]", "packages: [tinyextra, tinyone, tinytwo]")
-    fresh.lock_and_render()
+    checkout.edit("matrix.yaml", f"[tinyextra=={checkout.release}]", "[tinyextra, tinyone, tinytwo]")
+    checkout.lock_and_render()
     path = "/opt/venv/lib/python/site-packages/shared.py"
-    output = fresh.builder("build", EXTRA)
+    output = checkout.builder("build", EXTRA)
     both = "tinyone-1.0-py3-none-any.whl and tinytwo-1.0-py3-none-any.whl"
     assert f"{both} have different files for {path}; the later wheel's are used" in output
-    [image] = fresh.image_ids()
+    [image] = checkout.image_ids()
     program = "import shared; print(open(shared.__file__).read(), shared.NAME, open(shared.__cached__, 'rb').read())"
     shown = docker("run", "--rm", image, "python", "-c", program)  # the bytecode is not compared with its source
     assert ("tinyone" in shown, shown.count("tinytwo")) == (False, 3)
