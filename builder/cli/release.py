@@ -200,7 +200,7 @@ def release_command(context: Context, /, stamp: str, check: bool, form: str, **v
     report = roll_back(context.run(project), area, stamp) if is_back else None
     if report is None:  # it is not public yet
         staged = area.read(stamp)
-        # Only the cells of the release: an image of it without its smaller sibling must have passed all tests itself.
+        # Only the cells of the release: other images ran no tests for these.
         planned = {image.id: image for image in render.load_checked_plan(project, staged.cells(project)).images}
         context.say_support(project, [image.cell for image in planned.values()])
         allowed = [name for name in EXEMPTIONS if values.pop(f"allow_{name.replace('-', '_')}")]
@@ -246,9 +246,8 @@ def status_command(context: Context, /, patterns: Sequence[str], here: bool, for
     """
     project = context.project
     selected = project.select(patterns or ("*",))
-    # The whole groups: images of a cell may have been tested together with their smaller siblings.
-    groups = {cell.group for cell in selected}
-    planned = plan.make_plan(project, [cell for cell in project.cells if cell.group in groups])
+    # All cells: other images may have run thorough tests for these.
+    planned = plan.make_plan(project, project.cells)
     ids = {cell.id for cell in selected}
     planned = Plan(
         images=tuple(image for image in planned.images if image.id in ids),

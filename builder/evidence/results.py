@@ -135,7 +135,9 @@ class Requirement:
             return f"it has results of tests that this image does not have: {listed(sorted(unknown), 1)}"
         needed = self.suite.of_image(self.components, folder, thorough=self.thorough)
         if missing := needed - passed - not_applicable:
-            return f"it lacks results of tests: {listed(sorted(missing), 1)}"
+            is_thorough = missing.isdisjoint(self.suite.of_image(self.components, folder, thorough=()))
+            whose = " that another image of its command ran" if is_thorough else ""
+            return f"it lacks results of tests{whose}: {listed(sorted(missing), 1)}"
         return ""
 
 

@@ -50,6 +50,7 @@ _CONSTRAINTS = """\
 # The framework of this image and its CUDA: pip and uv install no other versions beside them.
 # Another version all the same:   PIP_CONSTRAINT= pip install ...   or   UV_CONSTRAINT= uv pip install ...
 """
+_READ_BELOW = ("LANG", "LC_", "LD_", "PIP_", "PYTHON", "UV_")
 # A version that does not exist: it excludes nothing, and pip prints it with a conflict, as a hint how to override.
 _OVERRIDE_HINT = "!=0+to.override.unset.PIP_CONSTRAINT"
 # Of images with uv's build of Python only: all other operating systems stay as they are.
@@ -64,7 +65,8 @@ class WheelList:
     """A file of images/ with the wheels of a component and their hashes, for one step of Dockerfiles.
 
     All cells of a group have the same file. It lists every wheel that the component needs from one index, even if
-    another component installs the wheel too. `folder` is the folder of the checkout that is the index, if it is one.
+    another component installs the wheel too. `component` is `cuda` for the framework's CUDA wheels. `folder` is the
+    folder of the checkout that is the index, if it is one.
     """
 
     component: str
@@ -255,14 +257,15 @@ def _contents(image: PlannedImage, matrix: Matrix, components: Collection[str]) 
     """What programs of these components of an image use, to be a subset of all that another image has."""
     cell = image.cell
     is_below = cell.framework not in components and CUDA not in components
-    # These may differ below the framework and CUDA. All other variables are one element, since they must all be equal:
-    # a new one can change what any program does.
-    ignored = {settings.DRIVER_VARIABLE, *matrix.cuda[cell.cuda].env, *matrix.components[cell.framework].env}
-    env = {name: value for name, value in image.settings.env.items() if not (is_below and name in ignored)}
+    # These may differ below the framework and CUDA, except those that other programs read. All variables are one
+    # element, since they must all be equal: a new one can change what any program does.
+    own = {settings.DRIVER_VARIABLE, *matrix.cuda[cell.cuda].env, *matrix.components[cell.framework].env}
+    ignored = {name for name in own if is_below and not name.startswith(_READ_BELOW)}
+    env = {name: value for name, value in image.settings.env.items() if name not in ignored}
     return frozenset(
         [
             # The program and the Python that compile bytecode. Another architecture has the same packages.
-            *(image.compiler_inputs, cell.arch, frozenset(env.items())),
+            *(image.compiler_inputs, cell.arch, frozenset(env.items()), "" if is_below else image.constraints),
             *image.os_lock.versions.items(),
             *(file for file in image.files if file[0] in components),
             *(wheel.sha256 for part in image.lists if part.component in components for wheel in part.wheels),

@@ -64,7 +64,7 @@ def make_catalog(run: Run, chosen: Sequence[Cell], area: StagingArea) -> list[Ca
     """
     project = run.project
     staging.require_registry(project)
-    # All cells: images may have been tested together with their smaller siblings.
+    # All cells: other images may have run thorough tests for these.
     ids = {cell.id for cell in chosen}
     planned = [image for image in plan.make_plan(project, project.cells).images if image.id in ids]
     states = StatusReader(run, area).states(planned)

@@ -254,7 +254,7 @@ def _finish(
 
 
 def with_all_tests(planned: Plan) -> Plan:
-    """The plan, with images that must pass their thorough tests themselves, even if a smaller sibling is in it."""
+    """The plan, with images that must pass their thorough tests themselves, even if another image could run them."""
     images = (replace(image, thorough=frozenset(image.components)) for image in planned.images)
     return replace(planned, images=tuple(images))
 

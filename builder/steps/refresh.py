@@ -64,8 +64,11 @@ def refresh(
     passed = [outcome.image.cell for outcome in results if outcome.coverage]
     if failure := outcomes.failure(results):
         failures.append(failure)
+        # An image that failed may have been to run tests for others, too, which now run these themselves.
+        repeated = make_images(run, render.load_checked_plan(project, passed), options) if passed else []
+        passed = [outcome.image.cell for outcome in repeated if outcome.coverage]
+        failures += [outcome.error for outcome in repeated if outcome.error]
 
-    # An image may have left out tests that a smaller one, which failed, runs for both. Then nothing is staged.
     if area and passed:
         try:
             with run.store.used():

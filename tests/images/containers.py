@@ -64,6 +64,9 @@ def wait_for_program(container: Container, program: str) -> None:
 
     One program in the container waits: each `docker exec` takes 0.07 s of the processor, as much as the launcher.
     """
+    container.reload()
+    assert container.status == "running", container.logs().decode()
     loop = f"until grep -sqx {program} /proc/[0-9]*/comm; do sleep 0.1; done"
-    ended = run_in(container, ["timeout", "60", "sh", "-c", loop])
-    assert ended.status == 0, f"{program} does not run after 60 s: {container.logs().decode()}"
+    status = run_in(container, ["timeout", "90", "sh", "-c", loop]).status
+    assert status != 124, f"{program} does not run after 90 s: {container.logs().decode()}"
+    assert status == 0, f"the container ended: {container.logs().decode()}"

@@ -71,6 +71,10 @@ def test_an_environment_with_the_image(shell: Callable[..., Any], subject: Any, 
     assert session.run("harmless-version") == "1.0"
     assert session.python(WHERE.format(session.module), python).startswith("/opt/venv/lib/")
     session.python(f"import {session.module}", python)
+    # The constraints apply there too, and only they. The pip of an old Debian prints no reason.
+    command = f".venv/bin/{PIP} --no-deps {session.framework}==999.0"
+    session.fails(command)
+    session.run(f"PIP_CONSTRAINT= {command}")
 
 
 RESEARCH = """

@@ -55,7 +55,7 @@ def test_orphans_are_reaped(host: Host, until: Callable[..., None]) -> None:
     until(lambda: host.check_output(zombies) == "0", seconds=5, what="zombies to be gone")
 
 
-def test_sigterm_ends_the_container_at_once(start: Callable[..., Container], until: Callable[..., None]) -> None:
+def test_sigterm_ends_the_container_at_once(start: Callable[..., Container]) -> None:
     running = start(["sleep", "3600"])
     # Until tini has installed its handlers, process 1 ignores signals.
     wait_for_program(running, "sleep")
@@ -284,7 +284,7 @@ def test_root_stays_root_for_a_command_without_nb_uid(once: Callable[..., Any]) 
 
 
 @pytest.mark.thorough
-def test_hooks_run_in_order_and_can_export(start: Callable[..., Container], until: Callable[..., None]) -> None:
+def test_hooks_run_in_order_and_can_export(start: Callable[..., Container]) -> None:
     hooks = {
         # A background process does not block the start, and after an early exit the exports are kept.
         "10-one.sh": "export FROM_HOOK=one; SILENT=x; umask 002; echo printed; sleep 300 & exit 0",
@@ -331,9 +331,7 @@ def test_without_a_gpu_there_is_one_warning_or_an_error(once: Callable[..., Any]
 
 
 @pytest.mark.thorough
-def test_a_shell_without_input_is_an_error(
-    once: Callable[..., Any], start: Callable[..., Container], until: Callable[..., None]
-) -> None:
+def test_a_shell_without_input_is_an_error(once: Callable[..., Any], start: Callable[..., Container]) -> None:
     """`docker run -d IMAGE` ended at once with status 0, and without a line."""
     message = "error: a shell would get no input and end: add a command"
     status, _, err = once(["bash"])
@@ -345,7 +343,6 @@ def test_a_shell_without_input_is_an_error(
         assert (ended.status, message in ended.err) == (78, True)
 
 
-@pytest.mark.thorough
 def test_start_quiet_prints_nothing(once: Callable[..., Any]) -> None:
     assert once(["true"], environment={"START_QUIET": "1"}) == (0, "", "")
 

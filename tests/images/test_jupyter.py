@@ -358,7 +358,6 @@ def test_a_restart_keeps_the_token_and_an_image_of_the_container_has_none(
     image.remove()
 
 
-@pytest.mark.thorough
 def test_a_server_that_dies_is_restarted(start: Callable[..., Container], until: Callable[..., None]) -> None:
     container = start(ports=[8888], environment={"JUPYTER_TOKEN": "chosen-by-me"})
     port = published(container)
@@ -449,7 +448,6 @@ def test_a_command_is_healthy_without_services(container: Container, until: Call
     until(lambda: container.exec_run(["check-services"]).exit_code == 0, seconds=START_S, what="the launcher")
 
 
-@pytest.mark.thorough
 def test_the_health_check_of_root_runs_nothing_of_the_user_as_root(
     start: Callable[..., Container], until: Callable[..., None]
 ) -> None:
@@ -507,7 +505,6 @@ def test_a_server_below_a_path_is_healthy(
     check_path(container, "/team/gpu")
 
 
-@pytest.mark.thorough
 def test_a_stopped_server_is_unhealthy(start: Callable[..., Container], until: Callable[..., None]) -> None:
     """It still listens, but the check fails, within the engine's time limit.
 
@@ -822,7 +819,6 @@ def test_tensorboard_in_a_notebook_uses_the_proxy_of_the_server(server: Server, 
         until(lambda: page in server.request("GET", "/proxy/6123/").text, seconds=START_S, what="TensorBoard")
 
 
-@pytest.mark.thorough
 def test_runs_as_root_with_nb_uid_0(start: Callable[..., Container], until: Callable[..., None]) -> None:
     """Rootless Docker: root in the container is the user of the host."""
     container = start(user="root", environment={"NB_UID": "0"})
@@ -867,9 +863,7 @@ HUB = {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("command", [None, ["start-singleuser.py"], ["/opt/venv/bin/jupyter", "lab"]])
-def test_the_server_of_a_hub_does_not_run_as_root(
-    start: Callable[..., Container], until: Callable[..., None], command: list[str] | None
-) -> None:
+def test_the_server_of_a_hub_does_not_run_as_root(start: Callable[..., Container], command: list[str] | None) -> None:
     container = start(command, user="root", environment=HUB)
     wait_for_program(container, "jupyterhub-sing")  # a name has 15 characters
     host = testinfra.get_host(f"docker://{container.id}")
@@ -877,9 +871,7 @@ def test_the_server_of_a_hub_does_not_run_as_root(
 
 
 @pytest.mark.thorough
-def test_jupyter_lab_as_command_does_not_run_as_root(
-    start: Callable[..., Container], until: Callable[..., None]
-) -> None:
+def test_jupyter_lab_as_command_does_not_run_as_root(start: Callable[..., Container]) -> None:
     container = start(["jupyter", "lab"], user="root")
     wait_for_program(container, "jupyter-lab")
     host = testinfra.get_host(f"docker://{container.id}")

@@ -360,11 +360,7 @@ def test_an_environment_without_the_image(shell: Callable[..., Any], subject: An
         "/workspace/.venv/"
     )
     session.fails(["python", "-c", "import harmless"])
-    session.fails([".venv/bin/python", "-c", f"import {session.module}"])
-    # The constraints apply there too, and only they. The pip of an old Debian prints no reason.
-    command = f".venv/bin/{PIP} --no-deps {session.framework}==999.0"
-    session.fails(command)
-    session.run(f"PIP_CONSTRAINT= {command}")
+    session.fails([".venv/bin/python", "-c", "import pynvml"])
     if UV in session.installers:
         session.run(f"cd /tmp && uv venv --quiet other && . other/bin/activate && {UV} harmless")
         assert session.run("/tmp/other/bin/harmless-version") == "2.0.1"
@@ -377,7 +373,7 @@ def test_root_makes_an_environment(shell: Callable[..., Any], subject: Any, work
     session = Session(shell(user="0:0", volumes=workspace, environment=OFFLINE), subject)
     session.run(DOCUMENTED[2])
     assert session.run(".venv/bin/pip --version").split()[3].startswith("/workspace/.venv/")
-    session.fails([".venv/bin/python", "-c", f"import {session.module}"])
+    session.fails([".venv/bin/python", "-c", "import pynvml"])
 
 
 # ---- projects with a uv.lock

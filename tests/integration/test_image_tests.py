@@ -81,6 +81,7 @@ def test_thorough_tests_run_once(checkout: Checkout, seed: Path) -> None:
     assert quick in passed()[EXTRA]
     assert thorough not in passed()[EXTRA]
     assert "2 images: 2 up to date" in checkout.builder("images")
+    assert "lacks" not in checkout.builder("status", EXTRA, "--format", "json")
 
     assert "1 image: 1 tested" in checkout.builder("images", EXTRA)
     assert thorough in passed()[EXTRA]

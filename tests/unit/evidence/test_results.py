@@ -253,7 +253,11 @@ def test_thorough_tests_are_needed_of_the_image_that_must_pass_them(desk: Eviden
     )
     others, base = desk.passed[1:], "tests/images/test_base.py"
     desk.attach(desk.proof(passed=(f"{base}::test_partly[a]", *others)))
-    assert desk.read().refused[0].endswith(f"it lacks results of tests: {base}::test_imported and 1 more")
+    assert (
+        desk.read()
+        .refused[0]
+        .endswith(f"tests that another image of its command ran: {base}::test_imported and 1 more")
+    )
     desk.planned = plan.make_locked_plan(desk.project, desk.project.select([CELL])).images[0]
     object.__setattr__(desk.planned, "thorough", frozenset(desk.planned.components) - {"base"})
     assert desk.read().failure == ""

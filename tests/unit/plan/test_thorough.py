@@ -39,7 +39,7 @@ def test_the_smallest_image_with_a_component_passes_its_thorough_tests(pair: Pai
     assert thorough_components([pair.small, pair.large], pair.project.matrix)[SMALL] == set(pair.small.components)
 
 
-def test_an_image_without_its_smaller_sibling_passes_all_of_them(pair: Pair) -> None:
+def test_an_image_alone_passes_all_of_them(pair: Pair) -> None:
     assert pair.large.thorough == ALONE
     both = plan.make_locked_plan(pair.project, pair.project.select([SMALL, LARGE])).images
     assert {image.id: set(image.thorough) for image in both}[LARGE] == BESIDE_THE_SMALL_ONE
@@ -58,8 +58,11 @@ def with_another_wheel(image: PlannedImage, component: str) -> PlannedImage:
 
 
 def test_another_wheel_of_a_component_is_below_those_that_need_it(pair: Pair) -> None:
-    pair.large = with_another_wheel(pair.large, "quartz")
+    large = pair.large
+    pair.large = with_another_wheel(large, "quartz")
     assert pair.of_large() == {"quartz", "board"}
+    pair.large = with_another_wheel(large, "python")
+    assert pair.of_large() == ALONE, "every program uses the Python"
 
 
 def test_another_compiler_of_bytecode(pair: Pair) -> None:
@@ -126,3 +129,14 @@ def test_images_of_two_frameworks_share_what_is_below_both(pair: Pair) -> None:
     assert pair.of_large() == {"cuda", "ember", "board"}
     pair.large = of_another_framework(pair.large, MODE="fast")
     assert pair.of_large() == {"base", "python", "cuda", "ember", "board"}
+
+
+@pytest.mark.parametrize(("name", "is_ignored"), [("EMBER_HOME", True), ("LANG", False)])
+def test_a_variable_of_the_framework_that_all_programs_read(pair: Pair, name: str, is_ignored: bool) -> None:
+    path = pair.project.root / "matrix.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("env: {EMBER_HOME: /workspace}", "env: {EMBER_HOME: /workspace, LANG: C.UTF-8}"))
+    pair.project = Project(pair.project.root)
+    assert pair.project.matrix.components["ember"].env.keys() == {"EMBER_HOME", "LANG"}
+    pair.large = of_another_framework(pair.large, **{name: "other"})
+    assert {"base", "python"}.isdisjoint(pair.of_large()) is is_ignored

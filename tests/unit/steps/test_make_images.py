@@ -233,3 +233,11 @@ def test_a_refresh_of_which_images_fail_names_them(
     error = updated.refresh(CELL, BOARD).error
     assert type(error) is kind
     assert ", ".join(sorted(failing)) in str(error)
+
+
+def test_a_refresh_repeats_the_tests_that_a_failed_image_was_to_run_for_others(updated: Builds) -> None:
+    updated.failing = {CELL}
+    updated.refresh(CELL, BOARD)
+    assert updated.cells == [[CELL, BOARD], [BOARD]]
+    [board] = updated.built[-1][1].images
+    assert board.thorough == set(board.components)
