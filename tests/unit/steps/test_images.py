@@ -332,3 +332,11 @@ def test_a_larger_image_leaves_the_thorough_tests_of_a_smaller_one_out(bench: Bu
     assert bench.tester.thorough == {**parts, LARGE: parts[LARGE] - left_out}
     bench.retest()
     assert bench.tester.thorough == parts, "tested again: all"
+
+
+def test_images_with_the_longest_tests_are_tested_first(bench: BuildBench) -> None:
+    both = plan.make_locked_plan(bench.context.project, bench.context.project.select([SMALL, LARGE]))
+    bench.plan = replace(both, images=tuple(sorted(both.images, key=lambda image: image.id == SMALL)))
+    bench.run(test=False)
+    bench.run(jobs=1)
+    assert bench.calls("build", "test") == [f"build {LARGE}", f"build {SMALL}", f"test {SMALL}", f"test {LARGE}"]
