@@ -2,7 +2,7 @@
 
 Images, indexes, test results and lists of staged images have manifests to sign. A key pair works offline:
 nothing is sent to a public log. `keyless` signs with the identity of the CI job (OIDC) and needs Sigstore's public
-services. Source: cosign 2.5 and 3.1, `cosign sign --help`, `cosign attest --help`.
+services. Source: cosign 2.5 and 3.1, `cosign sign --help`, `cosign attest --help`, pkg/oci/remote/write.go.
 """
 
 from __future__ import annotations
@@ -144,20 +144,29 @@ class Signer:
         with TemporaryDirectory() as folder:
             path, signature, stated = (Path(folder) / name for name in ("document", "signature", "predicate.json"))
             stated.write_bytes(predicate)
-            words, upload = ["sign", "--yes"], "--upload=false"
+            path.touch()
+            signature.touch()
             if predicate:
-                words, upload = ["attest", "--yes", f"--predicate={stated}"], "--no-upload=true"
-            if self._makes_bundles:
-                words += [upload, f"--bundle={path}"]
-            elif self.key != KEYLESS:
-                words += (
-                    [upload] if predicate else [upload, f"--output-payload={path}", f"--output-signature={signature}"]
-                )
-            printed = _cosign_manifest(repository, digest, *words, *self._options, *options)
-            content = path.read_bytes() if path.exists() else printed.strip().encode()
-            if not content and self.key != KEYLESS:
-                raise SigningError(f"cosign {words[0]} printed no document", hint=f"Use another version: {RELEASES}")
-            return content, signature.read_text(encoding="utf-8") if signature.exists() else ""
+                words, local = ["attest", f"--predicate={stated}"], ["--no-upload=true"]
+            else:
+                words, local = ["sign"], ["--upload=false"]
+            if self.key == KEYLESS:
+                local = []
+            elif self._makes_bundles:
+                local += [f"--bundle={path}"]
+            elif not predicate:
+                local += [f"--output-payload={path}", f"--output-signature={signature}"]
+            printed = _cosign_manifest(repository, digest, *words, "--yes", *local, *self._options, *options)
+            if self.key == KEYLESS:
+                return b"", ""
+            # cosign 2 prints a statement.
+            content = printed.strip().encode() if predicate and not self._makes_bundles else path.read_bytes()
+            text = signature.read_text(encoding="utf-8")
+            with suppress(ValueError):
+                json.loads(content)
+                if text or predicate or self._makes_bundles:
+                    return content, text
+            raise SigningError(f"cosign {words[0]} made no signature", hint=f"Use another version: {RELEASES}")
 
     def _attach(self, repository: Repository, subject: Descriptor, signed: Mapping[str, tuple[bytes, str]]) -> None:
         """Attaches documents, by predicate type, as cosign does: bundles or, of cosign 2, layers under two tags."""
@@ -168,13 +177,14 @@ class Signer:
                     attachments.add(_BUNDLE_TYPE, {_BUNDLE_TYPE: bundle}, notes)
             return
         artifacts.put_documents(repository, [content for content, _ in signed.values()])
-        manifest, lists = json.loads(oci.artifact(_PAYLOAD_TYPE, [])), dict[str, dict[str, Any]]()
+        lists = dict[str, dict[str, Any]]()
         for uri, (content, signature) in signed.items():
-            suffix, media_type = (".sig", _PAYLOAD_TYPE) if signature else (".att", _ENVELOPE_TYPE)
-            notes = {artifacts.SIGNATURE: signature} | ({} if signature else {"predicateType": uri})
+            is_signature = uri == _SIGN_PREDICATE
+            suffix, media_type = (".sig", _PAYLOAD_TYPE) if is_signature else (".att", _ENVELOPE_TYPE)
+            notes = {artifacts.SIGNATURE: signature} | ({} if is_signature else {"predicateType": uri})
             layer = Descriptor.of(content, media_type).as_data() | {"annotations": notes}
             tag = f"{fallback_tag(subject.digest)}{suffix}"
-            lists.setdefault(tag, manifest | {"layers": []})["layers"].append(layer)
+            lists.setdefault(tag, json.loads(oci.artifact(media_type, [])))["layers"].append(layer)
         artifacts.extend_lists(repository, subject.digest, lists)
 
     def _listed_kinds(self, repository: Repository, digest: str) -> set[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ SUBJECT = "io.github.gpu-images.subject"  # the annotation with the digest of th
 CREATED = "org.opencontainers.image.created"  # the annotation with the time of an artifact
 SIGNATURE = "dev.cosignproject.cosign/signature"  # the annotation of a layer with its signature
 MOST_FILES = 16  # of an artifact
-ATTEMPTS = 30  # to list artifacts while other writers replace the index; an attempt takes `confirm_s` of the registry
+ATTEMPTS = 30  # to list artifacts while other writers replace a list; an attempt takes `confirm_s` of the registry
 # Never "delete it": a registry may answer with the image itself, and deleting a manifest deletes all its tags.
 _HINT = "Look for other tags of this manifest before you delete it: all its tags are deleted with it."
 
@@ -219,7 +220,9 @@ def _entry(artifact: Manifest) -> dict[str, Any]:
     return Descriptor.of(artifact.content, MANIFEST_TYPE).as_data() | typed
 
 
-def _listed_by_tag(repository: Repository, subject: str, tag: str) -> list[dict[str, Any]] | None:
+def _listed_by_tag(
+    repository: Repository, subject: str, tag: str, name: str = "manifests"
+) -> list[dict[str, Any]] | None:
     """The entries of a list under a tag of the image, as they are: other programs' fields are kept.
 
     None if the registry answers with the image: GitLab takes `sha256-<hex>` for the digest, see
@@ -230,11 +233,9 @@ def _listed_by_tag(repository: Repository, subject: str, tag: str) -> list[dict[
         return []
     if stored.digest == subject:
         return None
-    is_index = tag == fallback_tag(subject)
-    oci.parse_document(
-        IndexDocument if is_index else ManifestDocument, stored.content, f"list {repository.name}:{tag}", hint=_HINT
-    )
-    return list(json.loads(stored.content)["manifests" if is_index else "layers"])
+    model = IndexDocument if name == "manifests" else ManifestDocument
+    oci.parse_document(model, stored.content, f"list {repository.name}:{tag}", hint=_HINT)
+    return list(json.loads(stored.content)[name])
 
 
 def extend_lists(repository: Repository, subject: str, lists: Mapping[str, Mapping[str, Any]]) -> None:
@@ -242,20 +243,20 @@ def extend_lists(repository: Repository, subject: str, lists: Mapping[str, Mappi
 
     A list is an index of artifacts or, as cosign 2 stores signatures, a manifest whose layers are the entries.
     """
-    refusals, is_written = 0, False
+    refusals, is_written = Counter[str](), False
     for _ in range(ATTEMPTS):
         # Registries have no locks: another writer may replace a list between our read and our write. Each attempt
         # adds the entries that the list lacks, to the list as it is then.
         is_complete = True
         for tag, added in lists.items():
-            listed = _listed_by_tag(repository, subject, tag)
+            name = "manifests" if "manifests" in added else "layers"
+            listed = _listed_by_tag(repository, subject, tag, name)
             if listed is None and is_written:
                 raise RegistryError(
                     f"{repository.name}: the registry has no referrers API, and returns the image itself for the tag "
                     f"{tag}: nothing can be attached to images",
                     hint="Use another registry for staging and releases, or a newer version of this one.",
                 )
-            name = "manifests" if "manifests" in added else "layers"
             present = set(map(_key, listed or ()))
             missing = [entry for entry in added[name] if _key(entry) not in present]
             if not missing:
@@ -268,8 +269,8 @@ def extend_lists(repository: Repository, subject: str, lists: Mapping[str, Mappi
             except TransientError:
                 pass  # a repeated request would send the same list, which may be out of date by then: read it again
             except RejectedError as error:
-                refusals += 1
-                if error.code != BLOB_UNKNOWN or refusals == REFUSALS:
+                refusals[tag] += 1
+                if error.code != BLOB_UNKNOWN or refusals[tag] == REFUSALS:
                     raise
         if is_complete:
             return

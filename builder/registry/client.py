@@ -108,7 +108,7 @@ class Repository:
         request waits as long as the registry asks for, and the attempts end if the registry does not answer at all.
         Raises RegistryError.
         """
-        # More attempts than for one request: `cosign attest` may send 14 requests, and a single 429 ends it.
+        # More attempts than for one request: `cosign attest` without a key sends 14 requests, and a single 429 ends it.
         patient = copy.copy(self._http)
         patient.policy = replace(patient.policy, retries=4 * patient.policy.retries, longest_delay_s=PROGRAM_DELAY_S)
 

@@ -198,8 +198,8 @@ def group_by_tags(run: Run, images: Iterable[Candidate]) -> list[TagGroup]:
             cells=cells,
             repository=repository,
             manifest=manifest,
-            before=dict.fromkeys(name.tag for name in names)
-            | read_tags(repository, [name.tag for name in names if name.tag in listed]),
+            # All of them: a list may be old, and lack a tag that exists.
+            before=read_tags(repository, [name.tag for name in names]),
             listed=listed,
         )
 

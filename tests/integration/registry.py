@@ -197,7 +197,8 @@ class Proxy(Loopback):
             self.got[method] += size
 
     def answer(self, request: Request) -> None:
-        if not (request.command == "GET" and "/manifests/sha256-" in request.path):
+        # How often a list of artifacts is read until it is confirmed depends on other writers.
+        if not (request.command == "GET" and re.search("/manifests/sha256-[0-9a-f]{64}$", request.path)):
             with self._lock:
                 self.asked[request.headers.get("User-Agent", "").partition("/")[0]] += 1
         trouble = self.trouble(request.command, request.path)

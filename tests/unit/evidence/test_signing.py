@@ -6,6 +6,7 @@ import base64
 import json
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -280,11 +281,27 @@ def test_a_new_statement_of_cosign_3_gets_a_signature_of_cosign_3(cosign: Cosign
     assert documents.signatures == [{"cell": "c"}] * 3
 
 
-def test_a_cosign_that_prints_no_document_ends_the_release(cosign: Cosign) -> None:
-    """An empty signature would be attached."""
-    cosign.programs.answer = lambda _: (0, "", "")
-    with pytest.raises(SigningError, match="cosign sign printed no document"):
-        Signer(key="key").sign_manifest(repository(), IMAGE)
+def drop_signature(command: list[str]) -> str:
+    options = dict(word.split("=", 1) for word in command if "=" in word)
+    if "--output-payload" in options:
+        Path(options["--output-payload"]).write_text("{}", encoding="utf-8")
+    return ""
+
+
+@pytest.mark.parametrize("version", ["--tlog-upload", "--tlog-upload --use-signing-config=true"])
+@pytest.mark.parametrize(
+    "answer",
+    [lambda _: "", lambda _: 'Warning: a line\n{"payload": ""}', drop_signature],
+    ids=["none", "junk", "payload"],
+)
+def test_what_cosign_did_not_sign_is_not_attached(
+    cosign: Cosign, answer: Callable[[list[str]], str], version: str
+) -> None:
+    cosign.help = version
+    cosign.programs.answer = lambda command: (0, version if "--help" in command else answer(command), "")
+    for statements in ({}, {SBOM[0]: SBOM[1].encode()}):
+        with pytest.raises(SigningError, match=r"cosign (sign|attest) made no signature"):
+            Signer(key="key").sign_manifest(repository(), IMAGE, {}, statements)
     assert not cosign.registries["127.0.0.1:5000/a/b"].contents
 
 
