@@ -243,7 +243,7 @@ def extend_lists(repository: Repository, subject: str, lists: Mapping[str, Mappi
 
     A list is an index of artifacts or, as cosign 2 stores signatures, a manifest whose layers are the entries.
     """
-    refusals, is_written = Counter[str](), False
+    refusals, written = Counter[str](), set[str]()
     for _ in range(ATTEMPTS):
         # Registries have no locks: another writer may replace a list between our read and our write. Each attempt
         # adds the entries that the list lacks, to the list as it is then.
@@ -251,7 +251,7 @@ def extend_lists(repository: Repository, subject: str, lists: Mapping[str, Mappi
         for tag, added in lists.items():
             name = "manifests" if "manifests" in added else "layers"
             listed = _listed_by_tag(repository, subject, tag, name)
-            if listed is None and is_written:
+            if listed is None and tag in written:
                 raise RegistryError(
                     f"{repository.name}: the registry has no referrers API, and returns the image itself for the tag "
                     f"{tag}: nothing can be attached to images",
@@ -265,7 +265,7 @@ def extend_lists(repository: Repository, subject: str, lists: Mapping[str, Mappi
             content = json.dumps({**added, name: [*(listed or ()), *missing]}, separators=(",", ":")).encode()
             try:
                 repository.put_manifest_once(tag, content, added["mediaType"])
-                is_written = True
+                written.add(tag)
             except TransientError:
                 pass  # a repeated request would send the same list, which may be out of date by then: read it again
             except RejectedError as error:

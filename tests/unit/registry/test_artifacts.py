@@ -66,6 +66,16 @@ def test_the_image_itself_is_no_list_of_attachments(registry: MemoryRegistry) ->
     assert subject.digest in registry.contents
 
 
+def test_the_second_of_two_lists_may_have_the_image_at_its_tag(registry: MemoryRegistry) -> None:
+    subject = image_at_its_fallback_tag(registry)
+    entry = {**subject.as_data(), "annotations": {artifacts.SIGNATURE: "x"}}
+    added = json.loads(oci.artifact(TYPE, [])) | {"layers": [entry]}
+    tag = subject.digest.replace(":", "-")
+    artifacts.extend_lists(registry, subject.digest, {f"{tag}.att": added, tag: added})
+    for name in (f"{tag}.att", tag):
+        assert json.loads(registry.contents[registry.tags[name]])["layers"] == [entry]
+
+
 def test_a_registry_that_keeps_no_list_of_attachments_is_named(
     registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
