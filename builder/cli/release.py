@@ -200,7 +200,7 @@ def release_command(context: Context, /, stamp: str, check: bool, form: str, **v
     report = roll_back(context.run(project), area, stamp) if is_back else None
     if report is None:  # it is not public yet
         staged = area.read(stamp)
-        # Only the cells of the release: other images ran no tests for these.
+        # Only the cells of the release: images outside it ran no tests for these.
         planned = {image.id: image for image in render.load_checked_plan(project, staged.cells(project)).images}
         context.say_support(project, [image.cell for image in planned.values()])
         allowed = [name for name in EXEMPTIONS if values.pop(f"allow_{name.replace('-', '_')}")]

@@ -50,6 +50,7 @@ _CONSTRAINTS = """\
 # The framework of this image and its CUDA: pip and uv install no other versions beside them.
 # Another version all the same:   PIP_CONSTRAINT= pip install ...   or   UV_CONSTRAINT= uv pip install ...
 """
+# Programs below the framework read variables that begin with these.
 _READ_BELOW = ("LANG", "LC_", "LD_", "PIP_", "PYTHON", "UV_")
 # A version that does not exist: it excludes nothing, and pip prints it with a conflict, as a hint how to override.
 _OVERRIDE_HINT = "!=0+to.override.unset.PIP_CONSTRAINT"
