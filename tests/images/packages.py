@@ -31,14 +31,8 @@ os.makedirs("/tmp/wheels", exist_ok=True)
 for argument in sys.argv[1:]:
     write_wheel(*argument.split())
 """
-
-
 PIP = "pip install --quiet --no-index --disable-pip-version-check --find-links /tmp/wheels"
-
-
 UV = "uv pip install --offline --no-index --find-links /tmp/wheels"
-
-
 REMOVE = {PIP: "pip uninstall -y", UV: "uv pip uninstall"}
 
 
@@ -62,7 +56,6 @@ class Session:
 
 WHERE = "import importlib.util as u; print(u.find_spec({!r}).origin)"
 
-
 # docs/workstation.md; tests/unit/test_repository.py compares them.
 DOCUMENTED = [
     "docker exec C pip install requests==2.31.0",
@@ -70,8 +63,6 @@ DOCUMENTED = [
     "python -m venv .venv",
     "python -m venv --system-site-packages .venv",
 ]
-
-
 OFFLINE = {
     "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/tmp/wheels", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     "UV_OFFLINE": "1", "UV_NO_INDEX": "1", "UV_FIND_LINKS": "/tmp/wheels",

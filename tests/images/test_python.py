@@ -376,8 +376,5 @@ def test_root_makes_an_environment(shell: Callable[..., Any], subject: Any, work
     session.fails([".venv/bin/python", "-c", "import pynvml"])
 
 
-# ---- projects with a uv.lock
-
-
 def test_uv_sync_has_a_help(host: Host) -> None:
     assert host.check_output("uv-sync --help").startswith("uv-sync [OPTION]...: ")
