@@ -144,7 +144,7 @@ def prepared() -> Iterator[Demo]:
         namespace = leftovers.namespace(secrets.token_hex(4))
         release = f"1.0.{secrets.randbelow(9000)}"
         builder = checkouts.make(
-            folder / "checkout", namespace=namespace, release=release, index=index, environ=environ
+            folder / "checkout", namespace=namespace, release=release, extra=release, index=index, environ=environ
         )
         stack.callback(builder.remove)
         builder.write_tests(SHORT)

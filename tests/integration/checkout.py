@@ -57,7 +57,7 @@ components:
   python: {{needs: [base], packages: [pip, nvidia-ml-py]}}
   cuda: {{needs: [python]}}
   tiny: {{needs: [cuda], env: {{TINY_EMPTY: "", TINY_FLAGS: '--list=a,b --home=$HOME ${{HOME}} #"x" \\$PATH \\'}}}}
-  extra: {{needs: [python], packages: [tinyextra=={release}]}}
+  extra: {{needs: [python], packages: [tinyextra=={extra}]}}
 variants:
   plain: []
   extra: [extra]
@@ -81,7 +81,7 @@ def test_user(host):
     assert host.check_output("id -un") == "user"
 """
 UNTESTED = ".untested"  # suffix of an image name in the store, until it has its tags
-SHARED_RELEASE = "1.0.0"  # of the framework in checkouts whose wheels others may have fetched
+SHARED_RELEASE = "1.0.0"  # of wheels that other checkouts may have fetched
 MAKES_OS = re.compile(r"^os-bookworm-py3\.11\S*: building$", re.MULTILINE)
 IN_CONTAINER = "mmdebstrap cannot run here (setpriv and unshare are not installed): running it in a container"
 OS_SCRIPT = "templates/steps/os.sh"
@@ -167,7 +167,10 @@ class Running:
 
 @dataclass(kw_only=True)
 class Checkout:
-    """`environ` is the environment of `builder`; `engine` is the DOCKER_HOST of an engine other than the machine's."""
+    """A project with the framework `release`, and `extra` of tinyextra; `environ` is the environment of `builder`.
+
+    `engine` is the DOCKER_HOST of an engine other than the machine's.
+    """
 
     root: Path
     namespace: str
@@ -176,6 +179,7 @@ class Checkout:
     environ: dict[str, str]
     engine: str = ""
     _outputs: Iterator[int] = field(default_factory=count)
+    extra: str = SHARED_RELEASE
 
     def builder(self, *arguments: str, code: int = 0, **environ: str) -> str:
         """Runs `builder`; returns its output, which must have no traceback and not name the index."""
@@ -382,7 +386,7 @@ class Checkout:
             self.docker("image", "rm", "-f", *images)
 
 
-def make(root: Path, *, namespace: str, release: str, index: Index, environ: Mapping[str, str]) -> Checkout:
+def make(root: Path, *, namespace: str, release: str, extra: str, index: Index, environ: Mapping[str, str]) -> Checkout:
     """Writes the project and publishes its wheels."""
     shutil.copytree(
         ROOT / "templates", root / "templates", symlinks=True, ignore=shutil.ignore_patterns("host", "__pycache__")
@@ -394,15 +398,16 @@ def make(root: Path, *, namespace: str, release: str, index: Index, environ: Map
         shutil.copy2(ROOT / name, root / name)
     block = re.search(r"^debian:\n(?:[ #].*\n)+", (ROOT / "matrix.yaml").read_text(encoding="utf-8"), re.MULTILINE)
     assert block, "matrix.yaml has no block `debian:`"
-    values = {"namespace": namespace, "source": SOURCE + namespace, "debian": block[0].rstrip(), "release": release}
-    text = MATRIX.format(**values)
+    values = {"namespace": namespace, "source": SOURCE + namespace, "debian": block[0].rstrip()}
+    text = MATRIX.format(**values, release=release, extra=extra)
     (root / "matrix.yaml").write_text(text, encoding="utf-8")
-    index.publish(wheels.framework(release), wheels.extra(release))
+    index.publish(wheels.framework(release), wheels.extra(extra))
     temporary = root.parent / "tmp"
     temporary.mkdir()
     new = Checkout(
-        root=root, namespace=namespace, release=release, index=index, environ={**environ, "TMPDIR": str(temporary)}
-    )
+        root=root, namespace=namespace, release=release, extra=extra, index=index,
+        environ={**environ, "TMPDIR": str(temporary)},
+    )  # fmt: skip
     new.write_tests(TESTS)
     prefetch = root / "templates/extra/prefetch.txt"  # the history of an image does not have this order of files
     prefetch.parent.mkdir()

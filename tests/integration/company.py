@@ -45,7 +45,7 @@ class Company:
 def company(checkout: Checkout) -> Iterator[Company]:
     """Gives a checkout a private index."""
     index = checkout.index
-    release = checkout.release
+    release, extra = checkout.release, checkout.extra
     with ExitStack() as stack:
         private, storage = stack.enter_context(Index().serving()), stack.enter_context(Index().serving())
         new = Company(checkout, index, private, storage, secrets.token_hex(12))
@@ -54,7 +54,7 @@ def company(checkout: Checkout) -> Iterator[Company]:
         for place in (private, storage):
             place.publish(
                 wheels.wheel(
-                    "tinyextra", f"{release}+co", {"tinyextra/__init__.py": b'VERSION = "1"\n'}, requires=["tinyinner"]
+                    "tinyextra", f"{extra}+co", {"tinyextra/__init__.py": b'VERSION = "1"\n'}, requires=["tinyinner"]
                 ),
                 wheels.wheel("tinyinner", "1.0", {"tinyinner.py": b""}),
                 wheels.framework(f"{release}+cpu", requires=["tinyinner"]),
@@ -68,7 +68,7 @@ def company(checkout: Checkout) -> Iterator[Company]:
         checkout.edit("matrix.yaml", "    image: ty-cuda\n", "    image: ty-cuda\n    cpu_image: ty-cpu\n")
         checkout.edit("matrix.yaml", 'cuda: ["12.8"]', 'cuda: ["12.8", cpu], index_on: {cpu: company}')
         checkout.edit(
-            "matrix.yaml", f"packages: [tinyextra=={release}]", "packages: [tinyextra, tinyinner], index: company"
+            "matrix.yaml", f"packages: [tinyextra=={extra}]", "packages: [tinyextra, tinyinner], index: company"
         )
         new.start, new.authorized = len(index.answered), len(index.authorized)
         yield new

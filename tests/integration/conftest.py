@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class NewCheckout(Protocol):
-    def __call__(self, folder: Path, *, fresh: bool = False) -> Checkout: ...
+    def __call__(self, folder: Path, *, fresh: bool = False, fresh_extra: bool = False) -> Checkout: ...
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -157,7 +157,7 @@ def seed(
     with programs.locked(folder.with_suffix(".lock")):
         if is_first := not namespace.exists():
             shutil.rmtree(folder, ignore_errors=True)
-            first = _make(folder, SHARED_RELEASE, served, environ)
+            first = _make(folder, SHARED_RELEASE, SHARED_RELEASE, served, environ)
             first.environ["GPU_IMAGES_STORE"] = str(folder / "store")
             first.lock_and_render()
             first.builder("build")
@@ -176,23 +176,25 @@ def seed(
         first.docker("image", "rm", "-f", system)
 
 
-def _make(folder: Path, release: str, served: Index, environ: dict[str, str]) -> Checkout:
+def _make(folder: Path, release: str, extra: str, served: Index, environ: dict[str, str]) -> Checkout:
     namespace = leftovers.namespace(secrets.token_hex(4))
-    return make(folder / "checkout", namespace=namespace, release=release, index=served, environ=environ)
+    return make(folder / "checkout", namespace=namespace, release=release, extra=extra, index=served, environ=environ)
 
 
 @pytest.fixture(scope="session")
 def new_checkout(served: Index, environ: dict[str, str], seed: Path) -> Iterator[NewCheckout]:
     """A function that creates a checkout in a folder; what is left of its images and containers is removed at the end.
 
-    The wheels of a `fresh` one must be fetched, and the engine must pull its layers.
+    The wheels of a `fresh` one must be fetched, and the engine must pull its layers. Of one with a `fresh_extra`, these
+    are only the wheel and the layers that are above the operating system in the larger image.
     """
     shutil.copytree(seed, environ["GPU_IMAGES_STORE"])
     checkouts: list[Checkout] = []
 
-    def new(folder: Path, *, fresh: bool = False) -> Checkout:
-        release = f"1.0.{next(RELEASES)}" if fresh else SHARED_RELEASE
-        checkouts.append(_make(folder, release, served, environ))
+    def new(folder: Path, *, fresh: bool = False, fresh_extra: bool = False) -> Checkout:
+        other = f"1.0.{next(RELEASES)}"
+        release, extra = (other if fresh else SHARED_RELEASE), (other if fresh or fresh_extra else SHARED_RELEASE)
+        checkouts.append(_make(folder, release, extra, served, environ))
         return checkouts[-1]
 
     yield new
@@ -218,6 +220,18 @@ def fresh(new_checkout: NewCheckout, index: Index, tmp_path: Path) -> Iterator[C
     _remove(new)
 
 
+@pytest.fixture
+def fresh_extra(new_checkout: NewCheckout, index: Index, tmp_path: Path) -> Iterator[Checkout]:
+    """As `checkout`, with a wheel of its own in the larger image.
+
+    Above a framework of its own, the engine would unpack the operating system again: 5 s of processor time.
+    """
+    new = new_checkout(tmp_path, fresh_extra=True)
+    new.write_tests(SHORT)
+    yield new
+    _remove(new)
+
+
 def _remove(checkout: Checkout) -> None:
     """Removes its images and containers; with all at the end, the last process would be busy for a minute."""
     checkout.engine = ""
@@ -225,9 +239,9 @@ def _remove(checkout: Checkout) -> None:
 
 
 @pytest.fixture
-def company(fresh: Checkout) -> Iterator[Company]:
+def company(fresh_extra: Checkout) -> Iterator[Company]:
     """A checkout that needs a private index."""
-    with companies.company(fresh) as new:
+    with companies.company(fresh_extra) as new:
         yield new
 
 
@@ -246,12 +260,12 @@ def proxy() -> Iterator[EngineProxy]:
 
 
 @pytest.fixture
-def alone(fresh: Checkout, seed: Path, proxy: EngineProxy) -> Checkout:
-    """A fresh checkout with its own store, which has the operating system; its engine is behind the proxy."""
-    fresh.lock_and_render()
-    fresh.take_store(like=seed)
-    fresh.engine = proxy.host
-    return fresh
+def alone(fresh_extra: Checkout, seed: Path, proxy: EngineProxy) -> Checkout:
+    """A checkout with a fresh wheel and its own store, which has all else; its engine is behind the proxy."""
+    fresh_extra.lock_and_render()
+    fresh_extra.take_store(like=seed)
+    fresh_extra.engine = proxy.host
+    return fresh_extra
 
 
 @pytest.fixture(scope="session")

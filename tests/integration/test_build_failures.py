@@ -10,14 +10,15 @@ from tests.integration.checkout import EXTRA, PLAIN, Checkout, docker
 from tests.integration.index import Index
 
 
-def test_a_password_is_used_for_downloads_and_stored_nowhere(fresh: Checkout, index: Index) -> None:
+def test_a_password_is_used_for_downloads_and_stored_nowhere(fresh_extra: Checkout, index: Index) -> None:
     """The assemble method needs no index in a container."""
-    fresh.lock_and_render()
-    store = fresh.take_store(like=fresh.store)
-    output = fresh.builder("build", PLAIN, UV_DEFAULT_INDEX=index.url.replace("://", "://someone:a-secret@"))
+    checkout = fresh_extra
+    checkout.lock_and_render()
+    store = checkout.take_store(like=checkout.store)
+    output = checkout.builder("build", EXTRA, UV_DEFAULT_INDEX=index.url.replace("://", "://someone:a-secret@"))
     assert "a-secret" not in output
-    assert len(fresh.image_ids()) == 1
-    files = [path for top in (store, fresh.root / ".builder") for path in top.rglob("*") if path.is_file()]
+    assert len(checkout.image_ids()) == 1
+    files = [path for top in (store, checkout.root / ".builder") for path in top.rglob("*") if path.is_file()]
     assert store / "index.json" in files
     assert [path for path in files if b"a-secret" in path.read_bytes()] == []
 
@@ -26,7 +27,7 @@ def test_two_wheels_with_different_files_for_one_path(checkout: Checkout, index:
     """The image has the file of the later one, and its bytecode. With a Dockerfile: test_dockerfile.py."""
     for name in ("tinyone", "tinytwo"):
         index.publish(wheels.wheel(name, "1.0", {"shared.py": f"NAME = '{name}'\n".encode(), f"{name}.py": b""}))
-    checkout.edit("matrix.yaml", f"[tinyextra=={checkout.release}]", "[tinyextra, tinyone, tinytwo]")
+    checkout.edit("matrix.yaml", f"[tinyextra=={checkout.extra}]", "[tinyextra, tinyone, tinytwo]")
     checkout.lock_and_render()
     path = "/opt/venv/lib/python/site-packages/shared.py"
     output = checkout.builder("build", EXTRA)

@@ -92,23 +92,26 @@ def test_it_runs(both: Mapping[str, tuple[str, str]], suffix: str) -> None:
 # ---- failures
 
 
-def test_one_image_that_fails_shows_what_uv_says_and_does_not_stop_the_other(fresh: Checkout, index: Index) -> None:
-    fresh.lock_and_render()
+def test_one_image_that_fails_shows_what_uv_says_and_does_not_stop_the_other(
+    fresh_extra: Checkout, index: Index
+) -> None:
+    checkout = fresh_extra
+    checkout.lock_and_render()
     index.faults["tinyextra"] = Fault.FILE_HAS_OTHER_BYTES
-    output = fresh.builder("images", *METHOD, code=7)
+    output = checkout.builder("images", *METHOD, code=7)
     assert f"{EXTRA}: failed" in output
     assert "  | " in output, "the end of the failing step's output is not shown"
     assert "tinyextra" in output
     assert "Hash mismatch" in output
     assert f"-> Full log: .builder/logs/{EXTRA}.log" in output
-    assert index.address not in (fresh.root / f".builder/logs/{EXTRA}.log").read_text(encoding="utf-8")
-    assert set(fresh.tags()) == set(fresh.references())
-    assert fresh.image_ids() == set(fresh.tags().values())
-    assert fresh.working_images() == []
+    assert index.address not in (checkout.root / f".builder/logs/{EXTRA}.log").read_text(encoding="utf-8")
+    assert set(checkout.tags()) == set(checkout.references())
+    assert checkout.image_ids() == set(checkout.tags().values())
+    assert checkout.working_images() == []
 
     index.heal()
-    assert "2 images: 1 built, 1 tested, 1 tagged, 1 up to date" in fresh.builder("images", *METHOD)
-    assert set(fresh.tags()) == {*fresh.references(), *fresh.references("-extra")}
+    assert "2 images: 1 built, 1 tested, 1 tagged, 1 up to date" in checkout.builder("images", *METHOD)
+    assert set(checkout.tags()) == {*checkout.references(), *checkout.references("-extra")}
 
 
 def test_interrupted_builds(fresh: Checkout, index: Index) -> None:

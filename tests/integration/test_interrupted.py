@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from tests.integration import stores
-from tests.integration.checkout import OS_SCRIPT, PLAIN, Checkout
+from tests.integration.checkout import EXTRA, OS_SCRIPT, Checkout
 from tests.integration.engine_proxy import LOAD, PULL, START, EngineProxy
 from tests.integration.index import Fault, Index
 
@@ -35,19 +35,19 @@ def leftovers(checkout: Checkout) -> list[str]:
 def is_untouched(checkout: Checkout) -> None:
     """The image has no tag, and the store has no incomplete file."""
     assert checkout.tags() == {}
-    assert checkout.references()[0] not in stores.images(checkout.store)
+    assert checkout.references("-extra")[0] not in stores.images(checkout.store)
     assert stores.faults(checkout.store) == []
 
 
 def finishes(checkout: Checkout) -> None:
     """The next run builds the image, and nothing of the previous run is left."""
-    checkout.builder("images", PLAIN)
-    assert set(checkout.tags()) == set(checkout.references())
+    checkout.builder("images", EXTRA)
+    assert set(checkout.tags()) == set(checkout.references("-extra"))
     assert leftovers(checkout) == []
     assert stores.faults(checkout.store) == []
     checkout.builder("gc")
     assert stores.leftovers(checkout.store) == []
-    assert "1 image: 1 up to date" in checkout.builder("images", PLAIN)
+    assert "1 image: 1 up to date" in checkout.builder("images", EXTRA)
 
 
 def test_during_resolution(fresh: Checkout, index: Index) -> None:
@@ -67,8 +67,8 @@ def test_at_each_step_of_assembling(alone: Checkout, proxy: EngineProxy, index: 
 
     Killed at each of them. INT and TERM, which have one handler, at a step with a container.
     """
-    index.faults["tinyframe"] = Fault.FILE_STALLS
-    with alone.running("images", PLAIN) as run:
+    index.faults["tinyextra"] = Fault.FILE_STALLS
+    with alone.running("images", EXTRA) as run:
         run.reaches(index.stalled.is_set)
         run.stops(signal.SIGKILL)
     is_untouched(alone)
@@ -77,7 +77,7 @@ def test_at_each_step_of_assembling(alone: Checkout, proxy: EngineProxy, index: 
 
     for number in (signal.SIGINT, signal.SIGKILL):
         proxy.hold(START)
-        with alone.running("images", PLAIN) as run:
+        with alone.running("images", EXTRA) as run:
             run.reaches(proxy.held.is_set)
             assert len(alone.containers()) == 1, "nothing was being compiled"
             assert len(alone.working_images()) == 1
@@ -87,9 +87,9 @@ def test_at_each_step_of_assembling(alone: Checkout, proxy: EngineProxy, index: 
 
     for steps in ((START, PULL), (LOAD,)):  # before the layers are pulled, and after that
         proxy.hold(*steps)
-        with alone.running("images", PLAIN) as run:
+        with alone.running("images", EXTRA) as run:
             run.reaches(proxy.held.is_set)
-            run.says(f"{PLAIN}: loading")
+            run.says(f"{EXTRA}: loading")
             run.stops(signal.SIGKILL)
         is_untouched(alone)
         assert alone.image_ids() == set()
@@ -99,7 +99,7 @@ def test_at_each_step_of_assembling(alone: Checkout, proxy: EngineProxy, index: 
     alone.write_tests({"tiny": WAITS.format(seen=str(seen))})
     for number in (signal.SIGTERM, signal.SIGKILL):
         seen.unlink(missing_ok=True)
-        with alone.running("images", PLAIN) as run:
+        with alone.running("images", EXTRA) as run:
             run.reaches(seen.exists)
             run.stops(number)
         is_untouched(alone)
@@ -118,7 +118,7 @@ def is_stopped_in_os_script(checkout: Checkout, number: signal.Signals, path: st
     script = (checkout.root / OS_SCRIPT).read_text(encoding="utf-8")
     checkout.base_image("trixie")
     (checkout.root / OS_SCRIPT).write_text(f"{script}/bin/sh -c '{SLOW}{checkout.root}'\n", encoding="utf-8")
-    with checkout.running("images", PLAIN, PATH=path) as run:
+    with checkout.running("images", EXTRA, PATH=path) as run:
         # A container first installs mmdebstrap. Reading all command lines until then took 4 s of processor time.
         run.reaches(lambda: _runs_os_script(checkout) and _sleeps(checkout), seconds=240)
         run.stops(number)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.integration import wheels
-from tests.integration.checkout import PLAIN, Checkout
+from tests.integration.checkout import EXTRA, PLAIN, Checkout
 from tests.integration.conftest import NewCheckout
 from tests.integration.index import Fault, Index
+from tests.integration.wheels import Distribution
 
 IMPATIENT = {"UV_HTTP_TIMEOUT": "2", "UV_HTTP_RETRIES": "0"}
 
@@ -65,36 +66,42 @@ def test_a_yanked_release_is_named_with_the_reason(locked: Checkout, index: Inde
 
 @pytest.fixture
 def newer(index: Index) -> Iterator[str]:
-    """A release of a package that is not pinned, until the end of a test."""
+    """A release of a package that the test does not pin, until its end."""
     release = "98.0"
-    index.publish(wheels.driver_library(release))
+    for version in ("1.0", release):
+        index.publish(_loose(version))
     yield release
-    index.withdraw("nvidia-ml-py", release)
+    index.withdraw("tinyloose", release)
+
+
+def _loose(version: str) -> Distribution:
+    return wheels.wheel("tinyloose", version, {"tinyloose.py": b""})
 
 
 def test_a_yanked_wheel_installs_and_a_deleted_one_is_replaced_as_the_hint_says(
-    fresh: Checkout, index: Index, seed: Path, newer: str
+    checkout: Checkout, index: Index, seed: Path, newer: str
 ) -> None:
-    fresh.lock_and_render()
-    before = versions(fresh)
-    assert before["nvidia-ml-py"] == newer
+    checkout.edit("matrix.yaml", f"[tinyextra=={checkout.extra}]", f"[tinyextra=={checkout.extra}, tinyloose]")
+    checkout.lock_and_render()
+    before = versions(checkout)
+    assert before["tinyloose"] == newer
 
-    index.publish(wheels.driver_library(newer), yanked="it lies")
-    assert f"nvidia_ml_py-{newer}-py3-none-any.whl is yanked on the index: it lies" in fresh.builder("build", PLAIN)
-    assert fresh.builder("lock", "--check")
+    index.publish(_loose(newer), yanked="it lies")
+    assert f"tinyloose-{newer}-py3-none-any.whl is yanked on the index: it lies" in checkout.builder("build", EXTRA)
+    assert checkout.builder("lock", "--check")
 
-    index.withdraw("nvidia-ml-py", newer)
-    fresh.take_store(like=seed)
-    output = fresh.builder("build", PLAIN, code=13)
-    assert f"{PLAIN}: nvidia_ml_py-{newer}-py3-none-any.whl: not listed by the index" in output
+    index.withdraw("tinyloose", newer)
+    checkout.take_store(like=seed)
+    output = checkout.builder("build", EXTRA, code=13)
+    assert f"{EXTRA}: tinyloose-{newer}-py3-none-any.whl: not listed by the index" in output
     command = "builder lock --upgrade-package PACKAGE CELLS && builder render"
     assert f"Choose another version: {command}" in output
-    command = command.replace("PACKAGE", "nvidia-ml-py").replace("CELLS", PLAIN)
+    command = command.replace("PACKAGE", "tinyloose").replace("CELLS", EXTRA)
     for part in command.split(" && "):
-        fresh.builder(*shlex.split(part)[1:])
-    after = versions(fresh)
-    assert {name for name in after if after[name] != before.get(name)} == {"nvidia-ml-py"}
-    fresh.builder("build", PLAIN)
+        checkout.builder(*shlex.split(part)[1:])
+    after = versions(checkout)
+    assert {name for name in after if after[name] != before.get(name)} == {"tinyloose"}
+    checkout.builder("build", EXTRA)
 
 
 def versions(checkout: Checkout) -> dict[str, str]:

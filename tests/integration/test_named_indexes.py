@@ -66,7 +66,7 @@ def test_a_build_with_a_private_index_shows_its_password_nowhere(company: Compan
 
     lock = json.loads((checkout.root / f"locks/{EXTRA.removesuffix('-extra')}.json").read_text())
     locked = {wheel["name"]: (wheel["version"], wheel.get("index")) for wheel in lock["wheels"]}
-    assert locked["tinyextra"] == (f"{checkout.release}+co", "company")
+    assert locked["tinyextra"] == (f"{checkout.extra}+co", "company")
     assert locked["tinyinner"] == ("1.0", "company")
     assert locked["tinyframe"] == (checkout.release, None)
     assert locked["nvidia-ml-py"] == ("13.0", None)
@@ -114,14 +114,14 @@ def test_an_index_that_lies_is_refused_without_a_request_to_another_one(company:
         assert run.process.returncode == 13, run.output
         assert "Traceback" in run.output
         assert "SHA-256 mismatch" in run.output
-        assert f"tinyextra-{checkout.release}+co-py3-none-any.whl" in run.output
+        assert f"tinyextra-{checkout.extra}+co-py3-none-any.whl" in run.output
         assert not company.has_password(run.output.encode())
 
     company.storage.heal()
-    company.index.publish(wheels.wheel("tinyextra", f"{checkout.release}+co", {"evil.py": b""}))
+    company.index.publish(wheels.wheel("tinyextra", f"{checkout.extra}+co", {"evil.py": b""}))
     output = checkout.builder("build", EXTRA, code=13)
     assert "is listed by the index company" in output
-    company.index.withdraw("tinyextra", f"{checkout.release}+co")
+    company.index.withdraw("tinyextra", f"{checkout.extra}+co")
     output = checkout.builder("build", EXTRA, code=13)
-    assert f"tinyextra-{checkout.release}+co-py3-none-any.whl: not listed by the index company" in output
+    assert f"tinyextra-{checkout.extra}+co-py3-none-any.whl: not listed by the index company" in output
     assert company.asked_in_public() == []

@@ -13,7 +13,7 @@ import pytest
 
 from builder.layers.estargz import PREFETCH_LANDMARK, TOC
 from tests.integration import programs, stores
-from tests.integration.checkout import PLAIN, Checkout
+from tests.integration.checkout import EXTRA, PLAIN, Checkout
 from tests.integration.engine_proxy import EngineProxy
 from tests.integration.index import Fault, Index
 from tests.integration.registry import Server
@@ -26,11 +26,11 @@ ROOMY = 400 * MB
 
 
 @pytest.fixture
-def ready(fresh: Checkout, seed: Path) -> Checkout:
-    """A checkout that has built nothing, with a store of its own that has the operating system."""
-    fresh.lock_and_render()
-    fresh.take_store(like=seed)
-    return fresh
+def ready(fresh_extra: Checkout, seed: Path) -> Checkout:
+    """A checkout that has built nothing, with a store of its own that has the layers of the smaller image."""
+    fresh_extra.lock_and_render()
+    fresh_extra.take_store(like=seed)
+    return fresh_extra
 
 
 def test_skopeo_reads_and_copies_an_image(released: Checkout, tmp_path: Path) -> None:
@@ -118,23 +118,23 @@ def test_a_full_disk_and_two_checkouts_that_share_a_store(
 def test_a_damaged_layer_is_noticed(ready: Checkout, proxy: EngineProxy, server: Server) -> None:
     """When it is staged; and when it is loaded, which the engine refuses at once, without retries for a minute."""
     ready.engine = proxy.host
-    ready.builder("images", PLAIN)
+    ready.builder("images", EXTRA)
     before = ready.stored()
-    [(_, layer)] = [item for item in stores.layers(ready.store, *before.values()) if " tinyframe-" in item[0]]
+    [(_, layer)] = [item for item in stores.layers(ready.store, *before.values()) if " tinyextra-" in item[0]]
     damaged = stores.flip(ready.store, layer)
     ready.edit("matrix.yaml", 'registry: ""', f'registry: ""\nstaging: {server.address}/staging')
-    output = ready.builder("stage", PLAIN, code=12)
+    output = ready.builder("stage", EXTRA, code=12)
     assert "damaged: its SHA-256 is not" in output
     assert str(damaged) in output
 
     ready.docker("image", "rm", "-f", *ready.image_ids())
-    output = ready.builder("build", PLAIN, code=12)
+    output = ready.builder("build", EXTRA, code=12)
     assert f"{damaged} did not match its digest and was removed" in output
     assert "Run the same command again" in output
     assert ready.image_ids() == set()
     own = [name for name in stores.images(ready.store) if name.startswith(ready.namespace)]
     assert stores.faults(ready.store) == [f"{name} lacks {layer}" for name in own]
-    ready.builder("build", PLAIN)
+    ready.builder("build", EXTRA)
     assert ready.stored() == before
     assert max(proxy.loaded) < OF_A_TAR, "the failed pull was replaced by an archive"
 
