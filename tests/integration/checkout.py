@@ -19,7 +19,8 @@ from unittest.mock import patch
 
 from rich.console import Console
 
-from builder.build.operating_systems import DebianRunner
+from builder.build.layer_lookup import LayerLookup
+from builder.build.operating_systems import SystemLayers
 from builder.common.console import View
 from builder.common.files import digest_of_data, digests_of_tree
 from builder.common.lock_text import KNOWN_LAYERS
@@ -27,6 +28,7 @@ from builder.engine.run import Run
 from builder.index import host
 from builder.layers.store import Store
 from builder.matrix.project import Project
+from builder.plan import plan
 from tests.integration import stores, wheels
 from tests.integration.builder_process import BuilderProcess
 from tests.integration.index import Index
@@ -177,9 +179,9 @@ class Checkout:
     release: str
     index: Index
     environ: dict[str, str]
+    extra: str = SHARED_RELEASE
     engine: str = ""
     _outputs: Iterator[int] = field(default_factory=count)
-    extra: str = SHARED_RELEASE
 
     def builder(self, *arguments: str, code: int = 0, **environ: str) -> str:
         """Runs `builder`; returns its output, which must have no traceback and not name the index."""
@@ -241,22 +243,36 @@ class Checkout:
         (log,) = (self.root / ".builder/logs").glob("os-bookworm-py3.11*.log")
         return log
 
-    def base_image(self, release: str = "bookworm") -> str:
-        """The base image of a Debian release in the machine's own engine, which is made if it cannot be pulled."""
+    def _systems(self) -> SystemLayers:
+        """What makes operating systems, with the machine's own engine."""
         project = Project(self.root)
         settings, view = host.host_for_project(project), View(Console(file=io.StringIO()))
         run = Run(checkout=project, host=settings, store=Store(self.root / "store"), view=view)
-        return DebianRunner(run).base_image(release)
+        return SystemLayers.of(LayerLookup.of(run))
 
-    def plain_docker_build(self, settings: bytes = b"") -> str:
+    def base_image(self, release: str = "bookworm") -> str:
+        """The base image of a Debian release in the machine's own engine, which is made if it cannot be pulled."""
+        return self._systems().runner.base_image(release)
+
+    def host_files(self) -> dict[str, bytes]:
+        """The settings of the build host by their paths, without `pools`."""
+        with patch.dict(os.environ, self.environ, clear=True):
+            return host.read_host().files("bookworm")
+
+    def pools(self) -> bytes:
+        """The folders of Debian's packages, as the builder gives them to its own builds (templates/host/README.md)."""
+        systems = self._systems()
+        [image] = plan.make_locked_plan(systems.run.project, systems.run.project.select([PLAIN])).images
+        return "".join(f"{pool}\n" for _, pool in systems.archives.pools(image.os_lock)).encode()
+
+    def plain_docker_build(self, index: bytes = b"", pools: bytes = b"") -> str:
         """The image of PLAIN by `docker build` without the builder (templates/host/README.md).
 
-        `settings` are further lines of the settings of the index.
+        `index` are further lines of the settings of the index, `pools` a file of settings.
         """
-        base, index = self.base_image(), "templates/host/index.env"
-        with patch.dict(os.environ, self.environ, clear=True):
-            files = host.read_host().files("bookworm")
-        files[index] += settings
+        base, files = self.base_image(), self.host_files()
+        files["templates/host/index.env"] += index
+        files |= {"templates/host/pools": pools} if pools else {}
         for path, content in files.items():
             (self.root / path).write_bytes(content)
         name = f"{self.namespace}/plain"

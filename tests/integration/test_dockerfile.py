@@ -5,6 +5,7 @@ All builds with Dockerfiles are in this file, which one process runs: BuildKit t
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Mapping
 
@@ -34,6 +35,7 @@ def both(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) ->
     """By suffix, the ids of an assembled image and of one from the same Dockerfile.
 
     The plain one is built by `docker build` without the builder (templates/host/README.md), the extra one with it.
+    With other settings than the builder's, BuildKit would install the operating system again: 35 s of processor time.
     """
     checkout = new_checkout(tmp_path_factory.mktemp("both"))
     link = checkout.root / "templates/tiny/files" / LINK
@@ -45,8 +47,9 @@ def both(new_checkout: NewCheckout, tmp_path_factory: pytest.TempPathFactory) ->
     assembled = {_label(image, "io.github.gpu-images.variant"): image for image in checkout.image_ids()}
     checkout.builder("build", EXTRA, *METHOD)
     [extra] = checkout.image_ids() - set(assembled.values())
+    plain = checkout.plain_docker_build(pools=checkout.pools())
     return {
-        "": (assembled["plain"], docker("image", "inspect", "--format", "{{.Id}}", checkout.plain_docker_build())),
+        "": (assembled["plain"], docker("image", "inspect", "--format", "{{.Id}}", plain)),
         "-extra": (assembled["extra"], extra),
     }
 
@@ -87,6 +90,26 @@ def test_the_configuration_is_the_same(both: Mapping[str, tuple[str, str]], suff
 def test_it_runs(both: Mapping[str, tuple[str, str]], suffix: str) -> None:
     one, other = (docker("run", "--rm", image, "tinyframe") for image in both[suffix])
     assert one == other != ""
+
+
+def test_locked_packages_come_from_the_archives_of_apt(checkout: Checkout) -> None:
+    """In a `docker build` without the setting `pools`. A whole image: nightly/test_uv_python.py."""
+    checkout.lock_and_render()
+    [path] = (checkout.root / "locks").glob("os-*.json")
+    [tini] = [line for line in path.read_text(encoding="utf-8").splitlines() if '"name": "tini"' in line]
+    path.write_text(f"{tini}\n", encoding="utf-8")
+    for name, content in checkout.host_files().items():
+        (checkout.root / name).write_bytes(content)
+    mounts = {
+        "templates/host": "/mnt/host",
+        "templates/steps": "/mnt/steps",
+        f"locks/{path.name}": "/mnt/packages.json",
+    }
+    options = [f"--volume={checkout.root / source}:{target}:ro" for source, target in mounts.items()]
+    fetch = ". /mnt/host/env.sh && sh /mnt/steps/packages.sh fetch /mnt/packages.json /tmp/debs && ls /tmp/debs"
+    image = checkout.base_image()
+    listed = docker("run", "--rm", "--network=host", *options, image, "sh", "-euc", fetch)
+    assert f"{json.loads(tini.strip(' ,'))['sha256']}.deb" in listed.split()
 
 
 # ---- failures
