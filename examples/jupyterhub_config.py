@@ -22,7 +22,7 @@ c.DockerSpawner.use_internal_ip = True
 
 c.JupyterHub.spawner_class = "dockerspawner.DockerSpawner"
 # The image needs no `cmd`: the hub's variables make it start the hub's server. This tag moves to each new release. A
-# stamped tag (2.9.1-cu128-py311-jupyter-20261122) never moves. With `allowed_images`, users choose an image.
+# stamped tag (2.9.1-cu128-py313-jupyter-20261122) never moves. With `allowed_images`, users choose an image.
 c.DockerSpawner.image = "registry.example.com/org/pt-cuda:2.9-jupyter"
 c.Spawner.start_timeout = c.Spawner.http_timeout = 120  # seconds; pull the image before
 

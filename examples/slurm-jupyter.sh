@@ -17,7 +17,7 @@
 #SBATCH --time=8:00:00
 set -euo pipefail
 
-# This tag moves to each new release. A stamped tag (2.9.1-cu128-py311-jupyter-20261122) never moves. enroot 3 cannot
+# This tag moves to each new release. A stamped tag (2.9.1-cu128-py313-jupyter-20261122) never moves. enroot 3 cannot
 # pull by digest, Apptainer can.
 image=registry.example.com/org/pt-cuda:2.9-jupyter
 runtime=pyxis  # or apptainer

@@ -2,10 +2,10 @@
 
 Cells that differ only in their architecture have the same tags: a tag is the index of their images.
 
-The full tag has all axes (`2.9.1-cu128-py311-jupyter`). Aliases leave out the defaults of the cell's line (its first
+The full tag has all axes (`2.9.1-cu128-py313-jupyter`). Aliases leave out the defaults of the cell's line (its first
 CUDA, its first Python) and may have the line instead of the release: `2.9.1-jupyter`, `2.9-jupyter`. All of these move
 to the newest release, which has security fixes. The full tag with the stamp of a release,
-`2.9.1-cu128-py311-jupyter-20261122`, is set once and never moves.
+`2.9.1-cu128-py313-jupyter-20261122`, is set once and never moves.
 """
 
 from __future__ import annotations

@@ -391,7 +391,7 @@ def test_the_device_is_that_of_the_claim() -> None:
 def test_the_packages_of_the_image_for_language_models_were_installed_in_its_parent() -> None:
     [addition] = read_team_file(EXAMPLES / "llm.yaml")
     [tested] = documents(ROOT / "tools/packages.yaml")
-    cell = "pt-2.9-cu128-py311-jupyter"
+    cell = "pt-2.9-cu128-py313-jupyter"
     assert addition.parent.tag == "2.9-jupyter"
     assert {each.text for each in addition.request.requirements} <= {
         name for name, package in tested["packages"].items() if cell in package["cells"]

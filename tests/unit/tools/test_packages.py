@@ -9,7 +9,7 @@ from tests.paths import ROOT
 from tools import packages
 from tools.packages import Fault, Package, PackageList, Result
 
-CELL = "pt-2.9-cu128-py311"
+CELL = "pt-2.9-cu128-py313"
 
 
 @pytest.fixture(scope="module")
