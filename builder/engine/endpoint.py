@@ -95,6 +95,7 @@ class _Server(ThreadingTCPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = SILENCE_S
+    disable_nagle_algorithm = True  # else a content may wait 40 ms for the acknowledgement of its headers
 
     def __init__(self, endpoint: Endpoint, *connection: Any) -> None:
         self._endpoint = endpoint

@@ -119,6 +119,7 @@ class _IndexServer(ThreadingHTTPServer):
 
 class _IndexHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # as in builder/engine/endpoint.py
 
     def do_GET(self) -> None:
         server = cast("_IndexServer", self.server)

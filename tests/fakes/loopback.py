@@ -60,6 +60,7 @@ class Request(BaseHTTPRequestHandler):
     """A request, whose method is `command`."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else a body may wait 40 ms for the acknowledgement of the headers
 
     def __init__(self, loopback: Loopback, *connection: Any) -> None:
         self._loopback = loopback
