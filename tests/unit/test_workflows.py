@@ -344,7 +344,7 @@ def test_all_tests_run_for_documents_whose_commands_are_tests_and_for_a_push_tha
 
 def test_continuous_integration_is_one_target_here_and_there() -> None:
     """A check that only one of them ran would be missed by the other."""
-    assert re.search(r"^env -i .* make -C \S+ ci ", (ROOT / ".ci/run").read_text(encoding="utf-8"), re.MULTILINE)
+    assert "bare make ci" in (ROOT / ".ci/run").read_text(encoding="utf-8").splitlines()
     assert {step["run"]: step["if"] for step in JOBS["ci: test"]["steps"] if "run" in step} == {
         "sudo make ci": "needs.changes.outputs.tests != 'documents'",
         "make check": "needs.changes.outputs.tests == 'documents'",
