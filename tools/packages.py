@@ -54,7 +54,7 @@ class Package(BaseModel):
     """A package of packages.yaml.
 
     `install` are the requirements to install, by default the package's name. `debian` are packages that root installs
-    before. With `resolve_only`, uv only chooses versions. `fails` is a part of the message of a package that does not
+    before. With `resolve_only`, uv only chooses wheels. `fails` is a part of the message of a package that does not
     work. `note` is for docs/packages.md: which version fits, and why.
     """
 
@@ -174,7 +174,8 @@ class Trial:
             for command in (["apt-get", "update", "-q"], ["apt-get", "install", "-y", "-q", *debian]):
                 self._succeed(command, user="0:0")
         if self.package.resolve_only:
-            done = self._succeed(["uv", "pip", "install", "--no-progress", "--dry-run", *self._requirements])
+            options = ["--no-progress", "--dry-run", "--only-binary=:all:"]  # a source package may not compile
+            done = self._succeed(["uv", "pip", "install", *options, *self._requirements])
             return dict(re.findall(r"^ \+ ([\w.-]+)==(\S+)$", done.stderr, re.MULTILINE))
         if self.package.installer == "uv":
             self._succeed(["uv", "pip", "install", "--no-progress", *self._requirements])

@@ -7,10 +7,14 @@ import subprocess
 
 import pytest
 
+from builder.lock.uv import Target
+from builder.matrix.project import Project
 from tests.paths import ROOT
 
+MATRIX = Project(ROOT).matrix
+# A line of PyTorch, and the newest release of both engines: `0.16.0`, or `0.5.23, in `2.14.1-sglang``.
 TABLE = re.findall(
-    r"^\| `([\d.]+)`[^|]* \| (\S+?),?(?: in [^|]*)? \| (\S+?),?(?: in [^|]*)? \|$",
+    r"^\| `([\d.]+)`[^|]* \| ((?:[\d.]+|none)[^|]*) \| ((?:[\d.]+|none)[^|]*) \|$",
     (ROOT / "docs/which-image.md").read_text(encoding="utf-8"),
     re.MULTILINE,
 )
@@ -18,12 +22,20 @@ TABLE = re.findall(
 OLDEST = {"vllm": "0.16", "sglang": "0.5.10"}
 
 
-def newest(engine: str, torch: str) -> str:
-    """The newest release of an engine that resolves to wheels beside a release of PyTorch; `none` without one."""
+def newest(engine: str, line: str, listed: str) -> str:
+    """The newest release of an engine that resolves to wheels in the image that `listed` names, by default `line`'s.
+
+    `none` without one.
+    """
+    versions = MATRIX.frameworks["pytorch"].versions
+    named = re.search(r"in `([\d.]+)(?:-py(\d)(\d+))?", listed)
+    python = f"{named[2]}.{named[3]}" if named and named[2] else versions[named[1] if named else line].python[0]
+    glibc = MATRIX.debian[MATRIX.python[python].debian].glibc
+    platform = Target(name=line, python=python, arch="amd64", glibc=glibc).uv_glibc.replace(".", "_")
     command = [f"{ROOT}/.venv/bin/uv", "pip", "compile", "-", "--only-binary=:all:", "--quiet"]
-    command += ["--prerelease=if-necessary"]
-    command += ["--python-version=3.11", "--python-platform=x86_64-manylinux_2_36", "--no-header", "--no-annotate"]
-    requirements = f"torch=={torch}\n{engine}>={OLDEST[engine]}\n"
+    command += ["--prerelease=if-necessary", "--no-header", "--no-annotate"]
+    command += [f"--python-version={python}", f"--python-platform=x86_64-manylinux_{platform}"]
+    requirements = f"torch=={versions[line].release}\n{engine}>={OLDEST[engine]}\n"
     run = subprocess.run(command, input=requirements, capture_output=True, text=True, check=False, timeout=300)
     found = re.search(rf"^{engine}==(\S+)$", run.stdout, re.MULTILINE)
     assert found or "No solution found" in run.stderr, run.stderr
@@ -32,7 +44,10 @@ def newest(engine: str, torch: str) -> str:
 
 @pytest.mark.parametrize(("line", "vllm", "sglang"), TABLE, ids=[row[0] for row in TABLE])
 def test_the_newest_engines(line: str, vllm: str, sglang: str) -> None:
-    matrix = (ROOT / "matrix.yaml").read_text(encoding="utf-8")
-    release = re.search(rf'"{re.escape(line)}":\s+\{{?release: ([\d.]+)', matrix)
-    assert release
-    assert [newest("vllm", release[1]), newest("sglang", release[1])] == [vllm, sglang]
+    found = [newest("vllm", line, vllm), newest("sglang", line, sglang)]
+    assert found == [vllm.partition(",")[0], sglang.partition(",")[0]]
+
+
+def test_every_line_of_pytorch_is_in_the_table() -> None:
+    rest = MATRIX.frameworks["pytorch"].versions.keys() - {line for line, _, _ in TABLE}
+    assert rest == {"2.14.1"}, "which is in the row of 2.14"
