@@ -185,8 +185,8 @@ def _make(folder: Path, release: str, extra: str, served: Index, environ: dict[s
 def new_checkout(served: Index, environ: dict[str, str], seed: Path) -> Iterator[NewCheckout]:
     """A function that creates a checkout in a folder; what is left of its images and containers is removed at the end.
 
-    The wheels of a `fresh` one must be fetched, and the engine must pull its layers. Of one with a `fresh_extra`, these
-    are only the wheel and the layers that are above the operating system in the larger image.
+    The wheels of a `fresh` one must be fetched, and the engine must pull its layers. With `fresh_extra`, one wheel must
+    be fetched, that of the larger image, and only the layers that the larger image has alone.
     """
     shutil.copytree(seed, environ["GPU_IMAGES_STORE"])
     checkouts: list[Checkout] = []
