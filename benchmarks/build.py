@@ -49,7 +49,7 @@ from builder.plan.plan import PlannedImage
 from builder.registry import transfer
 from builder.registry.client import Repository
 
-PLAIN, JUPYTER, OTHER_PYTHON = "pt-2.9-cu128-py311", "pt-2.9-cu128-py311-jupyter", "pt-2.9-cu128-py313"
+PLAIN, JUPYTER, OTHER_PYTHON = "pt-2.9-cu128-py313", "pt-2.9-cu128-py313-jupyter", "pt-2.9-cu128-py311"
 REPOSITORY = f"{NAMESPACE}/pt-cuda"
 STEPS = {
     "start of the program (--help)": ["--help"],

@@ -3,7 +3,7 @@
 Needs a containerd with the stargz snapshotter, its client `ctr-remote`, skopeo, and images in the store:
 
     python -m benchmarks.lazy --address /run/containerd/containerd.sock --empty 'COMMAND' \\
-        org/pt-cuda:2.9.1-cu128-py311-jupyter org/jax-cuda:0.10.2-cu128-py311
+        org/pt-cuda:2.9.1-cu128-py313-jupyter org/jax-cuda:0.10.2-cu128-py311
 
 COMMAND makes the node empty before each measurement: it restarts containerd and the snapshotter on a new file system.
 On one where files were just deleted, ext4 can take 15 times longer to create files. The registry is Debian's

@@ -31,7 +31,7 @@ from builder.layers.store import Store
 from builder.matrix.project import Project
 from builder.plan import plan
 
-GROUPS = ("pt-2.9-cu128-py311", "tf-2.21-cu128-py311", "jax-0.10-cu128-py311")
+GROUPS = ("pt-2.9-cu128-py313", "tf-2.21-cu128-py311", "jax-0.10-cu128-py311")
 FEW = (*GROUPS, f"{GROUPS[0]}-jupyter", f"{GROUPS[0]}-full")
 MORE = 23
 VARIANTS = ("", "-jupyter", "-full", *(f"-v{number}" for number in range(1, MORE)))

@@ -13,7 +13,7 @@ from builder.common.text import parse_size
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 CELLS = (
-    "CELLS are cell ids (pt-2.9-cu128-py311), shell patterns ('pt-*', '{pt-2.9,tf-2.21}-*'), or sets: the "
+    "CELLS are cell ids (pt-2.9-cu128-py313), shell patterns ('pt-*', '{pt-2.9,tf-2.21}-*'), or sets: the "
     "sets in matrix.yaml, its Debian releases and frameworks, `unsupported` (cells with `after_support`), `not-built` "
     "(cells with `not_built`), `all` (all other cells), and `arm64` (all cells for arm64, which no other built-in set "
     "has)."

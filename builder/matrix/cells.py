@@ -38,7 +38,7 @@ class Cell:
 
     @property
     def id(self) -> str:
-        """`pt-2.9-cu128-py311-jupyter`, `pt-2.15-cu132-py313-arm64`: neither the plain variant nor amd64 is written."""
+        """`pt-2.9-cu128-py313-jupyter`, `pt-2.15-cu132-py313-arm64`: neither the plain variant nor amd64 is written."""
         return f"{self.axes}{self.suffix}{self.arch_suffix}"
 
     @property
@@ -326,7 +326,7 @@ def cell_of_id(matrix: Matrix, cell_id: str, where: str) -> Cell:
     """The cell with this id, in the matrix or not; raises MatrixError with the part that is unknown."""
     parts = ID.fullmatch(cell_id)
     if not parts:
-        raise MatrixError(f"{where}: {cell_id!r} is not a cell id such as pt-2.9-cu128-py311-jupyter")
+        raise MatrixError(f"{where}: {cell_id!r} is not a cell id such as pt-2.9-cu128-py313-jupyter")
     short, line, cuda_tag, python_tag, variant, arch = parts.groups()
     variant = variant or "plain"
 
