@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration import stores
 from tests.integration.checkout import EXTRA, IN_CONTAINER, MAKES_OS, PLAIN, Checkout, without
-from tests.integration.test_interrupted import is_stopped_in_os_script
+from tests.integration.test_interrupted import finishes, is_stopped_in_os_script
 
 
 @pytest.fixture(scope="module")
@@ -58,4 +58,6 @@ def test_this_machine_and_a_container_make_the_same_operating_system(checkout: C
 
 
 def test_an_interrupt_while_a_container_makes_the_operating_system(alone: Checkout, tmp_path: Path) -> None:
+    alone.base_image("trixie")
     is_stopped_in_os_script(alone, signal.SIGINT, without(tmp_path, "unshare"))
+    finishes(alone)
