@@ -44,8 +44,9 @@ LONGEST_TEST_S = 400
 # files that need no seed while one process makes it, then the longest ones, so that none of these is left at the end.
 FIRST = (
     "test_readme", "test_copy_of_repository", "test_matrix_guide",
-    "test_dockerfile", "test_release", "test_faults", "test_store", "test_interrupted", "test_named_indexes",
-    "test_build_failures", "test_lock_failures", "test_prune", "test_publish", "test_image_tests",
+    "test_dockerfile", "test_release", "test_faults", "test_publish", "test_store", "test_interrupted",
+    "test_build_failures", "test_add", "test_named_indexes", "test_architectures", "test_prune", "test_image_tests",
+    "test_lock_failures",
     "test_same_bytes", "test_engine_lost", "test_copies", "test_cosign", "test_gpu_command",
 )  # fmt: skip
 
