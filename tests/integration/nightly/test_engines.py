@@ -12,7 +12,7 @@ from builder.matrix.project import Project
 from tests.paths import ROOT
 
 MATRIX = Project(ROOT).matrix
-# A line of PyTorch, and the newest release of both engines: `0.16.0`, or `0.5.23, in `2.14.1-sglang``.
+# The version of PyTorch, then the cells of vLLM and SGLang: a release, sometimes with the tag of the image to use.
 TABLE = re.findall(
     r"^\| `([\d.]+)`[^|]* \| ((?:[\d.]+|none)[^|]*) \| ((?:[\d.]+|none)[^|]*) \|$",
     (ROOT / "docs/which-image.md").read_text(encoding="utf-8"),
@@ -23,9 +23,9 @@ OLDEST = {"vllm": "0.16", "sglang": "0.5.10"}
 
 
 def newest(engine: str, line: str, listed: str) -> str:
-    """The newest release of an engine that resolves to wheels in the image that `listed` names, by default `line`'s.
+    """The newest release of an engine whose wheels fit PyTorch `line`, or `none`.
 
-    `none` without one.
+    The Python version is that of the image whose tag `listed` contains, or the default of `line`.
     """
     versions = MATRIX.frameworks["pytorch"].versions
     named = re.search(r"in `([\d.]+)(?:-py(\d)(\d+))?", listed)
@@ -37,15 +37,15 @@ def newest(engine: str, line: str, listed: str) -> str:
     command += [f"--python-version={python}", f"--python-platform=x86_64-manylinux_{platform}"]
     requirements = f"torch=={versions[line].release}\n{engine}>={OLDEST[engine]}\n"
     run = subprocess.run(command, input=requirements, capture_output=True, text=True, check=False, timeout=300)
-    found = re.search(rf"^{engine}==(\S+)$", run.stdout, re.MULTILINE)
-    assert found or "No solution found" in run.stderr, run.stderr
-    return found[1] if found else "none"
+    pin = re.search(rf"^{engine}==(\S+)$", run.stdout, re.MULTILINE)
+    assert pin or "No solution found" in run.stderr, run.stderr
+    return pin[1] if pin else "none"
 
 
 @pytest.mark.parametrize(("line", "vllm", "sglang"), TABLE, ids=[row[0] for row in TABLE])
 def test_the_newest_engines(line: str, vllm: str, sglang: str) -> None:
-    found = [newest("vllm", line, vllm), newest("sglang", line, sglang)]
-    assert found == [vllm.partition(",")[0], sglang.partition(",")[0]]
+    assert newest("vllm", line, vllm) == vllm.partition(",")[0]
+    assert newest("sglang", line, sglang) == sglang.partition(",")[0]
 
 
 def test_every_line_of_pytorch_is_in_the_table() -> None:
