@@ -95,7 +95,7 @@ class _Server(ThreadingTCPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = SILENCE_S
-    disable_nagle_algorithm = True  # else a content may wait 40 ms for the acknowledgement of its headers
+    disable_nagle_algorithm = True  # otherwise a body waits 40 ms until the client acknowledges its headers
 
     def __init__(self, endpoint: Endpoint, *connection: Any) -> None:
         self._endpoint = endpoint
