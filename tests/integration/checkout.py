@@ -268,7 +268,7 @@ class Checkout:
     def plain_docker_build(self, index: bytes = b"", pools: bytes = b"") -> str:
         """The image of PLAIN by `docker build` without the builder (templates/host/README.md).
 
-        `index` are further lines of the settings of the index, `pools` a file of settings.
+        `index` is appended to `index.env`; `pools`, unless empty, is the content of the file `pools`.
         """
         base, files = self.base_image(), self.host_files()
         files["templates/host/index.env"] += index
